@@ -529,21 +529,13 @@ static void launches_have_limits(void **)
     (void)cudaGetLastError();
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_thread_runs_once),
-        cmocka_unit_test(warp_operations_are_exact),
-        cmocka_unit_test(correct_kernels_do_not_depend_on_order),
-        cmocka_unit_test(shared_memory_is_poisoned),
-        cmocka_unit_test(ldmatrix_follows_its_layout),
-        cmocka_unit_test(mma_multiplies),
-        cmocka_unit_test(copies_complete_when_waited_for),
-        cmocka_unit_test(divergent_barriers_are_found),
-        cmocka_unit_test(bad_masks_are_found),
-        cmocka_unit_test(misused_instructions_are_found),
-        cmocka_unit_test(missing_barriers_are_found),
-        cmocka_unit_test(launches_have_limits),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(every_thread_runs_once),
+           cmocka_unit_test(warp_operations_are_exact),
+           cmocka_unit_test(correct_kernels_do_not_depend_on_order),
+           cmocka_unit_test(shared_memory_is_poisoned),
+           cmocka_unit_test(ldmatrix_follows_its_layout), cmocka_unit_test(mma_multiplies),
+           cmocka_unit_test(copies_complete_when_waited_for),
+           cmocka_unit_test(divergent_barriers_are_found),
+           cmocka_unit_test(bad_masks_are_found),
+           cmocka_unit_test(misused_instructions_are_found),
+           cmocka_unit_test(missing_barriers_are_found), cmocka_unit_test(launches_have_limits))

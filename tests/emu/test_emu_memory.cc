@@ -176,13 +176,6 @@ static void copies_of_pinned_memory_complete_late(void **)
     assert_int_equal(cudaFree(p), cudaSuccess);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_counted),
-        cmocka_unit_test(memory_is_guarded),
-        cmocka_unit_test(faults_occur_at_the_requested_call),
-        cmocka_unit_test(copies_of_pinned_memory_complete_late),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(memory_is_counted), cmocka_unit_test(memory_is_guarded),
+           cmocka_unit_test(faults_occur_at_the_requested_call),
+           cmocka_unit_test(copies_of_pinned_memory_complete_late))

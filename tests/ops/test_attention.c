@@ -243,14 +243,7 @@ static void test_attention_step_by_step(void **state)
     free(whole);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_attention_mass),
-        cmocka_unit_test(test_attention_mass_by_hand),
-        cmocka_unit_test(test_attention_by_hand),
-        cmocka_unit_test(test_attention_step_by_step),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_attention), cmocka_unit_test(test_attention_mass),
+           cmocka_unit_test(test_attention_mass_by_hand),
+           cmocka_unit_test(test_attention_by_hand),
+           cmocka_unit_test(test_attention_step_by_step))

@@ -683,17 +683,11 @@ static void survives_every_failed_allocation(void **state)
     pass_case_free(&a);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pass_equals_assign_column_by_column),
-        cmocka_unit_test(pass_makes_the_choices_of_search),
-        cmocka_unit_test(pass_gives_the_same_bits_for_any_threads),
-        cmocka_unit_test(descend_equals_the_naive_sweep),
-        cmocka_unit_test(descend_keeps_equal_choices),
-        cmocka_unit_test(descend_gives_the_same_bits_for_any_threads),
-        cmocka_unit_test(descend_gives_the_same_bits_on_a_device),
-        cmocka_unit_test(survives_every_failed_allocation),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(pass_equals_assign_column_by_column),
+           cmocka_unit_test(pass_makes_the_choices_of_search),
+           cmocka_unit_test(pass_gives_the_same_bits_for_any_threads),
+           cmocka_unit_test(descend_equals_the_naive_sweep),
+           cmocka_unit_test(descend_keeps_equal_choices),
+           cmocka_unit_test(descend_gives_the_same_bits_for_any_threads),
+           cmocka_unit_test(descend_gives_the_same_bits_on_a_device),
+           cmocka_unit_test(survives_every_failed_allocation))

@@ -231,14 +231,8 @@ static void test_products_through_smaller_tiles(void **state)
     free(x);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_op_works_on_a_broken_device),
-        cmocka_unit_test(test_failed_kernels_are_reported),
-        cmocka_unit_test(test_failed_launches_and_allocations),
-        cmocka_unit_test(test_accumulate_in_larger_pieces),
-        cmocka_unit_test(test_products_through_smaller_tiles),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_no_op_works_on_a_broken_device),
+           cmocka_unit_test(test_failed_kernels_are_reported),
+           cmocka_unit_test(test_failed_launches_and_allocations),
+           cmocka_unit_test(test_accumulate_in_larger_pieces),
+           cmocka_unit_test(test_products_through_smaller_tiles))

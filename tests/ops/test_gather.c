@@ -160,11 +160,5 @@ static void scatter_gives_the_same_bits_for_any_threads(void **state)
     scatter_free(&a);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gather_and_scatter_match_loops),
-        cmocka_unit_test(scatter_gives_the_same_bits_for_any_threads),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(gather_and_scatter_match_loops),
+           cmocka_unit_test(scatter_gives_the_same_bits_for_any_threads))

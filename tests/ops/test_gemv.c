@@ -467,16 +467,10 @@ static void many_rows_survive_failed_allocations(void **state)
     vmatrix_free(&m);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_with_packed_matrices),
-        cmocka_unit_test(products_with_codebooks_of_any_magnitude),
-        cmocka_unit_test(entries_of_every_width_are_read),
-        cmocka_unit_test(products_with_plain_matrices),
-        cmocka_unit_test(products_with_unaligned_weights),
-        cmocka_unit_test(products_with_many_rows),
-        cmocka_unit_test(many_rows_survive_failed_allocations),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(products_with_packed_matrices),
+           cmocka_unit_test(products_with_codebooks_of_any_magnitude),
+           cmocka_unit_test(entries_of_every_width_are_read),
+           cmocka_unit_test(products_with_plain_matrices),
+           cmocka_unit_test(products_with_unaligned_weights),
+           cmocka_unit_test(products_with_many_rows),
+           cmocka_unit_test(many_rows_survive_failed_allocations))

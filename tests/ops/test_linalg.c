@@ -390,14 +390,8 @@ static void test_quad_trace(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gemm_by_hand),   cmocka_unit_test(test_gemm_forms),
-        cmocka_unit_test(test_gemm_shapes),    cmocka_unit_test(test_syrk),
-        cmocka_unit_test(test_syrk_by_hand),   cmocka_unit_test(test_factor),
-        cmocka_unit_test(test_factor_by_hand), cmocka_unit_test(test_factor_errors),
-        cmocka_unit_test(test_quad_trace),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_gemm_by_hand), cmocka_unit_test(test_gemm_forms),
+           cmocka_unit_test(test_gemm_shapes), cmocka_unit_test(test_syrk),
+           cmocka_unit_test(test_syrk_by_hand), cmocka_unit_test(test_factor),
+           cmocka_unit_test(test_factor_by_hand), cmocka_unit_test(test_factor_errors),
+           cmocka_unit_test(test_quad_trace))

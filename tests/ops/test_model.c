@@ -504,22 +504,10 @@ static void test_nll_special(void **state)
         }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exp_error),
-        cmocka_unit_test(test_exp_special),
-        cmocka_unit_test(test_reductions_of_any_length),
-        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_embed_refuses_blocks),
-        cmocka_unit_test(test_rmsnorm_by_hand),
-        cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_rope_by_hand),
-        cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_swiglu_by_hand),
-        cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_nll),
-        cmocka_unit_test(test_nll_special),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_exp_error), cmocka_unit_test(test_exp_special),
+           cmocka_unit_test(test_reductions_of_any_length), cmocka_unit_test(test_embed),
+           cmocka_unit_test(test_embed_refuses_blocks), cmocka_unit_test(test_rmsnorm_by_hand),
+           cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_rope_by_hand),
+           cmocka_unit_test(test_rope), cmocka_unit_test(test_swiglu_by_hand),
+           cmocka_unit_test(test_swiglu), cmocka_unit_test(test_nll),
+           cmocka_unit_test(test_nll_special))

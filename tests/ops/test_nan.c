@@ -79,8 +79,4 @@ static void nan_stays_in_its_vector_row(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(nan_stays_in_its_vector_row)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(nan_stays_in_its_vector_row))

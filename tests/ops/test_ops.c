@@ -310,20 +310,11 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(run_ops_with_scratch, cpu) >= 3);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open_unknown),
-        cmocka_unit_test(test_open_auto_logs_its_choice),
-        cmocka_unit_test(test_blas_uses_avx512_kernels),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_cuda_table_is_complete),
-        cmocka_unit_test(test_devices_that_do_not_open),
-        cmocka_unit_test(test_description),
-        cmocka_unit_test(test_device_out_of_memory),
-        cmocka_unit_test(test_cuda_libraries_may_be_missing),
-        cmocka_unit_test(test_long_ops_are_cancelled),
-        cmocka_unit_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_open_unknown),
+           cmocka_unit_test(test_open_auto_logs_its_choice),
+           cmocka_unit_test(test_blas_uses_avx512_kernels), cmocka_unit_test(test_memory),
+           cmocka_unit_test(test_cuda_table_is_complete),
+           cmocka_unit_test(test_devices_that_do_not_open), cmocka_unit_test(test_description),
+           cmocka_unit_test(test_device_out_of_memory),
+           cmocka_unit_test(test_cuda_libraries_may_be_missing),
+           cmocka_unit_test(test_long_ops_are_cancelled), cmocka_unit_test(test_out_of_memory))

@@ -361,12 +361,6 @@ static void test_failed_kernels_between_launches(void **state)
     check_stop(false, VPTQ_E_DEVICE, "work failed on the device: an illegal memory access");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_divided_ops_give_the_same_bits),
-        cmocka_unit_test(test_cancelling_between_launches),
-        cmocka_unit_test(test_failed_kernels_between_launches),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_divided_ops_give_the_same_bits),
+           cmocka_unit_test(test_cancelling_between_launches),
+           cmocka_unit_test(test_failed_kernels_between_launches))

@@ -482,17 +482,10 @@ static void kernels_are_named(void **state)
     vmatrix_free(&m);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_with_every_kernel),
-        cmocka_unit_test(products_with_more_rows),
-        cmocka_unit_test(rows_do_not_depend_on_others),
-        cmocka_unit_test(scaling_by_powers_of_two),
-        cmocka_unit_test(handles_are_independent),
-        cmocka_unit_test(survives_a_full_device),
-        cmocka_unit_test(survives_every_failed_allocation),
-        cmocka_unit_test(kernels_are_named),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(products_with_every_kernel),
+           cmocka_unit_test(products_with_more_rows),
+           cmocka_unit_test(rows_do_not_depend_on_others),
+           cmocka_unit_test(scaling_by_powers_of_two),
+           cmocka_unit_test(handles_are_independent), cmocka_unit_test(survives_a_full_device),
+           cmocka_unit_test(survives_every_failed_allocation),
+           cmocka_unit_test(kernels_are_named))

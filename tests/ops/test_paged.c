@@ -331,10 +331,5 @@ static void test_rope_rows(void **state)
     free(got);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_paged),
-                                       cmocka_unit_test(test_sequences_are_independent),
-                                       cmocka_unit_test(test_rope_rows)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_paged), cmocka_unit_test(test_sequences_are_independent),
+           cmocka_unit_test(test_rope_rows))

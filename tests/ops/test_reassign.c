@@ -154,12 +154,6 @@ static void reassign_without_previous_codebook(void **state)
     check_labels(5000, 8, 1024, 1);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reassign_with_moved_centroids),
-        cmocka_unit_test(reassign_with_small_codebooks),
-        cmocka_unit_test(reassign_without_previous_codebook),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(reassign_with_moved_centroids),
+           cmocka_unit_test(reassign_with_small_codebooks),
+           cmocka_unit_test(reassign_without_previous_codebook))

@@ -182,13 +182,5 @@ static void test_against_ref(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_edge_cases),
-        cmocka_unit_test(test_against_ref),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_greedy), cmocka_unit_test(test_distribution),
+           cmocka_unit_test(test_edge_cases), cmocka_unit_test(test_against_ref))

@@ -512,20 +512,14 @@ static void survives_too_little_device_memory(void **state)
     vcodebooks_free(&p);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(search_finds_the_best_pair_in_the_beam),
-        cmocka_unit_test(search_in_large_codebooks),
-        cmocka_unit_test(search_with_very_different_sizes),
-        cmocka_unit_test(search_with_near_centroids_in_few_groups),
-        cmocka_unit_test(search_breaks_ties_by_index),
-        cmocka_unit_test(search_keeps_choices_that_are_not_worse),
-        cmocka_unit_test(search_stays_in_range_with_nan_and_infinity),
-        cmocka_unit_test(search_does_not_depend_on_position_or_threads),
-        cmocka_unit_test(search_does_not_depend_on_position_on_a_device),
-        cmocka_unit_test(survives_every_failed_allocation),
-        cmocka_unit_test(survives_too_little_device_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(search_finds_the_best_pair_in_the_beam),
+           cmocka_unit_test(search_in_large_codebooks),
+           cmocka_unit_test(search_with_very_different_sizes),
+           cmocka_unit_test(search_with_near_centroids_in_few_groups),
+           cmocka_unit_test(search_breaks_ties_by_index),
+           cmocka_unit_test(search_keeps_choices_that_are_not_worse),
+           cmocka_unit_test(search_stays_in_range_with_nan_and_infinity),
+           cmocka_unit_test(search_does_not_depend_on_position_or_threads),
+           cmocka_unit_test(search_does_not_depend_on_position_on_a_device),
+           cmocka_unit_test(survives_every_failed_allocation),
+           cmocka_unit_test(survives_too_little_device_memory))

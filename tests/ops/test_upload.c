@@ -187,13 +187,6 @@ static void test_failed_transfers(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_without_pinned_memory),
-        cmocka_unit_test(test_order_of_ops_and_uploads),
-        cmocka_unit_test(test_failed_transfers),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_without_pinned_memory),
+           cmocka_unit_test(test_order_of_ops_and_uploads),
+           cmocka_unit_test(test_failed_transfers))

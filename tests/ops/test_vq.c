@@ -449,17 +449,11 @@ static void survives_every_failed_allocation(void **state)
     free(c);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(assign_finds_the_nearest_centroid),
-        cmocka_unit_test(assign_breaks_ties_by_index),
-        cmocka_unit_test(assign_stays_in_range_with_nan_and_infinity),
-        cmocka_unit_test(assign_does_not_depend_on_position_or_threads),
-        cmocka_unit_test(accumulate_matches_sums_in_double),
-        cmocka_unit_test(accumulate_gives_the_same_bits_for_any_threads),
-        cmocka_unit_test(dequant_matches_the_formula),
-        cmocka_unit_test(survives_every_failed_allocation),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(assign_finds_the_nearest_centroid),
+           cmocka_unit_test(assign_breaks_ties_by_index),
+           cmocka_unit_test(assign_stays_in_range_with_nan_and_infinity),
+           cmocka_unit_test(assign_does_not_depend_on_position_or_threads),
+           cmocka_unit_test(accumulate_matches_sums_in_double),
+           cmocka_unit_test(accumulate_gives_the_same_bits_for_any_threads),
+           cmocka_unit_test(dequant_matches_the_formula),
+           cmocka_unit_test(survives_every_failed_allocation))

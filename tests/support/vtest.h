@@ -9,11 +9,7 @@
  *             skip();
  *         ...
  *     }
- *     int main(int argc, char **argv)
- *     {
- *         const struct CMUnitTest tests[] = {cmocka_unit_test(test_something)};
- *         return vtest_main(argc, argv, tests);
- *     }
+ *     VTEST_MAIN(cmocka_unit_test(test_something))
  *
  * A test program takes `-t PATTERN` (shell wildcards over test names). */
 #ifndef VPTQ_TESTS_SUPPORT_VTEST_H
@@ -30,8 +26,14 @@
 #include "lib/base/mem.h"
 #include "lib/base/status.h"
 
-#define vtest_main(argc, argv, tests)                                                          \
-    (vtest_args(argc, argv), cmocka_run_group_tests(tests, NULL, NULL))
+/* Defines main: parses the command line and runs these tests. */
+#define VTEST_MAIN(...)                                                                        \
+    int main(int argc, char **argv)                                                            \
+    {                                                                                          \
+        const struct CMUnitTest tests[] = {__VA_ARGS__};                                       \
+        vtest_args(argc, argv);                                                                \
+        return cmocka_run_group_tests(tests, NULL, NULL);                                      \
+    }
 void vtest_args(int argc, char **argv);
 
 /* Every |a - b| <= atol + rtol * |b|, where b is the expected side and NaN is close to nothing.

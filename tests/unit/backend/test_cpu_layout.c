@@ -195,12 +195,6 @@ static void products_survive_failed_allocations(void **state)
     vmatrix_free(&m);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(codes_refer_to_their_centroids),
-        cmocka_unit_test(nan_and_infinity_in_codebooks_are_kept),
-        cmocka_unit_test(products_survive_failed_allocations),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(codes_refer_to_their_centroids),
+           cmocka_unit_test(nan_and_infinity_in_codebooks_are_kept),
+           cmocka_unit_test(products_survive_failed_allocations))

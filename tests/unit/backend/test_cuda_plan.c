@@ -525,14 +525,8 @@ static void test_out_of_memory(void **state)
     vmatrix_free(&m);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),           cmocka_unit_test(test_lane_order),
-        cmocka_unit_test(test_ranks_by_use),   cmocka_unit_test(test_image_of_bfloat16),
-        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_large_codebooks),
-        cmocka_unit_test(test_real_model),     cmocka_unit_test(test_same_for_any_threads),
-        cmocka_unit_test(test_refused),        cmocka_unit_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_rows), cmocka_unit_test(test_lane_order),
+           cmocka_unit_test(test_ranks_by_use), cmocka_unit_test(test_image_of_bfloat16),
+           cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_large_codebooks),
+           cmocka_unit_test(test_real_model), cmocka_unit_test(test_same_for_any_threads),
+           cmocka_unit_test(test_refused), cmocka_unit_test(test_out_of_memory))

@@ -445,17 +445,8 @@ static void test_real_codes(void **state)
     vptq_tensor_set_release(&set);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wavefronts_by_hand),
-        cmocka_unit_test(test_choice_is_the_best_of_all),
-        cmocka_unit_test(test_choice_with_padding),
-        cmocka_unit_test(test_expected_clocks),
-        cmocka_unit_test(test_other_tables),
-        cmocka_unit_test(test_random_matrix),
-        cmocka_unit_test(test_equal_codes),
-        cmocka_unit_test(test_real_codes),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_wavefronts_by_hand),
+           cmocka_unit_test(test_choice_is_the_best_of_all),
+           cmocka_unit_test(test_choice_with_padding), cmocka_unit_test(test_expected_clocks),
+           cmocka_unit_test(test_other_tables), cmocka_unit_test(test_random_matrix),
+           cmocka_unit_test(test_equal_codes), cmocka_unit_test(test_real_codes))

@@ -431,21 +431,10 @@ static void test_cannot_run(void **state)
     assert_null(vptq_cuda_chip_search("h2000"));
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_classes_on_hopper),
-        cmocka_unit_test(test_places),
-        cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_vector_row_pairs),
-        cmocka_unit_test(test_published_predictions),
-        cmocka_unit_test(test_published_classes),
-        cmocka_unit_test(test_direct_prediction),
-        cmocka_unit_test(test_dispatch),
-        cmocka_unit_test(test_forced_kernels),
-        cmocka_unit_test(test_small_products),
-        cmocka_unit_test(test_every_shape_has_a_kernel),
-        cmocka_unit_test(test_cannot_run),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_classes_on_hopper), cmocka_unit_test(test_places),
+           cmocka_unit_test(test_too_large), cmocka_unit_test(test_vector_row_pairs),
+           cmocka_unit_test(test_published_predictions),
+           cmocka_unit_test(test_published_classes), cmocka_unit_test(test_direct_prediction),
+           cmocka_unit_test(test_dispatch), cmocka_unit_test(test_forced_kernels),
+           cmocka_unit_test(test_small_products),
+           cmocka_unit_test(test_every_shape_has_a_kernel), cmocka_unit_test(test_cannot_run))

@@ -133,12 +133,5 @@ static void test_failures(void **state)
     rig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back),
-        cmocka_unit_test(test_between_the_ends),
-        cmocka_unit_test(test_failures),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_between_the_ends),
+           cmocka_unit_test(test_failures))

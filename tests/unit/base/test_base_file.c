@@ -528,28 +528,13 @@ static void test_hash(void **state)
     assert_true(vptq_hash("abc", 3, 1) != vptq_hash("abc", 3, 0));
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_reading),
-        scratch_test(test_reading_refusals),
-        scratch_test(test_reading_at_offsets),
-        scratch_test(test_reading_ahead),
-        scratch_test(test_memory_walks),
-        scratch_test(test_writer),
-        scratch_test(test_writer_refusals),
-        scratch_test(test_writer_races),
-        scratch_test(test_stale_temporaries),
-        scratch_test(test_full_disk),
-        cmocka_unit_test(test_paths),
-        scratch_test(test_directories),
-        scratch_test(test_dir_writer),
-        scratch_test(test_dir_writer_refusals),
-        scratch_test(test_dir_writer_inner),
-        scratch_test(test_dir_writer_stale),
-        scratch_test(test_lock),
-        scratch_test(test_own_directory),
-        cmocka_unit_test(test_hash),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_reading), scratch_test(test_reading_refusals),
+           scratch_test(test_reading_at_offsets), scratch_test(test_reading_ahead),
+           scratch_test(test_memory_walks), scratch_test(test_writer),
+           scratch_test(test_writer_refusals), scratch_test(test_writer_races),
+           scratch_test(test_stale_temporaries), scratch_test(test_full_disk),
+           cmocka_unit_test(test_paths), scratch_test(test_directories),
+           scratch_test(test_dir_writer), scratch_test(test_dir_writer_refusals),
+           scratch_test(test_dir_writer_inner), scratch_test(test_dir_writer_stale),
+           scratch_test(test_lock), scratch_test(test_own_directory),
+           cmocka_unit_test(test_hash))

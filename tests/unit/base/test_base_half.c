@@ -196,13 +196,7 @@ static void test_simd_names(void **state)
     unsetenv("VPTQ_SIMD");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_half),           cmocka_unit_test(test_half_ties),
-        cmocka_unit_test(test_every_bf16),           cmocka_unit_test(test_many_floats),
-        cmocka_unit_test(test_arrays_equal_scalars), cmocka_unit_test(test_odd_addresses),
-        cmocka_unit_test(test_simd_names),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_every_half), cmocka_unit_test(test_half_ties),
+           cmocka_unit_test(test_every_bf16), cmocka_unit_test(test_many_floats),
+           cmocka_unit_test(test_arrays_equal_scalars), cmocka_unit_test(test_odd_addresses),
+           cmocka_unit_test(test_simd_names))

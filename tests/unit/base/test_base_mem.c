@@ -223,18 +223,8 @@ static void test_walk(void **state)
     assert_int_equal(vtest_oom_walk(fill_arena, NULL), 40);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_accounting),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_failing_on_demand),
-        cmocka_unit_test(test_arena_allocations),
-        cmocka_unit_test(test_arena_text),
-        cmocka_unit_test(test_arena_marks),
-        cmocka_unit_test(test_red_zones),
-        cmocka_unit_test(test_walk),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_accounting),
+           cmocka_unit_test(test_refusals), cmocka_unit_test(test_failing_on_demand),
+           cmocka_unit_test(test_arena_allocations), cmocka_unit_test(test_arena_text),
+           cmocka_unit_test(test_arena_marks), cmocka_unit_test(test_red_zones),
+           cmocka_unit_test(test_walk))

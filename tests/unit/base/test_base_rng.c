@@ -93,13 +93,5 @@ static void test_moments(void **state)
     assert_true(fabs(g4 - 3) < 5 * sqrt(96.0 / N));
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_known_answers),
-        cmocka_unit_test(test_streams_differ),
-        cmocka_unit_test(test_below),
-        cmocka_unit_test(test_moments),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_known_answers), cmocka_unit_test(test_streams_differ),
+           cmocka_unit_test(test_below), cmocka_unit_test(test_moments))

@@ -92,11 +92,4 @@ static void test_loops_cover(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_context),
-        cmocka_unit_test(test_loops_cover),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_context), cmocka_unit_test(test_loops_cover))

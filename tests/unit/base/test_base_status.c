@@ -53,13 +53,6 @@ static void test_names(void **state)
     assert_string_equal(vptq_status_name((vptq_status)1), "VPTQ_E_UNKNOWN");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fail_writes_sentence),
-        cmocka_unit_test(test_errno_keeps_reason),
-        cmocka_unit_test(test_context_goes_in_front),
-        cmocka_unit_test(test_names),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_fail_writes_sentence),
+           cmocka_unit_test(test_errno_keeps_reason),
+           cmocka_unit_test(test_context_goes_in_front), cmocka_unit_test(test_names))

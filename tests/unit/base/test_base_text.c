@@ -166,12 +166,6 @@ static void test_log2(void **state)
     assert_int_equal(vptq_log2u(UINT32_MAX), 31);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_buffer),      cmocka_unit_test(test_map),
-        cmocka_unit_test(test_map_growth),  cmocka_unit_test(test_memory_walks),
-        cmocka_unit_test(test_bit_streams), cmocka_unit_test(test_log2),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_buffer), cmocka_unit_test(test_map),
+           cmocka_unit_test(test_map_growth), cmocka_unit_test(test_memory_walks),
+           cmocka_unit_test(test_bit_streams), cmocka_unit_test(test_log2))

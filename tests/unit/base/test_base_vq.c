@@ -107,12 +107,5 @@ static void test_shape_rules(void **state)
     s = plain(), s.outliers = 1, s.group_size = 4095, s.v0 = 4, refuse(s, "0 centroids of the");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_bits_by_hand),
-        cmocka_unit_test(test_shape_rules),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_dtypes), cmocka_unit_test(test_bits_by_hand),
+           cmocka_unit_test(test_shape_rules))

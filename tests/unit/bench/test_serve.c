@@ -289,13 +289,6 @@ static void test_bad_files(void **state)
     assert_fails(vptq_serve_log_open(NULL, *state, false, &log, &err), VPTQ_E_IO, &err, "");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_parse),
-                                       cmocka_unit_test(test_plain_ids),
-                                       cmocka_unit_test(test_impossible_options),
-                                       scratch_test(test_runs),
-                                       cmocka_unit_test(test_one_token),
-                                       scratch_test(test_bad_files)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_parse), cmocka_unit_test(test_plain_ids),
+           cmocka_unit_test(test_impossible_options), scratch_test(test_runs),
+           cmocka_unit_test(test_one_token), scratch_test(test_bad_files))

@@ -326,11 +326,6 @@ static void test_demo_replies(void **state)
     json_decref(golden);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_template_sources), scratch_test(test_tokens_by_id),
-        scratch_test(test_messages),         scratch_test(test_stop_tokens),
-        scratch_test(test_out_of_memory),    scratch_test(test_demo_replies)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_template_sources), scratch_test(test_tokens_by_id),
+           scratch_test(test_messages), scratch_test(test_stop_tokens),
+           scratch_test(test_out_of_memory), scratch_test(test_demo_replies))

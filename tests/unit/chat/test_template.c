@@ -339,11 +339,6 @@ static void test_out_of_memory(void **state)
     json_decref(variables);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chats),  cmocka_unit_test(test_expressions),
-        cmocka_unit_test(test_texts),  cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_bounds), cmocka_unit_test(test_out_of_memory)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_chats), cmocka_unit_test(test_expressions),
+           cmocka_unit_test(test_texts), cmocka_unit_test(test_errors),
+           cmocka_unit_test(test_bounds), cmocka_unit_test(test_out_of_memory))

@@ -362,13 +362,7 @@ static void test_progress(void **state)
     done(&o);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_values),         scratch_test(test_usage_errors),
-        scratch_test(test_help),           scratch_test(test_version),
-        scratch_test(test_exit_codes),     scratch_test(test_signals),
-        scratch_test(test_message_levels), scratch_test(test_progress),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_values), scratch_test(test_usage_errors), scratch_test(test_help),
+           scratch_test(test_version), scratch_test(test_exit_codes),
+           scratch_test(test_signals), scratch_test(test_message_levels),
+           scratch_test(test_progress))

@@ -128,13 +128,7 @@ static void test_progress_line(void **state)
     assert_string_equal(t, "quantize 30");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_numbers), cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_real_numbers),  cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_choices),       cmocka_unit_test(test_human_texts),
-        cmocka_unit_test(test_progress_line),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_whole_numbers), cmocka_unit_test(test_sizes),
+           cmocka_unit_test(test_real_numbers), cmocka_unit_test(test_ranges),
+           cmocka_unit_test(test_choices), cmocka_unit_test(test_human_texts),
+           cmocka_unit_test(test_progress_line))

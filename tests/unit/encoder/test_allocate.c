@@ -215,13 +215,7 @@ static void test_out_of_memory(void **state)
     free(q);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_brute_force),   cmocka_unit_test(test_budgets),
-        cmocka_unit_test(test_ties),          cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_rates),
-        cmocka_unit_test(test_few_vectors),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_brute_force), cmocka_unit_test(test_budgets),
+           cmocka_unit_test(test_ties), cmocka_unit_test(test_refused),
+           cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_rates),
+           cmocka_unit_test(test_few_vectors))

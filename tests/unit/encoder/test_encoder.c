@@ -498,18 +498,10 @@ static void test_seeds(void **state)
     problem_free(&p);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_metric),
-        cmocka_unit_test(test_stored_form),
-        cmocka_unit_test(test_same_bytes_for_any_threads),
-        cmocka_unit_test(test_same_bytes_of_a_larger_matrix),
-        cmocka_unit_test(test_ref_and_cpu),
-        cmocka_unit_test(test_upstream_rounds_at_the_end),
-        cmocka_unit_test(test_best_decides_for_what_is_stored),
-        cmocka_unit_test(test_upstream_keeps_empty_clusters),
-        cmocka_unit_test(test_seeds),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_metric), cmocka_unit_test(test_stored_form),
+           cmocka_unit_test(test_same_bytes_for_any_threads),
+           cmocka_unit_test(test_same_bytes_of_a_larger_matrix),
+           cmocka_unit_test(test_ref_and_cpu),
+           cmocka_unit_test(test_upstream_rounds_at_the_end),
+           cmocka_unit_test(test_best_decides_for_what_is_stored),
+           cmocka_unit_test(test_upstream_keeps_empty_clusters), cmocka_unit_test(test_seeds))

@@ -517,17 +517,8 @@ static void test_upstream_residual(void **state)
     problem_free(&p);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refit),
-        cmocka_unit_test(test_refit_of_a_group),
-        cmocka_unit_test(test_refit_descends),
-        cmocka_unit_test(test_refit_of_scales),
-        cmocka_unit_test(test_scales_can_be_stored),
-        cmocka_unit_test(test_joint),
-        cmocka_unit_test(test_upstream_starts_from_vectors),
-        cmocka_unit_test(test_upstream_residual),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_refit), cmocka_unit_test(test_refit_of_a_group),
+           cmocka_unit_test(test_refit_descends), cmocka_unit_test(test_refit_of_scales),
+           cmocka_unit_test(test_scales_can_be_stored), cmocka_unit_test(test_joint),
+           cmocka_unit_test(test_upstream_starts_from_vectors),
+           cmocka_unit_test(test_upstream_residual))

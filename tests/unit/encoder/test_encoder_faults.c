@@ -636,20 +636,11 @@ static void test_indefinite_hessian(void **state)
     problem_free(&p);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_steps_are_reverted),
-        cmocka_unit_test(test_steps_continue_from_a_reverted_state),
-        cmocka_unit_test(test_upstream_reverts_nothing),
-        cmocka_unit_test(test_a_pass_that_does_not_pay),
-        cmocka_unit_test(test_cancelled_or_failing_anywhere),
-        cmocka_unit_test(test_cancelled_in_every_step),
-        cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_bad_hessians),
-        cmocka_unit_test(test_bad_weights),
-        cmocka_unit_test(test_singular_hessian),
-        cmocka_unit_test(test_indefinite_hessian),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_bad_steps_are_reverted),
+           cmocka_unit_test(test_steps_continue_from_a_reverted_state),
+           cmocka_unit_test(test_upstream_reverts_nothing),
+           cmocka_unit_test(test_a_pass_that_does_not_pay),
+           cmocka_unit_test(test_cancelled_or_failing_anywhere),
+           cmocka_unit_test(test_cancelled_in_every_step), cmocka_unit_test(test_out_of_memory),
+           cmocka_unit_test(test_bad_hessians), cmocka_unit_test(test_bad_weights),
+           cmocka_unit_test(test_singular_hessian), cmocka_unit_test(test_indefinite_hessian))

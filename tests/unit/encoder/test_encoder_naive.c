@@ -225,13 +225,6 @@ static void test_out_of_memory(void **state)
     problem_free(&p);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pass_equals_naive),
-        cmocka_unit_test(test_bad_numbers_are_refused),
-        cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_pass_equals_naive),
+           cmocka_unit_test(test_bad_numbers_are_refused), cmocka_unit_test(test_cancelled),
+           cmocka_unit_test(test_out_of_memory))

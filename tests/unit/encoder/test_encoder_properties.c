@@ -559,21 +559,12 @@ static void test_flat_matrices(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_more_bits_are_not_worse),
-        cmocka_unit_test(test_norm_pays_on_spread_columns),
-        cmocka_unit_test(test_descent_never_raises),
-        cmocka_unit_test(test_reported_losses_fall),
-        cmocka_unit_test(test_reported_losses),
-        cmocka_unit_test(test_losses_of_refits),
-        cmocka_unit_test(test_held_out_tokens_change_nothing),
-        cmocka_unit_test(test_permutation_invariance),
-        cmocka_unit_test(test_edge_shapes),
-        cmocka_unit_test(test_more_centroids_than_vectors),
-        cmocka_unit_test(test_degenerate_columns),
-        cmocka_unit_test(test_flat_matrices),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_more_bits_are_not_worse),
+           cmocka_unit_test(test_norm_pays_on_spread_columns),
+           cmocka_unit_test(test_descent_never_raises),
+           cmocka_unit_test(test_reported_losses_fall), cmocka_unit_test(test_reported_losses),
+           cmocka_unit_test(test_losses_of_refits),
+           cmocka_unit_test(test_held_out_tokens_change_nothing),
+           cmocka_unit_test(test_permutation_invariance), cmocka_unit_test(test_edge_shapes),
+           cmocka_unit_test(test_more_centroids_than_vectors),
+           cmocka_unit_test(test_degenerate_columns), cmocka_unit_test(test_flat_matrices))

@@ -307,12 +307,6 @@ static void test_retrain(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pass),    cmocka_unit_test(test_pass_of_columns_together),
-        cmocka_unit_test(test_sweep),   cmocka_unit_test(test_sweeps_go_on),
-        cmocka_unit_test(test_retrain),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_pass), cmocka_unit_test(test_pass_of_columns_together),
+           cmocka_unit_test(test_sweep), cmocka_unit_test(test_sweeps_go_on),
+           cmocka_unit_test(test_retrain))

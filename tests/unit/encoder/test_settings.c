@@ -368,19 +368,9 @@ static void test_outlier_columns(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table_covers_everything),
-        cmocka_unit_test(test_values_read_back),
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_encoders),
-        cmocka_unit_test(test_encoders_are_valid),
-        cmocka_unit_test(test_refused_settings),
-        cmocka_unit_test(test_fields_out_of_range),
-        cmocka_unit_test(test_shape),
-        cmocka_unit_test(test_outlier_columns),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_table_covers_everything),
+           cmocka_unit_test(test_values_read_back), cmocka_unit_test(test_ranges),
+           cmocka_unit_test(test_choices), cmocka_unit_test(test_encoders),
+           cmocka_unit_test(test_encoders_are_valid), cmocka_unit_test(test_refused_settings),
+           cmocka_unit_test(test_fields_out_of_range), cmocka_unit_test(test_shape),
+           cmocka_unit_test(test_outlier_columns))

@@ -209,12 +209,5 @@ static void test_out_of_memory(void **state)
     unload(&p);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_numpy),
-        cmocka_unit_test(test_no_shift),
-        cmocka_unit_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_against_numpy), cmocka_unit_test(test_no_shift),
+           cmocka_unit_test(test_out_of_memory))

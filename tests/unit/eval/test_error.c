@@ -158,11 +158,4 @@ static void test_error_refused(void **state)
     vrig_close(&base);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_error),
-        cmocka_unit_test(test_error_refused),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_error), cmocka_unit_test(test_error_refused))

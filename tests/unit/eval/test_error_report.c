@@ -164,11 +164,6 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(write_all, NULL) > 3);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows), cmocka_unit_test(test_for_people),
-        cmocka_unit_test(test_without_hessians), cmocka_unit_test(test_page),
-        cmocka_unit_test(test_out_of_memory)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_rows), cmocka_unit_test(test_for_people),
+           cmocka_unit_test(test_without_hessians), cmocka_unit_test(test_page),
+           cmocka_unit_test(test_out_of_memory))

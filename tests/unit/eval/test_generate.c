@@ -265,17 +265,7 @@ static void test_demo_text(void **state)
     vrig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_prompt),
-        cmocka_unit_test(test_characters),
-        cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_end),
-        cmocka_unit_test(test_end_at_once),
-        cmocka_unit_test(test_generate_refused),
-        cmocka_unit_test(test_demo_text),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_greedy), cmocka_unit_test(test_prompt),
+           cmocka_unit_test(test_characters), cmocka_unit_test(test_sampling),
+           cmocka_unit_test(test_end), cmocka_unit_test(test_end_at_once),
+           cmocka_unit_test(test_generate_refused), cmocka_unit_test(test_demo_text))

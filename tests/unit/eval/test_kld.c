@@ -527,13 +527,7 @@ static void test_out_of_memory(void **state)
     vrig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_golden),      scratch_test(test_recorded),
-        scratch_test(test_record_once), cmocka_unit_test(test_states),
-        scratch_test(test_itself),      scratch_test(test_quantized),
-        scratch_test(test_refused),     scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_golden), scratch_test(test_recorded),
+           scratch_test(test_record_once), cmocka_unit_test(test_states),
+           scratch_test(test_itself), scratch_test(test_quantized), scratch_test(test_refused),
+           scratch_test(test_out_of_memory))

@@ -355,18 +355,7 @@ static void test_stories_packed(void **state)
     check_published(*state, "golden/vptq_model_stories260K");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_windows),
-        scratch_test(test_batches),
-        scratch_test(test_dry_run),
-        scratch_test(test_refused),
-        scratch_test(test_not_finite),
-        scratch_test(test_no_memory),
-        cmocka_unit_test(test_stories_documents),
-        scratch_test(test_stories_hf),
-        scratch_test(test_stories_packed),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_windows), scratch_test(test_batches), scratch_test(test_dry_run),
+           scratch_test(test_refused), scratch_test(test_not_finite),
+           scratch_test(test_no_memory), cmocka_unit_test(test_stories_documents),
+           scratch_test(test_stories_hf), scratch_test(test_stories_packed))

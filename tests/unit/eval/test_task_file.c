@@ -320,17 +320,7 @@ static void test_no_memory(void **state)
     vtest_oom_walk(read_all, NULL);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_many_brackets),
-        cmocka_unit_test(test_forms),
-        scratch_test(test_lines),
-        scratch_test(test_gold),
-        scratch_test(test_refused),
-        scratch_test(test_names_and_sizes),
-        cmocka_unit_test(test_no_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_texts), cmocka_unit_test(test_many_brackets),
+           cmocka_unit_test(test_forms), scratch_test(test_lines), scratch_test(test_gold),
+           scratch_test(test_refused), scratch_test(test_names_and_sizes),
+           cmocka_unit_test(test_no_memory))

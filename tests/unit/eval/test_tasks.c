@@ -520,14 +520,8 @@ static void test_no_memory(void **state)
     vptq_task_file_release(&s.file);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),    cmocka_unit_test(test_short_context),
-        cmocka_unit_test(test_backends),  cmocka_unit_test(test_plan),
-        scratch_test(test_long_item),     scratch_test(test_any_memory_and_threads),
-        cmocka_unit_test(test_agreement), cmocka_unit_test(test_samples),
-        scratch_test(test_refused),       cmocka_unit_test(test_no_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_golden), cmocka_unit_test(test_short_context),
+           cmocka_unit_test(test_backends), cmocka_unit_test(test_plan),
+           scratch_test(test_long_item), scratch_test(test_any_memory_and_threads),
+           cmocka_unit_test(test_agreement), cmocka_unit_test(test_samples),
+           scratch_test(test_refused), cmocka_unit_test(test_no_memory))

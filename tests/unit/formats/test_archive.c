@@ -477,19 +477,8 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(write_walk, other);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_round_trip),
-        scratch_test(test_same_bytes_for_any_threads),
-        scratch_test(test_bad_names),
-        scratch_test(test_ranges),
-        scratch_test(test_pieces),
-        scratch_test(test_truncated_while_open),
-        cmocka_unit_test(test_other_writer),
-        scratch_test(test_every_flipped_byte),
-        scratch_test(test_flipped_bytes_name_the_entry),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_round_trip), scratch_test(test_same_bytes_for_any_threads),
+           scratch_test(test_bad_names), scratch_test(test_ranges), scratch_test(test_pieces),
+           scratch_test(test_truncated_while_open), cmocka_unit_test(test_other_writer),
+           scratch_test(test_every_flipped_byte),
+           scratch_test(test_flipped_bytes_name_the_entry), scratch_test(test_out_of_memory))

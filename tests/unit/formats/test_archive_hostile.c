@@ -252,13 +252,5 @@ static void test_compression_bomb(void **state)
     free(zeros);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_hand_made),
-        scratch_test(test_bad_frames),
-        scratch_test(test_bad_index),
-        scratch_test(test_compression_bomb),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_hand_made), scratch_test(test_bad_frames),
+           scratch_test(test_bad_index), scratch_test(test_compression_bomb))

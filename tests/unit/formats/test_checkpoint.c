@@ -566,27 +566,16 @@ static void test_out_of_memory(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hugging_face_directory),
-        scratch_test(test_tokenizer_next_to_the_model),
-        scratch_test(test_gguf_file),
-        cmocka_unit_test(test_llama2c_file),
-        scratch_test(test_quantized_forms),
-        scratch_test(test_quantized_forms_have_the_same_values),
-        scratch_test(test_tokenizer_inside_an_archive),
-        scratch_test(test_golden_packed_model),
-        scratch_test(test_fingerprint_contents),
-        scratch_test(test_fingerprint_of_quantized_forms),
-        scratch_test(test_refuses_files_that_are_not_models),
-        scratch_test(test_refuses_broken_directories),
-        scratch_test(test_refuses_unknown_matrices),
-        scratch_test(test_refuses_work_of_another_model),
-        scratch_test(test_refuses_broken_work),
-        scratch_test(test_truncated_archive),
-        scratch_test(test_large_config_in_an_archive),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_hugging_face_directory),
+           scratch_test(test_tokenizer_next_to_the_model), scratch_test(test_gguf_file),
+           cmocka_unit_test(test_llama2c_file), scratch_test(test_quantized_forms),
+           scratch_test(test_quantized_forms_have_the_same_values),
+           scratch_test(test_tokenizer_inside_an_archive),
+           scratch_test(test_golden_packed_model), scratch_test(test_fingerprint_contents),
+           scratch_test(test_fingerprint_of_quantized_forms),
+           scratch_test(test_refuses_files_that_are_not_models),
+           scratch_test(test_refuses_broken_directories),
+           scratch_test(test_refuses_unknown_matrices),
+           scratch_test(test_refuses_work_of_another_model),
+           scratch_test(test_refuses_broken_work), scratch_test(test_truncated_archive),
+           scratch_test(test_large_config_in_an_archive), scratch_test(test_out_of_memory))

@@ -53,12 +53,5 @@ static void test_zero_elements(void **state)
     assert_true(x == 7);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_type_has_the_same_bits),
-        cmocka_unit_test(test_blocks_are_independent),
-        cmocka_unit_test(test_zero_elements),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_every_type_has_the_same_bits),
+           cmocka_unit_test(test_blocks_are_independent), cmocka_unit_test(test_zero_elements))

@@ -354,14 +354,8 @@ static void test_real_vocabulary_file(void **state)
     vptq_gguf_release(&g);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_values_of_every_type),  scratch_test(test_getters_check_types),
-        scratch_test(test_tensors_and_alignment), scratch_test(test_magic),
-        scratch_test(test_refuses_headers),       scratch_test(test_refuses_keys),
-        scratch_test(test_refuses_tensors),       scratch_test(test_refuses_every_truncation),
-        scratch_test(test_every_changed_byte),    cmocka_unit_test(test_real_vocabulary_file),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_values_of_every_type), scratch_test(test_getters_check_types),
+           scratch_test(test_tensors_and_alignment), scratch_test(test_magic),
+           scratch_test(test_refuses_headers), scratch_test(test_refuses_keys),
+           scratch_test(test_refuses_tensors), scratch_test(test_refuses_every_truncation),
+           scratch_test(test_every_changed_byte), cmocka_unit_test(test_real_vocabulary_file))

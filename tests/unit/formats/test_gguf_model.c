@@ -356,18 +356,8 @@ static void test_out_of_memory(void **state)
     vgguf_free(&w);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_models_of_every_family),
-        scratch_test(test_permuted_bias),
-        scratch_test(test_llama3_rope),
-        scratch_test(test_llama3_rope_of_real_width),
-        scratch_test(test_rope_scaling_keys),
-        scratch_test(test_sliding_llama_is_mistral),
-        scratch_test(test_refuses_models),
-        cmocka_unit_test(test_demo_model),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_models_of_every_family), scratch_test(test_permuted_bias),
+           scratch_test(test_llama3_rope), scratch_test(test_llama3_rope_of_real_width),
+           scratch_test(test_rope_scaling_keys), scratch_test(test_sliding_llama_is_mistral),
+           scratch_test(test_refuses_models), cmocka_unit_test(test_demo_model),
+           scratch_test(test_out_of_memory))

@@ -543,20 +543,9 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(export_counted, &w);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_sentencepiece),
-        scratch_test(test_llama3),
-        scratch_test(test_qwen),
-        scratch_test(test_vocabularies_without_gguf_form),
-        scratch_test(test_merges_without_scores),
-        scratch_test(test_steps_of_sentencepiece),
-        cmocka_unit_test(test_q8_0),
-        scratch_test(test_models),
-        scratch_test(test_descriptions),
-        scratch_test(test_models_without_gguf_form),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_sentencepiece), scratch_test(test_llama3), scratch_test(test_qwen),
+           scratch_test(test_vocabularies_without_gguf_form),
+           scratch_test(test_merges_without_scores), scratch_test(test_steps_of_sentencepiece),
+           cmocka_unit_test(test_q8_0), scratch_test(test_models),
+           scratch_test(test_descriptions), scratch_test(test_models_without_gguf_form),
+           scratch_test(test_out_of_memory))

@@ -251,13 +251,7 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(read_counted, path);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),      scratch_test(test_round_trip),
-        scratch_test(test_metadata_terms), scratch_test(test_not_finite),
-        scratch_test(test_bad_files),      scratch_test(test_unaligned),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_names), scratch_test(test_round_trip),
+           scratch_test(test_metadata_terms), scratch_test(test_not_finite),
+           scratch_test(test_bad_files), scratch_test(test_unaligned),
+           scratch_test(test_out_of_memory))

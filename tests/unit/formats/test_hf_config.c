@@ -380,21 +380,9 @@ static void test_real_files(void **state)
     json_decref(config);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_common_keys),
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_family_from_architecture),
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_rope_spellings),
-        cmocka_unit_test(test_yarn),
-        cmocka_unit_test(test_bad_values),
-        cmocka_unit_test(test_missing_and_nested),
-        cmocka_unit_test(test_make),
-        cmocka_unit_test(test_made_text),
-        cmocka_unit_test(test_real_files),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_defaults), cmocka_unit_test(test_common_keys),
+           cmocka_unit_test(test_families), cmocka_unit_test(test_family_from_architecture),
+           cmocka_unit_test(test_windows), cmocka_unit_test(test_rope_spellings),
+           cmocka_unit_test(test_yarn), cmocka_unit_test(test_bad_values),
+           cmocka_unit_test(test_missing_and_nested), cmocka_unit_test(test_make),
+           cmocka_unit_test(test_made_text), cmocka_unit_test(test_real_files))

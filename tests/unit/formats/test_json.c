@@ -143,14 +143,6 @@ static void test_save(void **state)
     json_decref(o);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_text),
-        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_memory_estimate),
-        cmocka_unit_test(test_getters),
-        scratch_test(test_save),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_bad_text), cmocka_unit_test(test_depth),
+           cmocka_unit_test(test_memory_estimate), cmocka_unit_test(test_getters),
+           scratch_test(test_save))

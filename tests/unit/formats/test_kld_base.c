@@ -314,12 +314,6 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(walk, path) >= 1);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_corpus),    scratch_test(test_round_trip),
-        scratch_test(test_damaged),       scratch_test(test_invalid_numbers),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_corpus), scratch_test(test_round_trip),
+           scratch_test(test_damaged), scratch_test(test_invalid_numbers),
+           scratch_test(test_out_of_memory))

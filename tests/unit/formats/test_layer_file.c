@@ -227,12 +227,6 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(write_and_read, &w);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),          scratch_test(test_round_trip),
-        scratch_test(test_every_flipped_byte), scratch_test(test_truncated),
-        scratch_test(test_other_files),        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_names), scratch_test(test_round_trip),
+           scratch_test(test_every_flipped_byte), scratch_test(test_truncated),
+           scratch_test(test_other_files), scratch_test(test_out_of_memory))

@@ -208,13 +208,5 @@ static void test_real_model(void **state)
     vptq_tensor_set_release(&theirs);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_layout),
-        scratch_test(test_bad_files),
-        scratch_test(test_out_of_memory),
-        cmocka_unit_test(test_real_model),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_layout), scratch_test(test_bad_files),
+           scratch_test(test_out_of_memory), cmocka_unit_test(test_real_model))

@@ -182,13 +182,5 @@ static void test_rope_tables(void **state)
     json_decref(cases);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_linears),
-        cmocka_unit_test(test_check),
-        cmocka_unit_test(test_rope_tables),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_linears),
+           cmocka_unit_test(test_check), cmocka_unit_test(test_rope_tables))

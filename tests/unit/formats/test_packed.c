@@ -671,22 +671,10 @@ static void test_out_of_memory(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_goldens),
-        scratch_test(test_more_residual_than_main),
-        scratch_test(test_absorb_matches_upstream),
-        cmocka_unit_test(test_model_configs),
-        cmocka_unit_test(test_config_locations),
-        cmocka_unit_test(test_training_form),
-        cmocka_unit_test(test_indices_as_float),
-        cmocka_unit_test(test_bad_indices),
-        cmocka_unit_test(test_bad_tensors),
-        cmocka_unit_test(test_bad_entries),
-        cmocka_unit_test(test_accepted_variants),
-        cmocka_unit_test(test_too_large_to_store),
-        cmocka_unit_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_goldens), scratch_test(test_more_residual_than_main),
+           scratch_test(test_absorb_matches_upstream), cmocka_unit_test(test_model_configs),
+           cmocka_unit_test(test_config_locations), cmocka_unit_test(test_training_form),
+           cmocka_unit_test(test_indices_as_float), cmocka_unit_test(test_bad_indices),
+           cmocka_unit_test(test_bad_tensors), cmocka_unit_test(test_bad_entries),
+           cmocka_unit_test(test_accepted_variants), cmocka_unit_test(test_too_large_to_store),
+           cmocka_unit_test(test_out_of_memory))

@@ -486,16 +486,10 @@ static void test_real_file(void **state)
     vptq_tensor_set_release(&set);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_read),         scratch_test(test_bad_lengths),
-        scratch_test(test_bad_headers),  scratch_test(test_bad_entries),
-        scratch_test(test_bad_offsets),  scratch_test(test_directories),
-        scratch_test(test_bad_index),    scratch_test(test_out_of_memory),
-        scratch_test(test_save_bytes),   scratch_test(test_save_refuses),
-        scratch_test(test_write_single), scratch_test(test_write_shards),
-        scratch_test(test_write_fails),  cmocka_unit_test(test_real_file),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_read), scratch_test(test_bad_lengths),
+           scratch_test(test_bad_headers), scratch_test(test_bad_entries),
+           scratch_test(test_bad_offsets), scratch_test(test_directories),
+           scratch_test(test_bad_index), scratch_test(test_out_of_memory),
+           scratch_test(test_save_bytes), scratch_test(test_save_refuses),
+           scratch_test(test_write_single), scratch_test(test_write_shards),
+           scratch_test(test_write_fails), cmocka_unit_test(test_real_file))

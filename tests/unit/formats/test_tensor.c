@@ -362,19 +362,8 @@ static void test_set_out_of_memory(void **state)
     vtest_oom_walk(fill_set, NULL);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_read_types),
-        cmocka_unit_test(test_read_blocks_and_rounding),
-        cmocka_unit_test(test_rope_heads),
-        cmocka_unit_test(test_check_finite),
-        scratch_test(test_dropping_pages),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_check_piece),
-        cmocka_unit_test(test_set),
-        cmocka_unit_test(test_set_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_shapes), cmocka_unit_test(test_read_types),
+           cmocka_unit_test(test_read_blocks_and_rounding), cmocka_unit_test(test_rope_heads),
+           cmocka_unit_test(test_check_finite), scratch_test(test_dropping_pages),
+           cmocka_unit_test(test_bytes), cmocka_unit_test(test_check_piece),
+           cmocka_unit_test(test_set), cmocka_unit_test(test_set_out_of_memory))

@@ -444,16 +444,10 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(write_counted, path);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc),       cmocka_unit_test(test_hessian),
-        cmocka_unit_test(test_types),     cmocka_unit_test(test_foreign_files),
-        cmocka_unit_test(test_rejected),  scratch_test(test_written_files),
-        scratch_test(test_damaged),       scratch_test(test_inconsistent_tensors),
-        scratch_test(test_repeating),     scratch_test(test_bad_pickles),
-        scratch_test(test_long_pickles),  scratch_test(test_no_pickle),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_crc), cmocka_unit_test(test_hessian),
+           cmocka_unit_test(test_types), cmocka_unit_test(test_foreign_files),
+           cmocka_unit_test(test_rejected), scratch_test(test_written_files),
+           scratch_test(test_damaged), scratch_test(test_inconsistent_tensors),
+           scratch_test(test_repeating), scratch_test(test_bad_pickles),
+           scratch_test(test_long_pickles), scratch_test(test_no_pickle),
+           scratch_test(test_out_of_memory))

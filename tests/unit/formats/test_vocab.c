@@ -475,14 +475,8 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(read_and_write, path) >= 6);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_spm),           scratch_test(test_spm_refusals),
-        scratch_test(test_spm_damage),    scratch_test(test_ranks_refusals),
-        scratch_test(test_llama2c),       scratch_test(test_gguf),
-        scratch_test(test_gguf_refusals), scratch_test(test_places),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_spm), scratch_test(test_spm_refusals),
+           scratch_test(test_spm_damage), scratch_test(test_ranks_refusals),
+           scratch_test(test_llama2c), scratch_test(test_gguf),
+           scratch_test(test_gguf_refusals), scratch_test(test_places),
+           scratch_test(test_out_of_memory))

@@ -269,12 +269,6 @@ static void test_json_depth_and_size(void **state)
     free(text);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_json_contents),       scratch_test(test_json_template_and_config),
-        scratch_test(test_json_refusals),       scratch_test(test_json_unsupported),
-        scratch_test(test_json_depth_and_size),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_json_contents), scratch_test(test_json_template_and_config),
+           scratch_test(test_json_refusals), scratch_test(test_json_unsupported),
+           scratch_test(test_json_depth_and_size))

@@ -584,14 +584,6 @@ static void test_out_of_memory(void **state)
     rig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_exact_blocks_shift_nothing),
-        scratch_test(test_shift),
-        scratch_test(test_weighted_shift),
-        scratch_test(test_refusals),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_exact_blocks_shift_nothing), scratch_test(test_shift),
+           scratch_test(test_weighted_shift), scratch_test(test_refusals),
+           scratch_test(test_out_of_memory))

@@ -588,19 +588,9 @@ static void test_out_of_memory(void **state)
     rig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_continues_from_the_checkpoint),
-        scratch_test(test_unusable_checkpoint_is_ignored),
-        scratch_test(test_another_run_is_refused),
-        scratch_test(test_force_starts_again),
-        scratch_test(test_held_out_windows),
-        scratch_test(test_continues_in_either_part),
-        scratch_test(test_any_memory_cap),
-        scratch_test(test_settings_of_a_directory),
-        scratch_test(test_merging_parts),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_continues_from_the_checkpoint),
+           scratch_test(test_unusable_checkpoint_is_ignored),
+           scratch_test(test_another_run_is_refused), scratch_test(test_force_starts_again),
+           scratch_test(test_held_out_windows), scratch_test(test_continues_in_either_part),
+           scratch_test(test_any_memory_cap), scratch_test(test_settings_of_a_directory),
+           scratch_test(test_merging_parts), scratch_test(test_out_of_memory))

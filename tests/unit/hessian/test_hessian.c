@@ -242,14 +242,6 @@ static void test_describe(void **state)
     assert_int_equal(mem.used, 0);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sum_is_the_batch),
-        cmocka_unit_test(test_pool_is_the_union),
-        cmocka_unit_test(test_factor_is_upper_and_inverts),
-        cmocka_unit_test(test_factor_raises_damping),
-        cmocka_unit_test(test_describe),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_sum_is_the_batch), cmocka_unit_test(test_pool_is_the_union),
+           cmocka_unit_test(test_factor_is_upper_and_inverts),
+           cmocka_unit_test(test_factor_raises_damping), cmocka_unit_test(test_describe))

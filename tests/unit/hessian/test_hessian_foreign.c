@@ -482,14 +482,8 @@ static void test_out_of_memory(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_numpy),          scratch_test(test_covariance),
-        scratch_test(test_inverse),        scratch_test(test_export_inverse),
-        scratch_test(test_imatrix),        scratch_test(test_bad_arrays),
-        scratch_test(test_headers),        scratch_test(test_bad_imatrix),
-        scratch_test(test_imatrix_shapes), scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_numpy), scratch_test(test_covariance), scratch_test(test_inverse),
+           scratch_test(test_export_inverse), scratch_test(test_imatrix),
+           scratch_test(test_bad_arrays), scratch_test(test_headers),
+           scratch_test(test_bad_imatrix), scratch_test(test_imatrix_shapes),
+           scratch_test(test_out_of_memory))

@@ -208,13 +208,5 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(import_counted, &p);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_there_and_back),
-        scratch_test(test_bad_files),
-        scratch_test(test_export_checks_the_covariance),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_there_and_back), scratch_test(test_bad_files),
+           scratch_test(test_export_checks_the_covariance), scratch_test(test_out_of_memory))

@@ -230,14 +230,6 @@ static void test_parsing(void **state)
                      &err, "token weights");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_terms_of_a_tiny_model),
-        scratch_test(test_terms_of_a_trained_model),
-        scratch_test(test_mixing),
-        scratch_test(test_plain_has_no_terms),
-        cmocka_unit_test(test_parsing),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_terms_of_a_tiny_model),
+           scratch_test(test_terms_of_a_trained_model), scratch_test(test_mixing),
+           scratch_test(test_plain_has_no_terms), cmocka_unit_test(test_parsing))

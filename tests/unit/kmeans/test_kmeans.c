@@ -588,27 +588,15 @@ static void every_allocation_may_fail(void **state)
     assert_true(vtest_oom_walk(run_once, x) >= 8);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(objective_never_rises),
-        cmocka_unit_test(more_centroids_are_better),
-        cmocka_unit_test(careful_seeding_pays),
-        cmocka_unit_test(weights_matter),
-        cmocka_unit_test(one_cluster_is_the_weighted_mean),
-        cmocka_unit_test(zero_weights_count_as_ones),
-        cmocka_unit_test(fewer_distinct_points_than_centroids),
-        cmocka_unit_test(one_point_per_cluster),
-        cmocka_unit_test(repair_takes_the_worst_points),
-        cmocka_unit_test(same_bytes_for_any_threads),
-        cmocka_unit_test(seed_decides),
-        cmocka_unit_test(tolerance_stops),
-        cmocka_unit_test(shift_stops),
-        cmocka_unit_test(empty_clusters_are_kept),
-        cmocka_unit_test(seeding_loops_agree),
-        cmocka_unit_test(bad_input_is_named),
-        cmocka_unit_test(cancel_stops),
-        cmocka_unit_test(every_allocation_may_fail),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(objective_never_rises), cmocka_unit_test(more_centroids_are_better),
+           cmocka_unit_test(careful_seeding_pays), cmocka_unit_test(weights_matter),
+           cmocka_unit_test(one_cluster_is_the_weighted_mean),
+           cmocka_unit_test(zero_weights_count_as_ones),
+           cmocka_unit_test(fewer_distinct_points_than_centroids),
+           cmocka_unit_test(one_point_per_cluster),
+           cmocka_unit_test(repair_takes_the_worst_points),
+           cmocka_unit_test(same_bytes_for_any_threads), cmocka_unit_test(seed_decides),
+           cmocka_unit_test(tolerance_stops), cmocka_unit_test(shift_stops),
+           cmocka_unit_test(empty_clusters_are_kept), cmocka_unit_test(seeding_loops_agree),
+           cmocka_unit_test(bad_input_is_named), cmocka_unit_test(cancel_stops),
+           cmocka_unit_test(every_allocation_may_fail))

@@ -428,13 +428,8 @@ static void test_plan_matches_use(void **state)
     vrig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),       cmocka_unit_test(test_device_memory),
-        cmocka_unit_test(test_published_text), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_long_prompts),   cmocka_unit_test(test_pages),
-        cmocka_unit_test(test_bad_input),      cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_out_of_memory),  cmocka_unit_test(test_plan_matches_use)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_device_memory),
+           cmocka_unit_test(test_published_text), cmocka_unit_test(test_threads),
+           cmocka_unit_test(test_long_prompts), cmocka_unit_test(test_pages),
+           cmocka_unit_test(test_bad_input), cmocka_unit_test(test_cancelled),
+           cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_plan_matches_use))

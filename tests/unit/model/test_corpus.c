@@ -419,20 +419,9 @@ static void test_out_of_memory(void **state)
     vtok_close(&k);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_rows),
-        scratch_test(test_texts_and_tokens_are_joined),
-        scratch_test(test_bad_token_files),
-        scratch_test(test_cancelled),
-        scratch_test(test_documents),
-        scratch_test(test_tinystories_documents),
-        scratch_test(test_windows),
-        scratch_test(test_windows_are_uniform),
-        scratch_test(test_golden_wikitext),
-        scratch_test(test_golden_calibration),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_rows), scratch_test(test_texts_and_tokens_are_joined),
+           scratch_test(test_bad_token_files), scratch_test(test_cancelled),
+           scratch_test(test_documents), scratch_test(test_tinystories_documents),
+           scratch_test(test_windows), scratch_test(test_windows_are_uniform),
+           scratch_test(test_golden_wikitext), scratch_test(test_golden_calibration),
+           scratch_test(test_out_of_memory))

@@ -489,16 +489,10 @@ static void test_demo_loss(void **state)
     vrig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),    cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_steps),       cmocka_unit_test(test_next),
-        cmocka_unit_test(test_groups),      cmocka_unit_test(test_group_end),
-        cmocka_unit_test(test_threads),     cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_bad_input),   cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_stories_hf),  cmocka_unit_test(test_stories_packed),
-        cmocka_unit_test(test_demo_logits), cmocka_unit_test(test_demo_loss),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_packed),
+           cmocka_unit_test(test_steps), cmocka_unit_test(test_next),
+           cmocka_unit_test(test_groups), cmocka_unit_test(test_group_end),
+           cmocka_unit_test(test_threads), cmocka_unit_test(test_loss),
+           cmocka_unit_test(test_bad_input), cmocka_unit_test(test_out_of_memory),
+           cmocka_unit_test(test_stories_hf), cmocka_unit_test(test_stories_packed),
+           cmocka_unit_test(test_demo_logits), cmocka_unit_test(test_demo_loss))

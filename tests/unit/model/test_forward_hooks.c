@@ -143,9 +143,4 @@ static void test_halves(void **state)
     vrig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_hooks),
-                                       cmocka_unit_test(test_halves)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_hooks), cmocka_unit_test(test_halves))

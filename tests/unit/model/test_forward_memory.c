@@ -346,14 +346,8 @@ static void test_cache_that_does_not_fit(void **state)
     rig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arrays_are_in_device_memory),
-        cmocka_unit_test(test_smaller_groups_when_memory_is_short),
-        cmocka_unit_test(test_memory_that_shrinks_between_runs),
-        cmocka_unit_test(test_packed_weights_count),
-        cmocka_unit_test(test_cache_that_does_not_fit),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_arrays_are_in_device_memory),
+           cmocka_unit_test(test_smaller_groups_when_memory_is_short),
+           cmocka_unit_test(test_memory_that_shrinks_between_runs),
+           cmocka_unit_test(test_packed_weights_count),
+           cmocka_unit_test(test_cache_that_does_not_fit))

@@ -223,15 +223,7 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(run_all, NULL);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_as_without_sharing),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_smaller_groups_when_memory_is_short),
-        cmocka_unit_test(test_bad_parents),
-        cmocka_unit_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_same_as_without_sharing), cmocka_unit_test(test_threads),
+           cmocka_unit_test(test_groups),
+           cmocka_unit_test(test_smaller_groups_when_memory_is_short),
+           cmocka_unit_test(test_bad_parents), cmocka_unit_test(test_out_of_memory))

@@ -331,21 +331,10 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(open_model, path) > 3);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),
-        scratch_test(test_optional_bias),
-        scratch_test(test_missing_tensors),
-        scratch_test(test_wrong_shapes_and_types),
-        cmocka_unit_test(test_missing_tokenizer),
-        cmocka_unit_test(test_model_with_tokenizer),
-        scratch_test(test_reading_in_steps),
-        scratch_test(test_quantized_kinds_read_the_same),
-        scratch_test(test_bits_per_weight),
-        cmocka_unit_test(test_demo_model),
-        cmocka_unit_test(test_gemv_rows),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_families), scratch_test(test_optional_bias),
+           scratch_test(test_missing_tensors), scratch_test(test_wrong_shapes_and_types),
+           cmocka_unit_test(test_missing_tokenizer),
+           cmocka_unit_test(test_model_with_tokenizer), scratch_test(test_reading_in_steps),
+           scratch_test(test_quantized_kinds_read_the_same), scratch_test(test_bits_per_weight),
+           cmocka_unit_test(test_demo_model), cmocka_unit_test(test_gemv_rows),
+           scratch_test(test_out_of_memory))

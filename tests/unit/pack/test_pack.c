@@ -545,14 +545,8 @@ static void test_out_of_memory(void **state)
         vtest_oom_walk(step, &walks[i]);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_range_of_types),       scratch_test(test_work_with_biases),
-        scratch_test(test_work_of_other_shapes), scratch_test(test_gguf_shapes),
-        scratch_test(test_gguf_out_of_memory),   scratch_test(test_tied_head),
-        scratch_test(test_upstream_took_it),     scratch_test(test_rope_by_both_names),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_range_of_types), scratch_test(test_work_with_biases),
+           scratch_test(test_work_of_other_shapes), scratch_test(test_gguf_shapes),
+           scratch_test(test_gguf_out_of_memory), scratch_test(test_tied_head),
+           scratch_test(test_upstream_took_it), scratch_test(test_rope_by_both_names),
+           scratch_test(test_out_of_memory))

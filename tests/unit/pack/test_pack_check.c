@@ -687,14 +687,7 @@ static void test_golden_model(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_sound),          scratch_test(test_each_fault),
-        scratch_test(test_all_are_listed), scratch_test(test_damaged_archive),
-        scratch_test(test_cut_directory),  scratch_test(test_work),
-        scratch_test(test_repair),         scratch_test(test_out_of_memory),
-        scratch_test(test_golden_model),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_sound), scratch_test(test_each_fault),
+           scratch_test(test_all_are_listed), scratch_test(test_damaged_archive),
+           scratch_test(test_cut_directory), scratch_test(test_work), scratch_test(test_repair),
+           scratch_test(test_out_of_memory), scratch_test(test_golden_model))

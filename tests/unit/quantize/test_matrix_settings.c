@@ -370,19 +370,8 @@ static void test_out_of_memory(void **state)
     assert_int_equal(vtest_oom_walk(resolve_with, *state), 1);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults_in_order),
-        cmocka_unit_test(test_defaults_refused),
-        cmocka_unit_test(test_match),
-        scratch_test(test_recipe),
-        scratch_test(test_recipe_refused),
-        scratch_test(test_check),
-        cmocka_unit_test(test_json),
-        cmocka_unit_test(test_copy_stored),
-        cmocka_unit_test(test_presets),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_defaults_in_order), cmocka_unit_test(test_defaults_refused),
+           cmocka_unit_test(test_match), scratch_test(test_recipe),
+           scratch_test(test_recipe_refused), scratch_test(test_check),
+           cmocka_unit_test(test_json), cmocka_unit_test(test_copy_stored),
+           cmocka_unit_test(test_presets), scratch_test(test_out_of_memory))

@@ -678,16 +678,7 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(run_once, &o) > 100);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_every_matrix),
-        scratch_test(test_manifest),
-        scratch_test(test_differences),
-        scratch_test(test_stopped_in_every_step),
-        scratch_test(test_rows_of_a_finished_run),
-        scratch_test(test_weights_that_are_not_finite),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_every_matrix), scratch_test(test_manifest),
+           scratch_test(test_differences), scratch_test(test_stopped_in_every_step),
+           scratch_test(test_rows_of_a_finished_run),
+           scratch_test(test_weights_that_are_not_finite), scratch_test(test_out_of_memory))

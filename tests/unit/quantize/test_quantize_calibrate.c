@@ -100,11 +100,4 @@ static void test_runs_do_not_mix(void **state)
     assert_int_equal(mem.used, 0);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_out_of_memory),
-        scratch_test(test_runs_do_not_mix),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_out_of_memory), scratch_test(test_runs_do_not_mix))

@@ -365,12 +365,5 @@ static void test_out_of_memory(void **state)
     rig_close(&r);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_by_hand),       scratch_test(test_resume),
-        scratch_test(test_losses),        scratch_test(test_measured_again),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_by_hand), scratch_test(test_resume), scratch_test(test_losses),
+           scratch_test(test_measured_again), scratch_test(test_out_of_memory))

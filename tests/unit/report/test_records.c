@@ -129,10 +129,5 @@ static void test_several_files(void **state)
     assert_true(vtest_oom_walk(read_twice, path) > 3);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read), cmocka_unit_test(test_name_stem),
-        cmocka_unit_test(test_bad_records), scratch_test(test_several_files)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_read), cmocka_unit_test(test_name_stem),
+           cmocka_unit_test(test_bad_records), scratch_test(test_several_files))

@@ -450,13 +450,8 @@ static void test_out_of_memory(void **state)
     vptq_records_release(&records);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_numpy),    cmocka_unit_test(test_names),
-        cmocka_unit_test(test_recorded_config),  cmocka_unit_test(test_no_such_original),
-        cmocka_unit_test(test_remarks),          cmocka_unit_test(test_first_token),
-        cmocka_unit_test(test_break_even_kinds), cmocka_unit_test(test_quantiles_and_means),
-        cmocka_unit_test(test_outliers),         cmocka_unit_test(test_out_of_memory)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_against_numpy), cmocka_unit_test(test_names),
+           cmocka_unit_test(test_recorded_config), cmocka_unit_test(test_no_such_original),
+           cmocka_unit_test(test_remarks), cmocka_unit_test(test_first_token),
+           cmocka_unit_test(test_break_even_kinds), cmocka_unit_test(test_quantiles_and_means),
+           cmocka_unit_test(test_outliers), cmocka_unit_test(test_out_of_memory))

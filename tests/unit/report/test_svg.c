@@ -303,16 +303,8 @@ static void test_wrapping(void **state)
     assert_int_equal(vptq_svg_fit("", 10, 50), 0);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_published_records),
-                                       cmocka_unit_test(test_pictures),
-                                       cmocka_unit_test(test_out_of_memory),
-                                       cmocka_unit_test(test_frontier),
-                                       cmocka_unit_test(test_crowd),
-                                       cmocka_unit_test(test_extreme_values),
-                                       cmocka_unit_test(test_ticks),
-                                       cmocka_unit_test(test_numbers),
-                                       cmocka_unit_test(test_wrapping)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_published_records), cmocka_unit_test(test_pictures),
+           cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_frontier),
+           cmocka_unit_test(test_crowd), cmocka_unit_test(test_extreme_values),
+           cmocka_unit_test(test_ticks), cmocka_unit_test(test_numbers),
+           cmocka_unit_test(test_wrapping))

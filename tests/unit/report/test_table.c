@@ -403,13 +403,8 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(fill_and_write, NULL) > 3);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),           cmocka_unit_test(test_sort_and_cut),
-        cmocka_unit_test(test_hostile_names),     cmocka_unit_test(test_csv_formulas),
-        cmocka_unit_test(test_numbers_read_back), cmocka_unit_test(test_printed_rows),
-        cmocka_unit_test(test_printed_together),  cmocka_unit_test(test_printed_object),
-        cmocka_unit_test(test_printed_list),      cmocka_unit_test(test_out_of_memory)};
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(cmocka_unit_test(test_formats), cmocka_unit_test(test_sort_and_cut),
+           cmocka_unit_test(test_hostile_names), cmocka_unit_test(test_csv_formulas),
+           cmocka_unit_test(test_numbers_read_back), cmocka_unit_test(test_printed_rows),
+           cmocka_unit_test(test_printed_together), cmocka_unit_test(test_printed_object),
+           cmocka_unit_test(test_printed_list), cmocka_unit_test(test_out_of_memory))

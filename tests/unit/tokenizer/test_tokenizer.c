@@ -489,21 +489,10 @@ static void test_out_of_memory(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_features),
-        scratch_test(test_families),
-        scratch_test(test_bytes_that_are_not_text),
-        scratch_test(test_special_tokens_in_text),
-        scratch_test(test_mistral_control_pieces),
-        scratch_test(test_demo_prompts),
-        scratch_test(test_long_words),
-        scratch_test(test_backtracking_is_bounded),
-        scratch_test(test_scripts),
-        scratch_test(test_deep_match),
-        scratch_test(test_refusals),
-        scratch_test(test_out_of_memory),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_features), scratch_test(test_families),
+           scratch_test(test_bytes_that_are_not_text),
+           scratch_test(test_special_tokens_in_text), scratch_test(test_mistral_control_pieces),
+           scratch_test(test_demo_prompts), scratch_test(test_long_words),
+           scratch_test(test_backtracking_is_bounded), scratch_test(test_scripts),
+           scratch_test(test_deep_match), scratch_test(test_refusals),
+           scratch_test(test_out_of_memory))

@@ -223,14 +223,8 @@ static void test_rewritten_demo(void **state)
     check_rewritten(path, *state, "qwen2");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        scratch_test(test_vectors_llama2),       scratch_test(test_vectors_llama3_json),
-        scratch_test(test_vectors_llama3_ranks), scratch_test(test_vectors_qwen),
-        scratch_test(test_llama2_prompts),       scratch_test(test_stories_tokenizers_agree),
-        scratch_test(test_rewritten_spm),        scratch_test(test_rewritten_ranks),
-        scratch_test(test_rewritten_json),       scratch_test(test_rewritten_demo),
-    };
-    return vtest_main(argc, argv, tests);
-}
+VTEST_MAIN(scratch_test(test_vectors_llama2), scratch_test(test_vectors_llama3_json),
+           scratch_test(test_vectors_llama3_ranks), scratch_test(test_vectors_qwen),
+           scratch_test(test_llama2_prompts), scratch_test(test_stories_tokenizers_agree),
+           scratch_test(test_rewritten_spm), scratch_test(test_rewritten_ranks),
+           scratch_test(test_rewritten_json), scratch_test(test_rewritten_demo))
