@@ -87,12 +87,6 @@ out:
     return st;
 }
 
-static void release_device(vptq_calibrator *c, void *memory)
-{
-    if (memory)
-        c->dev->ops->release(c->dev->state, memory);
-}
-
 void vptq_calibrator_release(vptq_calibrator *c)
 {
     if (!c->dev)
@@ -101,10 +95,10 @@ void vptq_calibrator_release(vptq_calibrator *c)
     vptq_calibrator_close_second(c);
     vptq_forward_close(c->forward);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        vptq_hessian_sum_release(c->dev, &c->sum[i]);
-    vptq_hessian_sum_release(c->dev, &c->term);
-    release_device(c, c->mass);
-    release_device(c, c->weight);
+        vptq_hessian_sum_release(&c->sum[i]);
+    vptq_hessian_sum_release(&c->term);
+    c->dev->ops->release(c->dev->state, c->mass);
+    c->dev->ops->release(c->dev->state, c->weight);
     vptq_corpus_release(&c->corpus);
     vptq_arena_release(&c->arena);
     *c = (vptq_calibrator){.states = {.fd = -1}};
@@ -137,20 +131,21 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
     char fingerprint[17];
     vptq_hidden_states *const streams[] = {&c->states, vptq_calibrator_second(c)};
     uint64_t position;
-    bool found;
 
     c->layer = 0;
     state_fingerprint(c, fingerprint);
     VPTQ_CHECK(vptq_hidden_states_load(streams, c->opt.sequential ? 2 : 1, c->state_path,
-                                       fingerprint, wanted, &found, &position, err));
-    if (found)
+                                       fingerprint, wanted, &position, err));
+    if (position <= wanted) {
         c->layer = (uint32_t)position;
-    else if (vptq_path_exists(c->state_path))
+        return VPTQ_OK;
+    }
+    if (vptq_path_exists(c->state_path))
         vptq_log(
             c->dev->ctx, VPTQ_LOG_WARN,
             "%s belongs to another run or is damaged; running the blocks before layer %u again",
             c->state_path, wanted);
-    for (int i = 0; !found && i < (c->opt.sequential ? 2 : 1); i++)
+    for (int i = 0; i < (c->opt.sequential ? 2 : 1); i++)
         VPTQ_CHECK(embed_all(c, streams[i], err));
     return VPTQ_OK;
 }
@@ -170,9 +165,7 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
                                          &c->sum[i], err));
     if (c->opt.weights)
         VPTQ_CHECK(vptq_calibrator_open_term(c, err));
-    VPTQ_CHECK(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[count],
-                                       c->model->desc->hidden, c->group_rows, c->reserve,
-                                       &c->states, err));
+    VPTQ_CHECK(vptq_calibrator_open_stream(c, dir, &c->states, err));
     if (c->opt.sequential)
         VPTQ_CHECK(vptq_calibrator_open_second(c, dir, err));
     VPTQ_CHECK(load_states(c, wanted, err));
@@ -189,7 +182,8 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
     char detail[64];
     size_t done = c->first + sequence + 1;
 
-    vptq_status st = vptq_calibrator_add(c, input, tokens, dim, x, err);
+    (void)dim;
+    vptq_status st = vptq_calibrator_add(c, input, tokens, x, err);
     if (st || input != VPTQ_INPUT_DOWN)
         return st;
     snprintf(detail, sizeof detail, "layer %u of 0-%u", c->layer, c->last);

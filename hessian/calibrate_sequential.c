@@ -79,8 +79,7 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vpt
         return VPTQ_E_NOMEM;
     s->states.fd = -1;
     c->second = s;
-    VPTQ_CHECK(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[vptq_calibrator_windows(c)],
-                                       hidden, c->group_rows, c->reserve, &s->states, err));
+    VPTQ_CHECK(vptq_calibrator_open_stream(c, dir, &s->states, err));
     VPTQ_CHECK(open_sums(c, s, n, err));
     VPTQ_CHECK(host_floats(c, c->group_rows, n, &s->record, err));
     VPTQ_CHECK(host_floats(c, c->group_rows, hidden, &s->after, err));
@@ -130,28 +129,35 @@ static void add_rows(void *arg, size_t begin, size_t end, int thread)
         job->sum[i] += (double)job->product[i];
 }
 
-/* sum [m, n] += d^T x for t <= PRODUCT_TOKENS tokens in device memory, some rows at a time. */
-static vptq_status add_product(vptq_calibrator *c, size_t t, size_t m, const float *d, size_t n,
-                               const float *x, double *sum, vptq_err *err)
+/* sum [m, n] += d^T x. */
+typedef struct product {
+    size_t tokens, m, n;
+    const float *d; /* [tokens, m] */
+    const float *x; /* [tokens, n] in device memory */
+    double *sum;
+} product;
+
+/* For at most PRODUCT_TOKENS tokens, with d in device memory; some rows at a time. */
+static vptq_status add_product(vptq_calibrator *c, const product *p, vptq_err *err)
 {
     const vptq_backend *ops = c->dev->ops;
     second_stream *s = c->second;
-    const size_t step = s->product_floats / n;
+    const size_t m = p->m, n = p->n, step = s->product_floats / n;
 
     for (size_t i = 0; i < m; i += step) {
         const size_t rows = m - i < step ? m - i : step;
         const vptq_gemm_args g = {.m = rows,
                                   .n = n,
-                                  .k = t,
-                                  .a = d + i,
-                                  .b = x,
+                                  .k = p->tokens,
+                                  .a = p->d + i,
+                                  .b = p->x,
                                   .c = s->product,
                                   .lda = m,
                                   .ldb = n,
                                   .ldc = n,
                                   .trans_a = true,
                                   .alpha = 1};
-        add_job job = {n, s->product, sum + i * n};
+        add_job job = {n, s->product, p->sum + i * n};
         VPTQ_CHECK(ops->gemm(c->dev->state, &g, err));
         if (s->host_product) {
             job.product = s->host_product;
@@ -163,25 +169,26 @@ static vptq_status add_product(vptq_calibrator *c, size_t t, size_t m, const flo
     return VPTQ_OK;
 }
 
-/* sum [m, n] += d^T x over a window, d [tokens, m] in host and x [tokens, n] in device memory.
- */
-static vptq_status add_window(vptq_calibrator *c, size_t tokens, size_t m, const float *d,
-                              size_t n, const float *x, double *sum, vptq_err *err)
+/* For a window, with d in host memory. */
+static vptq_status add_window(vptq_calibrator *c, product p, vptq_err *err)
 {
-    second_stream *s = c->second;
+    const size_t tokens = p.tokens, count = tokens * p.m;
+    float *left = c->second->left;
     bool any = false;
 
-    for (size_t i = 0; i < tokens * m && !any; i++)
-        any = d[i] != 0;
+    for (size_t i = 0; i < count && !any; i++)
+        any = p.d[i] != 0;
     if (!any) /* before the first quantized matrix both streams are the same */
         return VPTQ_OK;
-    if (s->left) {
-        VPTQ_CHECK(c->dev->ops->upload(c->dev->state, s->left, d, tokens * m * sizeof *d, err));
-        d = s->left;
+    if (left) {
+        VPTQ_CHECK(c->dev->ops->upload(c->dev->state, left, p.d, count * sizeof *left, err));
+        p.d = left;
     }
-    for (size_t t = 0; t < tokens; t += PRODUCT_TOKENS)
-        VPTQ_CHECK(add_product(c, tokens - t < PRODUCT_TOKENS ? tokens - t : PRODUCT_TOKENS, m,
-                               d + t * m, n, x + t * n, sum, err));
+    for (size_t t = 0; t < tokens;
+         t += p.tokens, p.d += p.tokens * p.m, p.x += p.tokens * p.n) {
+        p.tokens = tokens - t < PRODUCT_TOKENS ? tokens - t : PRODUCT_TOKENS;
+        VPTQ_CHECK(add_product(c, &p, err));
+    }
     return VPTQ_OK;
 }
 
@@ -240,15 +247,15 @@ static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_
 
     if (input != c->next)
         return VPTQ_OK;
-    VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, dim, x, err));
+    VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, x, err));
     report(c, sequence);
     if (vptq_calibrator_has(c, input, VPTQ_DRIFT))
         return c->dev->ops->download(c->dev->state, d, x, tokens * dim * sizeof *x, err);
     VPTQ_CHECK(subtract(c, tokens * dim, x, d, err));
-    VPTQ_CHECK(add_window(c, tokens, dim, d, dim, x, s->sum[VPTQ_SHIFT], err));
-    if (input == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_SINK)
-        VPTQ_CHECK(add_window(c, 1, dim, d, dim, x, s->sum[VPTQ_TERM_SHIFT], err));
-    return VPTQ_OK;
+    VPTQ_CHECK(add_window(c, (product){tokens, dim, dim, d, x, s->sum[VPTQ_SHIFT]}, err));
+    if (input != VPTQ_INPUT_QKV || c->opt.weights != VPTQ_WEIGHTS_SINK)
+        return VPTQ_OK;
+    return add_window(c, (product){1, dim, dim, d, x, s->sum[VPTQ_TERM_SHIFT]}, err);
 }
 
 /* Second stream, after on_second of the same window. */
@@ -263,7 +270,8 @@ static vptq_status on_attention(void *arg, size_t sequence, size_t tokens, size_
     for (size_t t = 0; t < tokens; t++)
         for (size_t i = 0; i < dim; i++)
             s->scaled[t * dim + i] = c->host_weight[t] * d[t * dim + i];
-    return add_window(c, tokens, dim, s->scaled, dim, x, s->sum[VPTQ_TERM_SHIFT], err);
+    return add_window(c, (product){tokens, dim, dim, s->scaled, x, s->sum[VPTQ_TERM_SHIFT]},
+                      err);
 }
 
 /* ---- steps ---- */
@@ -355,8 +363,8 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
                 c->dev->ops->upload(c->dev->state, s->right, x, length * n * sizeof *x, err));
             x = s->right;
         }
-        VPTQ_CHECK(add_window(c, length, hidden, s->after + w * length * hidden, n, x,
-                              s->sum[VPTQ_DRIFT], err));
+        const float *d = s->after + w * length * hidden;
+        VPTQ_CHECK(add_window(c, (product){length, hidden, n, d, x, s->sum[VPTQ_DRIFT]}, err));
     }
     return VPTQ_OK;
 }

@@ -1,4 +1,5 @@
-/* The sums of a calibration: moments of every input, and the token-weighted term of k and v. */
+/* Shared by calibrations with one and with two streams: a stream of hidden states, the moments
+ * of every input, and the token-weighted term of k and v. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -33,6 +34,15 @@ vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weigh
     return VPTQ_OK;
 }
 
+vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *dir,
+                                        vptq_hidden_states *s, vptq_err *err)
+{
+    s->rows = c->starts[vptq_calibrator_windows(c)];
+    s->dim = c->model->desc->hidden;
+    s->max_rows = c->group_rows;
+    return vptq_hidden_states_open(c->dev->ctx, dir, c->reserve, s, err);
+}
+
 vptq_status vptq_calibrator_open_term(vptq_calibrator *c, vptq_err *err)
 {
     void *p = NULL;
@@ -51,12 +61,12 @@ vptq_status vptq_calibrator_open_term(vptq_calibrator *c, vptq_err *err)
     return c->host_weight ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-vptq_status vptq_calibrator_add(vptq_calibrator *c, vptq_input input, size_t tokens, size_t dim,
+vptq_status vptq_calibrator_add(vptq_calibrator *c, vptq_input input, size_t tokens,
                                 const float *x, vptq_err *err)
 {
-    VPTQ_CHECK(vptq_hessian_sum_add(c->dev, &c->sum[input], tokens, x, dim, err));
+    VPTQ_CHECK(vptq_hessian_sum_add(&c->sum[input], tokens, x, err));
     if (input == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_SINK)
-        VPTQ_CHECK(vptq_hessian_sum_add_window(c->dev, &c->term, 1, x, dim, NULL, err));
+        VPTQ_CHECK(vptq_hessian_sum_add_window(&c->term, 1, x, NULL, err));
     return VPTQ_OK;
 }
 
@@ -70,6 +80,7 @@ vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens,
     const double pairs = (double)a->heads * (double)a->n;
 
     (void)sequence;
+    (void)dim;
     memset(c->host_mass, 0, tokens * sizeof *c->host_mass);
     VPTQ_CHECK(ops->upload(dev, c->mass, c->host_mass, tokens * sizeof *c->mass, err));
     VPTQ_CHECK(ops->attention_mass(dev, a, c->mass, err));
@@ -77,7 +88,7 @@ vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens,
     for (size_t t = 0; t < tokens; t++)
         c->host_weight[t] = (float)(c->host_mass[t] / pairs);
     VPTQ_CHECK(ops->upload(dev, c->weight, c->host_weight, tokens * sizeof *c->weight, err));
-    return vptq_hessian_sum_add_window(c->dev, &c->term, tokens, x, dim, c->weight, err);
+    return vptq_hessian_sum_add_window(&c->term, tokens, x, c->weight, err);
 }
 
 vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, const char *input,

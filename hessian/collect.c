@@ -99,15 +99,19 @@ static vptq_status compare_dir(const char *dir, const vptq_hessian_dir *old,
 
 /* ---- the directories ---- */
 
+/* The name of file i of a layer: those of the inputs, then that of the term. */
+static const char *file_input(int i)
+{
+    return i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : VPTQ_HESSIAN_KV;
+}
+
 static vptq_status remove_hessians(const char *dir, uint32_t layers, vptq_err *err)
 {
     char path[4096];
 
     for (uint32_t layer = 0; layer < layers; layer++)
         for (int i = 0; i <= VPTQ_INPUT_COUNT; i++) {
-            VPTQ_CHECK(vptq_hessian_dir_file(
-                path, dir, layer,
-                i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : VPTQ_HESSIAN_KV, err));
+            VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, file_input(i), err));
             (void)unlink(path); /* usually missing */
         }
     return VPTQ_OK;
@@ -192,9 +196,7 @@ static vptq_status is_finished(const collector *c, uint32_t layer, bool *yes, vp
     *yes = true;
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         for (int i = 0; has_part(c, part) && i < inputs; i++) {
-            VPTQ_CHECK(vptq_hessian_dir_file(
-                path, c->dir[part], layer,
-                i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : VPTQ_HESSIAN_KV, err));
+            VPTQ_CHECK(vptq_hessian_dir_file(path, c->dir[part], layer, file_input(i), err));
             *yes = *yes && vptq_path_exists(path);
         }
     return VPTQ_OK;
@@ -202,31 +204,26 @@ static vptq_status is_finished(const collector *c, uint32_t layer, bool *yes, vp
 
 /* ---- running ---- */
 
-/* Writes one file: that of an input or, with `input` NULL, of the term. */
-static vptq_status write_sum(collector *c, vptq_part part, const vptq_hessian_sum *s,
-                             const char *input, vptq_err *err)
+/* Writes file i of the layer. */
+static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     char path[4096];
-    const size_t n = s->n;
-    const uint32_t layer = c->calibrator.layer;
-    const char *name = input ? input : VPTQ_HESSIAN_KV;
+    const vptq_calibrator *k = &c->calibrator;
+    const bool is_term = i == VPTQ_INPUT_COUNT;
+    const vptq_hessian_sum *s = is_term ? &k->term : &k->sum[i];
 
     vptq_arena_init(&arena, c->dev->ctx->mem);
-    float *lower = vptq_arena_alloc(&arena, n * (n + 1) / 2, sizeof *lower, err);
-    float *mean = lower ? vptq_arena_alloc(&arena, n, sizeof *mean, err) : NULL;
+    float *lower = vptq_arena_alloc(&arena, vptq_triangle(s->n), sizeof *lower, err);
+    float *mean = lower ? vptq_arena_alloc(&arena, s->n, sizeof *mean, err) : NULL;
     if (!mean)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(vptq_calibrator_finish(s, layer, name, lower, mean, err));
-    VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], layer, name, err));
-    if (input)
-        VPTQ_TRY(vptq_hessian_file_write(
-            path, &(vptq_hessian_data){(uint32_t)n, s->tokens, lower, mean}, err));
-    else
-        VPTQ_TRY(vptq_hessian_term_write(
-            path, c->opt->calibrate.weights, s->tokens,
-            &(vptq_hessian_data){(uint32_t)n, c->meta[part].tokens, lower, mean}, err));
+    VPTQ_TRY(vptq_calibrator_finish(s, k->layer, file_input(i), lower, mean, err));
+    VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], k->layer, file_input(i), err));
+    const vptq_hessian_data data = {s->n, c->meta[part].tokens, lower, mean};
+    VPTQ_TRY(is_term ? vptq_hessian_term_write(path, k->opt.weights, s->tokens, &data, err)
+                     : vptq_hessian_file_write(path, &data, err));
 out:
     vptq_arena_release(&arena);
     return st;
@@ -234,11 +231,8 @@ out:
 
 static vptq_status write_part(void *arg, vptq_calibrator *k, vptq_part part, vptq_err *err)
 {
-    collector *c = arg;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        VPTQ_CHECK(write_sum(c, part, &k->sum[i], vptq_input_name((vptq_input)i), err));
-    if (k->opt.weights)
-        VPTQ_CHECK(write_sum(c, part, &k->term, NULL, err));
+    for (int i = 0; i < VPTQ_INPUT_COUNT + (k->opt.weights ? 1 : 0); i++)
+        VPTQ_CHECK(write_sum(arg, part, i, err));
     return VPTQ_OK;
 }
 

@@ -40,11 +40,12 @@ vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input in
                                   vptq_mem *mem, vptq_hessian_file *h,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
-/* mixed [n (n + 1) / 2] = the Hessian of k and v: plain (the lower triangle of qkv) plus
- * `factor` times the term of the layer; mixed may be plain.  A factor of NAN means the
- * directory's. VPTQ_E_MISMATCH if the directory has no terms. */
-vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer, uint32_t n, double factor,
-                                     vptq_mem *mem, const float *plain, float *mixed,
+/* mixed [n (n + 1) / 2] = the Hessian of k and v: plain (that of qkv) plus `factor` times the
+ * term of the layer.  A factor of NAN means the directory's.  VPTQ_E_MISMATCH if the directory
+ * has no terms. */
+vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer,
+                                     const vptq_hessian_file *plain, double factor,
+                                     vptq_mem *mem, float *mixed,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Calls fn with the statistics of each Hessian in layer and input order, also of one that holds

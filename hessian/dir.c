@@ -118,35 +118,31 @@ vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t lay
     return vptq_path_join(path, 4096, dir, name, err);
 }
 
-vptq_status vptq_hessian_dir_read(const char *dir, uint32_t layer, const char *input,
-                                  uint32_t n, vptq_token_weights kind, vptq_mem *mem,
-                                  vptq_hessian_file *h, vptq_err *err)
+/* Reads a Hessian, its diagonal or a term, NaN included; `path` is that of the file. */
+static vptq_status read_entry(const vptq_hessian_entry *s, uint32_t n, vptq_mem *mem,
+                              char path[4096], vptq_hessian_file *h, vptq_err *err)
 {
-    char path[4096];
-    VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, input, err));
+    VPTQ_CHECK(vptq_hessian_dir_file(path, s->dir, s->layer, s->input, err));
     if (!vptq_path_exists(path))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "'%s' has no hessian of layer %u input %s (%s is missing; if its "
                          "collection was interrupted, run vptq-hessian again)",
-                         dir, layer, input, vptq_path_base(path));
+                         s->dir, s->layer, s->input, vptq_path_base(path));
     VPTQ_CHECK(vptq_hessian_file_read(path, n, mem, h, err));
-    if (h->kind == kind)
+    if (h->kind == s->kind)
         return VPTQ_OK;
     const vptq_token_weights found = h->kind;
     vptq_hessian_file_release(h);
     return vptq_fail(err, VPTQ_E_MISMATCH, "%s holds token weights of kind %s, expected %s",
-                     path, vptq_token_weights_name(found), vptq_token_weights_name(kind));
+                     path, vptq_token_weights_name(found), vptq_token_weights_name(s->kind));
 }
 
-vptq_status vptq_hessian_dir_read_finite(const char *dir, uint32_t layer, const char *input,
-                                         uint32_t n, vptq_token_weights kind, vptq_mem *mem,
-                                         vptq_hessian_file *h, vptq_err *err)
+vptq_status vptq_hessian_entry_load(const vptq_hessian_entry *s, uint32_t n, vptq_mem *mem,
+                                    vptq_hessian_file *h, vptq_err *err)
 {
     char path[4096];
-    VPTQ_CHECK(vptq_hessian_dir_read(dir, layer, input, n, kind, mem, h, err));
-    vptq_status st = vptq_hessian_dir_file(path, dir, layer, input, err);
-    if (!st)
-        st = vptq_hessian_file_check_finite(h, path, err);
+    VPTQ_CHECK(read_entry(s, n, mem, path, h, err));
+    vptq_status st = vptq_hessian_file_check_finite(h, path, err);
     if (!st && h->diagonal && !n)
         st =
             vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s holds only the diagonal of a Hessian", path);
@@ -160,61 +156,65 @@ vptq_status vptq_hessian_dir_read_finite(const char *dir, uint32_t layer, const 
 vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
                                   vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
 {
-    return vptq_hessian_dir_read_finite(dir, layer, vptq_input_name(input), n,
-                                        VPTQ_WEIGHTS_PLAIN, mem, h, err);
+    const vptq_hessian_entry s = {.dir = dir, .layer = layer, .input = vptq_input_name(input)};
+    return vptq_hessian_entry_load(&s, n, mem, h, err);
 }
 
-vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer, uint32_t n, double factor,
-                                     vptq_mem *mem, const float *plain, float *mixed,
-                                     vptq_err *err)
+vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer,
+                                     const vptq_hessian_file *plain, double factor,
+                                     vptq_mem *mem, float *mixed, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_hessian_dir h;
-    vptq_hessian_file term = {.n = 0};
+    vptq_hessian_file term;
 
-    VPTQ_TRY(vptq_hessian_dir_open(dir, &h, err));
+    VPTQ_CHECK(vptq_hessian_dir_open(dir, &h, err));
     if (!h.weights)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_MISMATCH,
-                           "'%s' holds plain hessians, without token weights of k and v; "
-                           "collect with --weights",
-                           dir));
-    VPTQ_TRY(vptq_hessian_dir_read_finite(dir, layer, VPTQ_HESSIAN_KV, n, h.weights, mem, &term,
-                                          err));
-    vptq_hessian_mix(n, plain, term.lower, isnan(factor) ? h.factor : factor, mixed);
-out:
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "'%s' holds plain hessians, without token weights of k and v; "
+                         "collect with --weights",
+                         dir);
+    const vptq_hessian_entry e = {dir, layer, VPTQ_HESSIAN_KV, h.weights};
+    VPTQ_CHECK(vptq_hessian_entry_load(&e, plain->n, mem, &term, err));
+    vptq_hessian_mix(plain->n, plain->lower, term.lower, isnan(factor) ? h.factor : factor,
+                     mixed);
     vptq_hessian_file_release(&term);
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- show ---- */
 
-static vptq_status show_file(vptq_device *dev, const vptq_hessian_file *file, uint32_t layer,
-                             const char *input, vptq_hessian_row_fn fn, void *arg,
-                             vptq_err *err)
+typedef struct show {
+    vptq_device *dev;
+    vptq_hessian_entry entry;
+    vptq_hessian_row_fn fn;
+    void *arg;
+} show;
+
+static vptq_status show_file(const show *s, const vptq_hessian_file *file, vptq_err *err)
 {
     vptq_hessian_stats stats;
-    VPTQ_CHECK(vptq_hessian_describe(dev, file, &stats, err));
-    return fn(arg, layer, input, &stats, err);
+    VPTQ_CHECK(vptq_hessian_describe(s->dev, file, &stats, err));
+    return s->fn(s->arg, s->entry.layer, s->entry.input, &stats, err);
 }
 
 /* The row of the Hessian that k and v are quantized with: that of qkv plus the term. */
-static vptq_status show_kv(vptq_device *dev, const char *dir, const vptq_hessian_dir *h,
-                           uint32_t layer, const vptq_hessian_file *plain,
-                           vptq_hessian_row_fn fn, void *arg, vptq_err *err)
+static vptq_status show_kv(show *s, const vptq_hessian_dir *h, const vptq_hessian_file *plain,
+                           vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_mem *mem = dev->ctx->mem;
+    char path[4096];
+    vptq_mem *mem = s->dev->ctx->mem;
     vptq_hessian_file term = {.n = 0}, mixed = *plain;
-    const size_t n = plain->n;
-    float *lower = vptq_mem_alloc(mem, n * (n + 1) / 2, sizeof *lower, err);
+    float *lower = vptq_mem_alloc(mem, vptq_triangle(plain->n), sizeof *lower, err);
 
     if (!lower)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(vptq_hessian_dir_read(dir, layer, VPTQ_HESSIAN_KV, plain->n, h->weights, mem,
-                                   &term, err));
-    vptq_hessian_mix(n, plain->lower, term.lower, h->factor, lower);
+    s->entry.input = VPTQ_HESSIAN_KV;
+    s->entry.kind = h->weights;
+    VPTQ_TRY(read_entry(&s->entry, plain->n, mem, path, &term, err));
+    vptq_hessian_mix(plain->n, plain->lower, term.lower, h->factor, lower);
     mixed.lower = lower;
-    VPTQ_TRY(show_file(dev, &mixed, layer, VPTQ_HESSIAN_KV, fn, arg, err));
+    VPTQ_TRY(show_file(s, &mixed, err));
 out:
     vptq_hessian_file_release(&term);
     vptq_mem_free(mem, lower);
@@ -224,22 +224,22 @@ out:
 vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_row_fn fn,
                               void *arg, vptq_err *err)
 {
+    char path[4096];
     vptq_hessian_dir h;
     vptq_status st = vptq_hessian_dir_open(dir, &h, err);
 
     for (uint32_t layer = h.first_layer; !st && layer <= h.last_layer; layer++)
         for (int i = 0; !st && i < VPTQ_INPUT_COUNT; i++) {
             vptq_hessian_file file;
-            const char *input = vptq_input_name((vptq_input)i);
+            show s = {dev, {dir, layer, vptq_input_name((vptq_input)i), 0}, fn, arg};
             st = vptq_check_cancel(dev->ctx, err);
             if (!st)
-                st = vptq_hessian_dir_read(dir, layer, input, 0, VPTQ_WEIGHTS_PLAIN,
-                                           dev->ctx->mem, &file, err);
+                st = read_entry(&s.entry, 0, dev->ctx->mem, path, &file, err);
             if (st)
                 break;
-            st = show_file(dev, &file, layer, input, fn, arg, err);
+            st = show_file(&s, &file, err);
             if (!st && i == VPTQ_INPUT_QKV && h.weights && !file.diagonal)
-                st = show_kv(dev, dir, &h, layer, &file, fn, arg, err);
+                st = show_kv(&s, &h, &file, err);
             vptq_hessian_file_release(&file);
         }
     return st;

@@ -21,7 +21,7 @@ vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum
 out:
     if (st) {
         vptq_err_context(err, "a hessian of %u columns", n);
-        vptq_hessian_sum_release(dev, s);
+        vptq_hessian_sum_release(s);
     }
     return st;
 }
@@ -32,10 +32,12 @@ void vptq_hessian_sum_clear(vptq_hessian_sum *s)
     s->tokens = 0;
 }
 
-void vptq_hessian_sum_release(vptq_device *dev, vptq_hessian_sum *s)
+void vptq_hessian_sum_release(vptq_hessian_sum *s)
 {
-    dev->ops->release(dev->state, s->h);
-    dev->ops->release(dev->state, s->x);
+    if (!s->dev)
+        return;
+    s->dev->ops->release(s->dev->state, s->h);
+    s->dev->ops->release(s->dev->state, s->x);
     *s = (vptq_hessian_sum){0};
 }
 
@@ -62,9 +64,10 @@ static vptq_status zero(vptq_device *dev, double *to, size_t count, vptq_err *er
     return st;
 }
 
-static vptq_status add(vptq_device *dev, vptq_hessian_sum *s, size_t t, const float *x,
-                       size_t ldx, const float *w, uint64_t tokens, vptq_err *err)
+static vptq_status add(vptq_hessian_sum *s, size_t t, const float *x, const float *w,
+                       uint64_t tokens, vptq_err *err)
 {
+    vptq_device *dev = s->dev;
     if (s->clear) {
         VPTQ_CHECK(zero(dev, s->h, (size_t)s->n * s->n, err));
         VPTQ_CHECK(zero(dev, s->x, s->n, err));
@@ -73,23 +76,21 @@ static vptq_status add(vptq_device *dev, vptq_hessian_sum *s, size_t t, const fl
     VPTQ_CHECK(dev->ops->syrk_add(
         dev->state,
         &(vptq_syrk_args){
-            .tokens = t, .n = s->n, .x = x, .ldx = ldx, .w = w, .h = s->h, .sum = s->x},
+            .tokens = t, .n = s->n, .x = x, .ldx = s->n, .w = w, .h = s->h, .sum = s->x},
         err));
     s->tokens += tokens;
     return VPTQ_OK;
 }
 
-vptq_status vptq_hessian_sum_add(vptq_device *dev, vptq_hessian_sum *s, size_t t,
-                                 const float *x, size_t ldx, vptq_err *err)
+vptq_status vptq_hessian_sum_add(vptq_hessian_sum *s, size_t t, const float *x, vptq_err *err)
 {
-    return add(dev, s, t, x, ldx, NULL, t, err);
+    return add(s, t, x, NULL, t, err);
 }
 
-vptq_status vptq_hessian_sum_add_window(vptq_device *dev, vptq_hessian_sum *s, size_t t,
-                                        const float *x, size_t ldx, const float *w,
-                                        vptq_err *err)
+vptq_status vptq_hessian_sum_add_window(vptq_hessian_sum *s, size_t t, const float *x,
+                                        const float *w, vptq_err *err)
 {
-    return add(dev, s, t, x, ldx, w, 1, err);
+    return add(s, t, x, w, 1, err);
 }
 
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,

@@ -18,16 +18,15 @@ typedef struct vptq_hessian_sum {
 
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-void vptq_hessian_sum_clear(vptq_hessian_sum *s); /* to zero tokens */
-void vptq_hessian_sum_release(vptq_device *dev, vptq_hessian_sum *s);
+void vptq_hessian_sum_clear(vptq_hessian_sum *s);   /* to zero tokens */
+void vptq_hessian_sum_release(vptq_hessian_sum *s); /* accepts a zeroed struct */
 /* Adds x [t, n] (device memory), without checking for NaN or infinity. */
-vptq_status vptq_hessian_sum_add(vptq_device *dev, vptq_hessian_sum *s, size_t t,
-                                 const float *x, size_t ldx, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_hessian_sum_add(vptq_hessian_sum *s, size_t t, const float *x,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds sum_t w_t x_t x_t^T, w [t] (device memory) or NULL for ones: one window of a term, which
  * counts as one token. */
-vptq_status vptq_hessian_sum_add_window(vptq_device *dev, vptq_hessian_sum *s, size_t t,
-                                        const float *x, size_t ldx, const float *w,
-                                        vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_hessian_sum_add_window(vptq_hessian_sum *s, size_t t, const float *x,
+                                        const float *w, vptq_err *err) VPTQ_MUST_CHECK;
 /* lower [n (n + 1) / 2] and mean [n] = the sums divided by the tokens, as float.  VPTQ_E_ARG
  * without tokens. */
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,

@@ -28,25 +28,25 @@ static vptq_status open_spill(vptq_hidden_states *s, const char *dir, vptq_err *
     return st;
 }
 
-vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t rows,
-                                    size_t dim, size_t max_rows, size_t reserve,
+vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t reserve,
                                     vptq_hidden_states *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t left = vptq_mem_left(ctx->mem);
-    size_t bytes;
+    size_t bytes, rows = s->rows;
 
-    *s = (vptq_hidden_states){
-        .ctx = ctx, .rows = rows, .dim = dim, .max_rows = max_rows, .fd = -1};
-    if (!vptq_size_mul(rows, dim, &bytes) || !vptq_size_mul(bytes, sizeof *s->data, &bytes))
+    s->ctx = ctx;
+    s->fd = -1;
+    s->data = NULL;
+    if (!vptq_size_mul(rows, s->dim, &bytes) || !vptq_size_mul(bytes, sizeof *s->data, &bytes))
         return vptq_fail(err, VPTQ_E_NOMEM, "hidden states of %zu tokens are too large", rows);
-    if (max_rows < rows && (left < reserve || bytes > (left - reserve) / 2)) {
+    if (s->max_rows < rows && (left < reserve || bytes > (left - reserve) / 2)) {
         VPTQ_TRY(open_spill(s, dir, err));
         vptq_log(ctx, VPTQ_LOG_MORE, "hidden states (%zu MiB) go to a file in '%s'",
                  bytes >> 20, dir);
-        rows = max_rows;
+        rows = s->max_rows;
     }
-    s->data = vptq_mem_alloc(ctx->mem, rows, dim * sizeof *s->data, err);
+    s->data = vptq_mem_alloc(ctx->mem, rows, s->dim * sizeof *s->data, err);
     if (!s->data) {
         vptq_err_context(err, "hidden states of %zu tokens", rows);
         st = VPTQ_E_NOMEM;
@@ -146,9 +146,9 @@ out:
     return st;
 }
 
-/* Reads the bytes after the header into the streams. */
+/* Reads the bytes after the header into the streams; *whole if the checksum is right. */
 static vptq_status load_rows(vptq_hidden_states *const *s, size_t count, int fd, uint64_t sum,
-                             bool *found, vptq_err *err)
+                             bool *whole, vptq_err *err)
 {
     uint64_t offset = sizeof(state_header), end;
     float *rows;
@@ -164,18 +164,19 @@ static vptq_status load_rows(vptq_hidden_states *const *s, size_t count, int fd,
             offset += bytes;
             VPTQ_CHECK(vptq_hidden_states_keep(s[i], row, n, err));
         }
-    *found = vptq_read_at(fd, &end, sizeof end, offset) && end == sum;
+    *whole = vptq_read_at(fd, &end, sizeof end, offset) && end == sum;
     return VPTQ_OK;
 }
 
 vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,
                                     const char *path, const char fingerprint[16], uint64_t last,
-                                    bool *found, uint64_t *position, vptq_err *err)
+                                    uint64_t *position, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     state_header h;
+    bool whole = false;
 
-    *found = false;
+    *position = UINT64_MAX;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT)
         return VPTQ_OK;
@@ -183,9 +184,10 @@ vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
     if (vptq_read_at(fd, &h, sizeof h, 0) && h.position <= last) {
         const state_header want = header_of(s, count, fingerprint, h.position);
-        *position = h.position;
         if (!memcmp(&h, &want, sizeof h))
-            st = load_rows(s, count, fd, vptq_hash(&h, sizeof h, 0), found, err);
+            st = load_rows(s, count, fd, vptq_hash(&h, sizeof h, 0), &whole, err);
+        if (whole)
+            *position = h.position;
     }
     close(fd);
     return st;

@@ -19,10 +19,10 @@ typedef struct vptq_hidden_states {
     char dir[4096];
 } vptq_hidden_states;
 
-/* Allocates [rows, dim] floats, uninitialized.  They go to a file in `dir` if they take more
- * than half of the memory left under the cap after `reserve` bytes. */
-vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t rows,
-                                    size_t dim, size_t max_rows, size_t reserve,
+/* Allocates [rows, dim] floats, uninitialized; the caller has set rows, dim and max_rows.  They
+ * go to a file in `dir` if they take more than half of the memory left under the cap after
+ * `reserve` bytes. */
+vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t reserve,
                                     vptq_hidden_states *s, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_hidden_states_close(vptq_hidden_states *s); /* accepts a zeroed struct */
 
@@ -39,11 +39,10 @@ vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t 
 vptq_status vptq_hidden_states_save(vptq_hidden_states *const *s, size_t count,
                                     const char *path, const char fingerprint[16],
                                     uint64_t position, vptq_err *err) VPTQ_MUST_CHECK;
-/* Reads a checkpoint and sets *found if the file exists, is complete, has this fingerprint and
- * a position of at most `last`.  Otherwise the content of the streams is undefined. */
+/* Reads a checkpoint that is complete and has this fingerprint and a position of at most
+ * `last`.  If there is none, *position is UINT64_MAX and the streams are undefined. */
 vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,
                                     const char *path, const char fingerprint[16], uint64_t last,
-                                    bool *found, uint64_t *position,
-                                    vptq_err *err) VPTQ_MUST_CHECK;
+                                    uint64_t *position, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

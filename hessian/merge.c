@@ -7,40 +7,46 @@
 #include "hessian/dir.h"
 #include "lib/base/file.h"
 
-static vptq_status merge_one(const vptq_ctx *ctx, const char *const *dirs, size_t count,
-                             uint32_t layer, const char *input, vptq_token_weights kind,
-                             const char *out_dir, vptq_err *err)
+/* One part of some directories, pooled into the directory `to`. */
+typedef struct merger {
+    const vptq_ctx *ctx;
+    const char *const *dirs;
+    size_t count;
+    const char *to;
+    vptq_hessian_dir pooled;
+} merger;
+
+/* `input` of a layer; `kind` is that of the term. */
+static vptq_status merge_one(const merger *m, uint32_t layer, const char *input,
+                             vptq_token_weights kind, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     char path[4096];
     size_t loaded = 0;
 
-    vptq_arena_init(&arena, ctx->mem);
-    vptq_hessian_file *parts = vptq_arena_zalloc(&arena, count, sizeof *parts, err);
+    vptq_arena_init(&arena, m->ctx->mem);
+    vptq_hessian_file *parts = vptq_arena_zalloc(&arena, m->count, sizeof *parts, err);
     if (!parts)
         return VPTQ_E_NOMEM;
-    for (; loaded < count; loaded++) {
-        uint32_t n = loaded ? parts[0].n : 0;
-        VPTQ_TRY(vptq_hessian_dir_read_finite(dirs[loaded], layer, input, n, kind, ctx->mem,
-                                              &parts[loaded], err));
+    for (; loaded < m->count; loaded++) {
+        const vptq_hessian_entry e = {m->dirs[loaded], layer, input, kind};
+        VPTQ_TRY(vptq_hessian_entry_load(&e, loaded ? parts[0].n : 0, m->ctx->mem,
+                                         &parts[loaded], err));
     }
     size_t n = parts[0].n;
-    float *lower = vptq_arena_alloc(&arena, n * (n + 1) / 2, sizeof *lower, err);
+    float *lower = vptq_arena_alloc(&arena, vptq_triangle(n), sizeof *lower, err);
     float *mean = lower ? vptq_arena_alloc(&arena, n, sizeof *mean, err) : NULL;
     if (!mean)
         VPTQ_TRY(VPTQ_E_NOMEM);
     uint64_t tokens, windows = 0;
-    for (size_t g = 0; g < count; g++)
+    for (size_t g = 0; g < m->count; g++)
         windows += parts[g].windows;
-    VPTQ_TRY(vptq_hessian_pool(ctx->mem, parts, count, lower, mean, &tokens, err));
-    VPTQ_TRY(vptq_hessian_dir_file(path, out_dir, layer, input, err));
-    if (kind)
-        VPTQ_TRY(vptq_hessian_term_write(
-            path, kind, windows, &(vptq_hessian_data){(uint32_t)n, tokens, lower, mean}, err));
-    else
-        VPTQ_TRY(vptq_hessian_file_write(
-            path, &(vptq_hessian_data){(uint32_t)n, tokens, lower, mean}, err));
+    VPTQ_TRY(vptq_hessian_pool(m->ctx->mem, parts, m->count, lower, mean, &tokens, err));
+    VPTQ_TRY(vptq_hessian_dir_file(path, m->to, layer, input, err));
+    const vptq_hessian_data data = {(uint32_t)n, tokens, lower, mean};
+    VPTQ_TRY(kind ? vptq_hessian_term_write(path, kind, windows, &data, err)
+                  : vptq_hessian_file_write(path, &data, err));
 out:
     while (loaded-- > 0)
         vptq_hessian_file_release(&parts[loaded]);
@@ -48,14 +54,15 @@ out:
     return st;
 }
 
-/* Checks that all directories have the first one's model, layers and token weights; *pooled
+/* Checks that all directories have the first one's model, layers and token weights; m->pooled
  * gets its factor and the sum of the tokens. */
-static vptq_status merge_check(const char *const *dirs, size_t count, vptq_hessian_dir *pooled,
-                               vptq_err *err)
+static vptq_status merge_check(merger *m, vptq_err *err)
 {
+    const char *const *dirs = m->dirs;
+    vptq_hessian_dir *pooled = &m->pooled;
     uint64_t chain = 0;
 
-    for (size_t g = 0; g < count; g++) {
+    for (size_t g = 0; g < m->count; g++) {
         vptq_hessian_dir h;
         VPTQ_CHECK(vptq_hessian_dir_open(dirs[g], &h, err));
         if (h.diagonal || !h.tokens)
@@ -97,72 +104,67 @@ static vptq_status merge_check(const char *const *dirs, size_t count, vptq_hessi
     return VPTQ_OK;
 }
 
-static vptq_status save_meta(const char *const *dirs, size_t count,
-                             const vptq_hessian_dir *pooled, const char *out_dir, vptq_err *err)
+static vptq_status save_meta(const merger *m, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     json_t *parts = json_array(), *details = NULL;
 
-    for (size_t g = 0; parts && g < count; g++) {
+    for (size_t g = 0; parts && g < m->count; g++) {
         vptq_hessian_dir h;
-        VPTQ_TRY(vptq_hessian_dir_open(dirs[g], &h, err));
+        VPTQ_TRY(vptq_hessian_dir_open(m->dirs[g], &h, err));
         json_array_append_new(parts, json_string(h.fingerprint));
     }
     details = json_pack("{s:O?}", "merged_from", parts);
-    if (details)
-        st = vptq_hessian_dir_save(out_dir, pooled, details, err);
-    else
-        st = vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", out_dir);
+    st = details ? vptq_hessian_dir_save(m->to, &m->pooled, details, err)
+                 : vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", m->to);
 out:
     json_decref(details);
     json_decref(parts);
     return st;
 }
 
-/* Pools one part of the directories into the directory `tmp`. */
-static vptq_status merge_part(const vptq_ctx *ctx, const char *const *dirs, size_t count,
-                              const vptq_hessian_dir *pooled, const char *tmp, vptq_err *err)
+static vptq_status merge_part(const merger *m, vptq_err *err)
 {
-    const uint32_t first = pooled->first_layer, last = pooled->last_layer;
+    const uint32_t first = m->pooled.first_layer, last = m->pooled.last_layer;
 
     for (uint32_t layer = first; layer <= last; layer++) {
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            VPTQ_CHECK(vptq_check_cancel(ctx, err));
-            VPTQ_CHECK(merge_one(ctx, dirs, count, layer, vptq_input_name((vptq_input)i),
-                                 VPTQ_WEIGHTS_PLAIN, tmp, err));
-            vptq_progress(ctx, "merge",
+            VPTQ_CHECK(vptq_check_cancel(m->ctx, err));
+            VPTQ_CHECK(
+                merge_one(m, layer, vptq_input_name((vptq_input)i), VPTQ_WEIGHTS_PLAIN, err));
+            vptq_progress(m->ctx, "merge",
                           (uint64_t)(layer - first) * VPTQ_INPUT_COUNT + (unsigned)i + 1,
                           (uint64_t)(last - first + 1) * VPTQ_INPUT_COUNT, NULL);
         }
-        if (pooled->weights)
-            VPTQ_CHECK(
-                merge_one(ctx, dirs, count, layer, VPTQ_HESSIAN_KV, pooled->weights, tmp, err));
+        if (m->pooled.weights)
+            VPTQ_CHECK(merge_one(m, layer, VPTQ_HESSIAN_KV, m->pooled.weights, err));
     }
-    return save_meta(dirs, count, pooled, tmp, err);
+    return save_meta(m, err);
 }
 
-/* Pools the held-out parts into "holdout" in the directory `tmp`. */
-static vptq_status merge_holdouts(const vptq_ctx *ctx, const char *const *dirs, size_t count,
-                                  const char *tmp, vptq_err *err)
+/* Pools the held-out parts of `whole` into "holdout" in its directory. */
+static vptq_status merge_holdouts(const merger *whole, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_hessian_dir pooled;
+    merger m = *whole;
     vptq_arena arena;
     char path[4096];
 
-    vptq_arena_init(&arena, ctx->mem);
-    const char **inner = vptq_arena_alloc(&arena, count, sizeof *inner, err);
+    vptq_arena_init(&arena, m.ctx->mem);
+    const char **inner = vptq_arena_alloc(&arena, m.count, sizeof *inner, err);
     if (!inner)
         return VPTQ_E_NOMEM;
-    for (size_t g = 0; g < count; g++) {
-        inner[g] = vptq_arena_printf(&arena, err, "%s/" VPTQ_HESSIAN_HOLDOUT, dirs[g]);
+    for (size_t g = 0; g < m.count; g++) {
+        inner[g] = vptq_arena_printf(&arena, err, "%s/" VPTQ_HESSIAN_HOLDOUT, m.dirs[g]);
         if (!inner[g])
             VPTQ_TRY(VPTQ_E_NOMEM);
     }
-    VPTQ_TRY(merge_check(inner, count, &pooled, err));
-    VPTQ_TRY(vptq_path_join(path, sizeof path, tmp, VPTQ_HESSIAN_HOLDOUT, err));
+    m.dirs = inner;
+    m.to = path;
+    VPTQ_TRY(merge_check(&m, err));
+    VPTQ_TRY(vptq_path_join(path, sizeof path, whole->to, VPTQ_HESSIAN_HOLDOUT, err));
     VPTQ_TRY(vptq_dir_make(path, err));
-    VPTQ_TRY(merge_part(ctx, inner, count, &pooled, path, err));
+    VPTQ_TRY(merge_part(&m, err));
 out:
     vptq_arena_release(&arena);
     return st;
@@ -184,17 +186,17 @@ vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, siz
 {
     vptq_status st = VPTQ_OK;
     vptq_dir_writer writer = {0};
-    vptq_hessian_dir pooled;
+    merger m = {.ctx = ctx, .dirs = dirs, .count = count, .to = writer.tmp};
 
     if (count < 2)
         return vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories");
-    VPTQ_TRY(merge_check(dirs, count, &pooled, err));
+    VPTQ_TRY(merge_check(&m, err));
     if (force)
         VPTQ_TRY(check_own(ctx, out_dir, err));
     VPTQ_TRY(vptq_dir_writer_open(out_dir, VPTQ_HESSIAN_HOLDOUT, force, &writer, err));
-    VPTQ_TRY(merge_part(ctx, dirs, count, &pooled, writer.tmp, err));
-    if (pooled.held_out_tokens)
-        VPTQ_TRY(merge_holdouts(ctx, dirs, count, writer.tmp, err));
+    VPTQ_TRY(merge_part(&m, err));
+    if (m.pooled.held_out_tokens)
+        VPTQ_TRY(merge_holdouts(&m, err));
     VPTQ_TRY(vptq_dir_writer_commit(&writer, err));
 out:
     if (st)

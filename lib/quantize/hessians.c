@@ -16,17 +16,15 @@ static void dir_release(const vptq_hessian_source *s, vptq_input_hessians *h)
     *h = (vptq_input_hessians){0};
 }
 
-static vptq_status load_kv(const vptq_hessian_source *s, uint32_t layer, uint32_t columns,
-                           vptq_input_hessians *h, vptq_err *err)
+static vptq_status load_kv(const vptq_hessian_source *s, uint32_t layer, vptq_input_hessians *h,
+                           vptq_err *err)
 {
-    size_t count = (size_t)columns * ((size_t)columns + 1) / 2;
-
-    h->mixed = vptq_mem_alloc(s->mem, count, sizeof *h->mixed, err);
+    h->mixed = vptq_mem_alloc(s->mem, vptq_triangle(h->file.n), sizeof *h->mixed, err);
     if (!h->mixed)
         return VPTQ_E_NOMEM;
     h->kv = h->mixed;
-    return vptq_hessian_dir_load_kv(s->dir, layer, columns, s->kv_factor, s->mem, h->plain,
-                                    h->mixed, err);
+    return vptq_hessian_dir_load_kv(s->dir, layer, &h->file, s->kv_factor, s->mem, h->mixed,
+                                    err);
 }
 
 /* Loads one file and checks that it is a diagonal or a full matrix as the others. */
@@ -53,7 +51,7 @@ static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_i
     VPTQ_TRY(load_file(s, s->dir, layer, input, columns, &h->file, err));
     h->plain = h->file.lower;
     if (input == VPTQ_INPUT_QKV && s->kv_factor > 0)
-        VPTQ_TRY(load_kv(s, layer, columns, h, err));
+        VPTQ_TRY(load_kv(s, layer, h, err));
     if (s->held_out_dir[0]) {
         VPTQ_TRY(load_file(s, s->held_out_dir, layer, input, columns, &h->held_out_file, err));
         h->held_out = h->held_out_file.lower;

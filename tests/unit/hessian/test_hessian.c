@@ -53,15 +53,15 @@ static void test_sum_is_the_batch(void **state)
         assert_ok(vptq_hessian_sum_init(&dev, N, &s, &err), &err);
         assert_fails(vptq_hessian_sum_finish(&s, lower, mean, &err), VPTQ_E_ARG, &err,
                      "no tokens");
-        assert_ok(vptq_hessian_sum_add(&dev, &s, 300, x, N, &err), &err);
-        assert_ok(vptq_hessian_sum_add(&dev, &s, T - 300, x + 300 * N, N, &err), &err);
+        assert_ok(vptq_hessian_sum_add(&s, 300, x, &err), &err);
+        assert_ok(vptq_hessian_sum_add(&s, T - 300, x + 300 * N, &err), &err);
         assert_int_equal(s.tokens, T);
         assert_ok(vptq_hessian_sum_finish(&s, lower, mean, &err), &err);
         for (size_t i = 0; i < PACKED; i++)
             assert_true(fabs((double)lower[i] - want[i]) < 2e-6 * 10);
         for (size_t i = 0; i < N; i++)
             assert_true(fabs((double)mean[i] - want_mean[i]) < 1e-5);
-        vptq_hessian_sum_release(&dev, &s);
+        vptq_hessian_sum_release(&s);
         vptq_device_close(&dev);
     }
     assert_int_equal(mem.used, 0);

@@ -146,25 +146,26 @@ static void test_mixing(void **state)
         const double c = isnan(factors[f]) ? 0.25 : factors[f];
         for (size_t i = 0; i < packed; i++)
             want[i] = (float)((double)h.lower[i] + c * (double)term.lower[i]);
-        assert_ok(vptq_hessian_dir_load_kv(dir, 1, n, factors[f], NULL, h.lower, mixed, &err),
-                  &err);
+        assert_ok(vptq_hessian_dir_load_kv(dir, 1, &h, factors[f], NULL, mixed, &err), &err);
         assert_same_f32(mixed, want, packed);
     }
-    assert_fails(vptq_hessian_dir_load_kv(dir, 1, n + 1, 1, NULL, h.lower, mixed, &err),
-                 VPTQ_E_SHAPE, &err, "layer_001_kv.safetensors");
+    vptq_hessian_file wider = h;
+    wider.n = n + 1;
+    assert_fails(vptq_hessian_dir_load_kv(dir, 1, &wider, 1, NULL, mixed, &err), VPTQ_E_SHAPE,
+                 &err, "layer_001_kv.safetensors");
     /* a term is not a Hessian, a Hessian is not a term, and the two kinds of terms differ */
     assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_ATTENTION, 2,
                                       &(vptq_hessian_data){n, 40, term.lower, term.mean}, &err),
               &err);
-    assert_fails(vptq_hessian_dir_load_kv(dir, 1, n, 1, NULL, h.lower, mixed, &err),
-                 VPTQ_E_MISMATCH, &err, "weights of kind attention, expected sink");
+    assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_MISMATCH,
+                 &err, "weights of kind attention, expected sink");
     assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){n, 40, h.lower, h.mean}, &err),
               &err);
-    assert_fails(vptq_hessian_dir_load_kv(dir, 1, n, 1, NULL, h.lower, mixed, &err),
-                 VPTQ_E_MISMATCH, &err, "weights of kind plain, expected sink");
+    assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_MISMATCH,
+                 &err, "weights of kind plain, expected sink");
     assert_int_equal(unlink(path), 0);
-    assert_fails(vptq_hessian_dir_load_kv(dir, 1, n, 1, NULL, h.lower, mixed, &err),
-                 VPTQ_E_FORMAT, &err, "layer_001_kv.safetensors is missing");
+    assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_FORMAT,
+                 &err, "layer_001_kv.safetensors is missing");
     vtest_path(path, sizeof path, dir, "layer_001_qkv.safetensors");
     assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_SINK, 2,
                                       &(vptq_hessian_data){n, 40, term.lower, term.mean}, &err),
@@ -190,8 +191,8 @@ static void test_plain_has_no_terms(void **state)
     const uint32_t n = r.m.desc->hidden;
     float *mixed = malloc(n * (n + 1) / 2 * sizeof *mixed);
     assert_ok(vptq_hessian_dir_load(dir, 0, VPTQ_INPUT_QKV, n, NULL, &h, &err), &err);
-    assert_fails(vptq_hessian_dir_load_kv(dir, 0, n, NAN, NULL, h.lower, mixed, &err),
-                 VPTQ_E_MISMATCH, &err, "plain hessians");
+    assert_fails(vptq_hessian_dir_load_kv(dir, 0, &h, NAN, NULL, mixed, &err), VPTQ_E_MISMATCH,
+                 &err, "plain hessians");
     vptq_hessian_file_release(&h);
     vtest_path(path, sizeof path, dir, "layer_000_kv.safetensors");
     assert_false(vptq_path_exists(path));
