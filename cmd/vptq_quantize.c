@@ -340,8 +340,7 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
     return VPTQ_OK;
 }
 
-static int quantize(vptq_cli *cli, const quantize_args *a,
-                    const vptq_encoder_settings *settings)
+static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *settings)
 {
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
@@ -386,21 +385,6 @@ static int quantize(vptq_cli *cli, const quantize_args *a,
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* Returns the given option that a bit budget decides, or NULL. */
-static const char *option_against_budget(const quantize_args *a)
-{
-    size_t count;
-    const vptq_setting *table = vptq_setting_table(&count);
-    if (a->settings.preset)
-        return "preset";
-    for (size_t i = 0; i < count; i++)
-        if (a->settings.value[i] &&
-            (!strcmp(table[i].key, "vector_length") || !strcmp(table[i].key, "centroids") ||
-             !strcmp(table[i].key, "residual")))
-            return a->settings.name[i];
-    return NULL;
-}
-
 static int check_budget(const vptq_cli *cli, const quantize_args *a)
 {
     const bool kl = a->allocate == VPTQ_ALLOCATE_KL;
@@ -410,9 +394,9 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
         return CLI_OK;
     if (!(a->bits > 0))
         return vptq_cli_usage_error(cli, "--bits %g: expected more than 0", a->bits);
-    if (option_against_budget(a))
+    if (vptq_cli_settings_rate(&a->settings))
         return vptq_cli_usage_error(cli, "--bits and --%s exclude each other",
-                                    option_against_budget(a));
+                                    vptq_cli_settings_rate(&a->settings));
     if (a->allocate != VPTQ_ALLOCATE_UNIFORM && !a->hessians &&
         !(vptq_cli_calibrate_given(&a->calibrate) && a->output))
         return vptq_cli_usage_error(cli,
@@ -429,7 +413,7 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
 
 static int dispatch(vptq_cli *cli, const quantize_args *a)
 {
-    vptq_encoder_settings settings;
+    vptq_settings *settings;
     vptq_err err = {0};
     bool dry = cli->common.dry_run;
 
@@ -456,7 +440,9 @@ static int dispatch(vptq_cli *cli, const quantize_args *a)
         return CLI_USAGE;
     if (vptq_cli_settings_take(&a->settings, cli->common.seed, &settings, &err))
         return vptq_cli_usage_error(cli, "%s", err.text);
-    return quantize(cli, a, &settings);
+    const int code = quantize(cli, a, settings);
+    vptq_settings_free(settings);
+    return code;
 }
 
 /* Upper limit of the options of the tool, headings and CLI_END included. */

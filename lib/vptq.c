@@ -172,60 +172,6 @@ vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir, vptq_foreign_fo
     return vptq_hessian_export(dev, dir, form, out, result ? result : &unused, err);
 }
 
-/* ---- Settings --------------------------------------------------------------------------- */
-
-bool vptq_setting_describe(size_t i, vptq_setting_info *info)
-{
-    size_t count;
-    const vptq_setting *table = vptq_setting_table(&count);
-    const vptq_encoder_settings best = vptq_encoder_defaults();
-    vptq_encoder_settings upstream = best;
-    if (i >= count)
-        return false;
-    const vptq_setting *t = &table[i];
-    *info = (vptq_setting_info){.key = t->key,
-                                .help = t->help,
-                                .values = t->choices                       ? t->choices
-                                          : t->kind == VPTQ_SETTING_BOOL   ? "true|false"
-                                          : t->kind == VPTQ_SETTING_DOUBLE ? "X"
-                                                                           : "N",
-                                .stored = t->stored};
-    vptq_setting_print(t, &best, info->best, sizeof info->best);
-    if (!vptq_encoder_set_encoder(&upstream, "upstream", NULL))
-        vptq_setting_print(t, &upstream, info->upstream, sizeof info->upstream);
-    return true;
-}
-
-vptq_status vptq_setting_check(vptq_setting_text setting, vptq_err *err)
-{
-    vptq_encoder_settings scratch = vptq_encoder_defaults();
-    const vptq_setting *t = vptq_setting_find(setting.key);
-    if (!t)
-        return vptq_fail(err, VPTQ_E_ARG, "no setting is called '%.60s'", setting.key);
-    return vptq_setting_parse(t, setting.value, &scratch, err);
-}
-
-vptq_status vptq_settings_new(const char *encoder, const char *preset,
-                              const vptq_setting_text *given, size_t count,
-                              vptq_settings **settings, vptq_err *err)
-{
-    *settings = NULL;
-    vptq_encoder_settings *s = malloc(sizeof *s);
-    if (!s)
-        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
-    const vptq_status st = vptq_settings_defaults(encoder, preset, given, count, s, err);
-    if (st)
-        free(s);
-    else
-        *settings = s;
-    return st;
-}
-
-void vptq_settings_free(vptq_settings *settings)
-{
-    free(settings);
-}
-
 /* ---- Quantizing and packing ------------------------------------------------------------- */
 
 vptq_quantize_options vptq_quantize_defaults(void)

@@ -347,8 +347,8 @@ typedef struct vptq_setting_info {
 
 /* Describes setting `i`; false when there are no more. */
 VPTQ_API bool vptq_setting_describe(size_t i, vptq_setting_info *info);
-/* VPTQ_E_ARG naming the key, the value and what is expected. */
-VPTQ_CALL vptq_status vptq_setting_check(vptq_setting_text setting, vptq_err *err);
+/* VPTQ_E_ARG with the rule that the value breaks: "expected true or false". */
+VPTQ_CALL vptq_status vptq_setting_check(const char *key, const char *value, vptq_err *err);
 
 /* The settings of encoder "best" (this project's steps) or "upstream" (the published recipe;
  * NULL = "best"), then those of the preset (NULL = none), then the `count` given ones. */

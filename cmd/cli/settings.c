@@ -1,9 +1,9 @@
 /* Settings of the encoder as command-line options. */
 #include "cmd/cli/settings.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { VALUE = 64 };
@@ -29,16 +29,12 @@ static const spelling spellings[] = {
     {"seed", 0, NULL, true}, /* common */
 };
 
-static spelling spelling_of(const vptq_setting *t)
+static spelling spelling_of(const vptq_setting_info *t)
 {
     for (size_t i = 0; i < sizeof spellings / sizeof spellings[0]; i++)
         if (!strcmp(spellings[i].key, t->key))
             return spellings[i];
-    return (spelling){.key = t->key,
-                      .arg = t->choices                       ? t->choices
-                             : t->kind == VPTQ_SETTING_BOOL   ? "true|false"
-                             : t->kind == VPTQ_SETTING_DOUBLE ? "X"
-                                                              : "N"};
+    return (spelling){.key = t->key, .arg = t->values};
 }
 
 /* "kmeans_iterations" -> "kmeans-iterations" */
@@ -52,18 +48,13 @@ static void option_name(char name[CLI_SETTINGS_NAME], const char *key)
 
 /* ---- the options ---- */
 
-static void write_help(char help[CLI_SETTINGS_HELP], const vptq_setting *t)
+static void write_help(char help[CLI_SETTINGS_HELP], const vptq_setting_info *t)
 {
-    char ours[VALUE], theirs[VALUE] = "";
-    vptq_encoder_settings best = vptq_encoder_defaults(), upstream = best;
-
-    vptq_setting_print(t, &best, ours, sizeof ours);
-    if (!vptq_encoder_set_encoder(&upstream, "upstream", NULL))
-        vptq_setting_print(t, &upstream, theirs, sizeof theirs);
-    if (strcmp(ours, theirs))
-        snprintf(help, CLI_SETTINGS_HELP, "%s (best: %s, upstream: %s)", t->help, ours, theirs);
+    if (strcmp(t->best, t->upstream))
+        snprintf(help, CLI_SETTINGS_HELP, "%s (best: %s, upstream: %s)", t->help, t->best,
+                 t->upstream);
     else
-        snprintf(help, CLI_SETTINGS_HELP, "%s (default: %s)", t->help, ours);
+        snprintf(help, CLI_SETTINGS_HELP, "%s (default: %s)", t->help, t->best);
 }
 
 typedef struct option_list {
@@ -74,23 +65,22 @@ typedef struct option_list {
 static void add(option_list *l, char letter, const char *name, vptq_cli_type type, void *target,
                 const char *arg, const char *help)
 {
-    VPTQ_BUG_IF(l->count == l->max);
+    assert(l->count < l->max);
     l->items[l->count++] = (vptq_cli_option){letter, name, type, target, arg, help, false};
 }
 
 /* Adds the options of the settings that decide what is stored, or of all others. */
 static void add_table(vptq_cli_settings *s, option_list *l, bool stored)
 {
-    size_t count;
-    const vptq_setting *table = vptq_setting_table(&count);
+    vptq_setting_info t;
 
-    VPTQ_BUG_IF(count > CLI_SETTINGS);
-    for (size_t i = 0; i < count; i++) {
-        spelling sp = spelling_of(&table[i]);
-        if (table[i].stored != stored || sp.hidden)
+    for (size_t i = 0; vptq_setting_describe(i, &t); i++) {
+        const spelling sp = spelling_of(&t);
+        assert(i < CLI_SETTINGS);
+        if (t.stored != stored || sp.hidden)
             continue;
-        option_name(s->name[i], table[i].key);
-        write_help(s->help[i], &table[i]);
+        option_name(s->name[i], t.key);
+        write_help(s->help[i], &t);
         add(l, sp.letter, s->name[i], CLI_STRING, &s->value[i], sp.arg, s->help[i]);
     }
 }
@@ -123,8 +113,8 @@ size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options,
 typedef struct given {
     vptq_setting_text item[CLI_SETTINGS + 8];
     size_t count;
-    char text[3][VALUE]; /* parts of composed values, the seed */
-    char seed[VALUE];
+    char text[3][VALUE]; /* parts of a composed value */
+    char beam[VALUE], seed[VALUE];
 } given;
 
 static void give(given *g, const char *key, const char *value)
@@ -161,50 +151,32 @@ static vptq_status take_outliers(given *g, const char *value, vptq_err *err)
     return parts == 2 ? bad_value("outliers", value, "PERCENT[:V:K]", err) : VPTQ_OK;
 }
 
-static vptq_status take_search(given *g, const char *value, char beam[VALUE], vptq_err *err)
+static vptq_status take_search(given *g, const char *value, vptq_err *err)
 {
-    vptq_encoder_settings best = vptq_encoder_defaults();
+    vptq_setting_info t = {.key = ""};
 
-    if (!strcmp(value, "greedy"))
+    if (!strcmp(value, "greedy")) {
         give(g, "beam", "1");
-    else if (!strncmp(value, "beam:", 5))
+    } else if (!strncmp(value, "beam:", 5)) {
         give(g, "beam", value + 5);
-    else if (strcmp(value, "beam"))
+    } else if (!strcmp(value, "beam")) {
+        for (size_t i = 0; strcmp(t.key, "beam") != 0 && vptq_setting_describe(i, &t);)
+            i++;
+        snprintf(g->beam, sizeof g->beam, "%s", t.best);
+        give(g, "beam", g->beam);
+    } else {
         return bad_value("search", value, "greedy|beam[:N]", err);
-    else {
-        vptq_setting_print(vptq_setting_find("beam"), &best, beam, VALUE);
-        give(g, "beam", beam);
     }
     return VPTQ_OK;
 }
 
-/* Rejects numbers of centroids that are not a power of two; 0 is "no residual codebook". */
-static vptq_status check_power(const char *option, const char *value, vptq_err *err)
-{
-    const unsigned long k = strtoul(value, NULL, 10);
-    unsigned long below = 2;
-
-    if (k == 0 || (k > 1 && (k & (k - 1)) == 0))
-        return VPTQ_OK;
-    while (2 * below <= k)
-        below *= 2;
-    if (k == 1)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "--%s 1: must be a power of two from 2 to %d (nearest: 2)", option,
-                         VPTQ_VQ_MAX_K);
-    return vptq_fail(err, VPTQ_E_ARG,
-                     "--%s %s: must be a power of two from 2 to %d (nearest: %lu, %lu)", option,
-                     value, VPTQ_VQ_MAX_K, below, 2 * below);
-}
-
-/* Converts each value alone, so that the message names the option. */
+/* Checks each value alone, so that the message names the option. */
 static vptq_status check_values(const vptq_cli_settings *s, const given *g, vptq_err *err)
 {
-    vptq_encoder_settings scratch = vptq_encoder_defaults();
     char name[CLI_SETTINGS_NAME];
 
     for (size_t i = 0; i < g->count; i++) {
-        const char *key = g->item[i].key;
+        const char *key = g->item[i].key, *value = g->item[i].value;
         const char *option = key;
         if (!strncmp(key, "outlier", 7))
             option = "outliers";
@@ -213,45 +185,49 @@ static vptq_status check_values(const vptq_cli_settings *s, const given *g, vptq
         else if (!strcmp(key, "norm") && !s->norm)
             option = "no-norm";
         option_name(name, option);
-        if (vptq_setting_parse(vptq_setting_find(key), g->item[i].value, &scratch, err)) {
-            /* the library's "KEY is 'VALUE', expected ..." with the option for the key */
-            char text[sizeof err->text];
-            const char *rule = strstr(err->text, ", expected ");
-            snprintf(text, sizeof text, "%s", rule ? rule + strlen(", expected ") : err->text);
-            return bad_value(name, g->item[i].value, text, err);
-        }
-        if (strstr(key, "centroids") || !strcmp(key, "residual"))
-            VPTQ_CHECK(check_power(name, g->item[i].value, err));
+        if (vptq_setting_check(key, value, err))
+            return vptq_err_context(err, "--%s %s", name, *value ? value : "''");
     }
     return VPTQ_OK;
 }
 
 vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
-                                   vptq_encoder_settings *settings, vptq_err *err)
+                                   vptq_settings **settings, vptq_err *err)
 {
-    given g = {0};
-    char beam[VALUE];
-    size_t count;
-    const vptq_setting *table = vptq_setting_table(&count);
+    given g = {.count = 0};
+    vptq_setting_info t;
 
-    for (size_t i = 0; i < count; i++) {
+    *settings = NULL;
+    for (size_t i = 0; vptq_setting_describe(i, &t); i++) {
         if (!s->value[i])
             continue;
-        if (!strcmp(table[i].key, "norm") && !s->norm)
+        if (!strcmp(t.key, "norm") && !s->norm)
             return vptq_fail(err, VPTQ_E_ARG, "--norm and --no-norm exclude each other");
-        if (!strcmp(table[i].key, "outliers"))
+        if (!strcmp(t.key, "outliers"))
             VPTQ_CHECK(take_outliers(&g, s->value[i], err));
         else
-            give(&g, table[i].key, s->value[i]);
+            give(&g, t.key, s->value[i]);
     }
     if (!s->norm)
         give(&g, "norm", "none");
     if (!s->perm)
         give(&g, "perm", "false");
     if (s->search)
-        VPTQ_CHECK(take_search(&g, s->search, beam, err));
+        VPTQ_CHECK(take_search(&g, s->search, err));
     snprintf(g.seed, sizeof g.seed, "%" PRIu64, seed);
     give(&g, "seed", g.seed);
     VPTQ_CHECK(check_values(s, &g, err));
-    return vptq_settings_defaults(s->encoder, s->preset, g.item, g.count, settings, err);
+    return vptq_settings_new(s->encoder, s->preset, g.item, g.count, settings, err);
+}
+
+const char *vptq_cli_settings_rate(const vptq_cli_settings *s)
+{
+    static const char *const names[] = {"vector-length", "centroids", "residual"};
+    if (s->preset)
+        return "preset";
+    for (size_t i = 0; i < CLI_SETTINGS; i++)
+        for (size_t n = 0; s->value[i] && n < sizeof names / sizeof *names; n++)
+            if (!strcmp(s->name[i], names[n]))
+                return names[n];
+    return NULL;
 }

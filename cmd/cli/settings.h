@@ -21,9 +21,11 @@ typedef struct vptq_cli_settings {
  * `options`.  Returns their number, at most `max`. */
 size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options, size_t max);
 
-/* Converts the options to settings; VPTQ_E_ARG naming the option. */
+/* Converts the options to settings, which the caller frees; VPTQ_E_ARG naming the option. */
 vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
-                                   vptq_encoder_settings *settings,
-                                   vptq_err *err) VPTQ_MUST_CHECK;
+                                   vptq_settings **settings, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Returns the name of a given option that a bit budget decides, or NULL. */
+const char *vptq_cli_settings_rate(const vptq_cli_settings *s);
 
 #endif

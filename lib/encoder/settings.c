@@ -16,9 +16,9 @@
 static const vptq_setting table[] = {
     {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true,
      "rows that share one index"},
-    {"centroids", VPTQ_SETTING_U32, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true,
+    {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true,
      "centroids of the main codebook, a power of two"},
-    {"residual", VPTQ_SETTING_U32, AT(k_res), 0, VPTQ_VQ_MAX_K, NULL, true,
+    {"residual", VPTQ_SETTING_POWER, AT(k_res), 0, VPTQ_VQ_MAX_K, NULL, true,
      "centroids of the residual codebook, a power of two; 0 = none"},
     {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true,
      "groups of columns with codebooks of their own"},
@@ -28,7 +28,7 @@ static const vptq_setting table[] = {
      "percent of columns that get the outlier codebook"},
     {"outlier_vector_length", VPTQ_SETTING_U32, AT(v0), 1, VPTQ_VQ_MAX_V, NULL, true,
      "vector length of the outlier codebook"},
-    {"outlier_centroids", VPTQ_SETTING_U32, AT(k0), 2, VPTQ_VQ_MAX_K, NULL, true,
+    {"outlier_centroids", VPTQ_SETTING_POWER, AT(k0), 2, VPTQ_VQ_MAX_K, NULL, true,
      "centroids of the outlier codebook, a power of two"},
     {"dtype", VPTQ_SETTING_DTYPE, AT(storage), 0, 0, "f16|bf16", true,
      "type of codebooks, scale and bias"},
@@ -108,76 +108,116 @@ static void choice_name(const char *choices, uint32_t index, char *text, size_t 
     snprintf(text, size, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
-static vptq_status expected(const vptq_setting *t, const char *text, const char *what,
-                            vptq_err *err)
-{
-    return vptq_fail(err, VPTQ_E_ARG, "%s is '%.60s', expected %s", t->key, text, what);
-}
+enum { REASON = 96 };
 
-static vptq_status parse_number(const vptq_setting *t, const char *text, double *x,
-                                vptq_err *err)
+static bool parse_number(const vptq_setting *t, const char *text, double *x,
+                         char reason[REASON])
 {
-    char what[80];
     char *end;
+    const bool whole = t->kind != VPTQ_SETTING_DOUBLE;
     /* strtod alone would take leading space, hexadecimal digits and names of infinities */
-    bool plain = *text && strspn(text, "0123456789+-.eE") == strlen(text);
+    const bool plain = *text && strspn(text, "0123456789+-.eE") == strlen(text);
 
     *x = strtod(text, &end);
-    if (!plain || *end || !(*x >= t->min && *x <= t->max) ||
-        (t->kind == VPTQ_SETTING_U32 && *x != floor(*x))) {
-        snprintf(what, sizeof what, "%s from %.15g to %.15g",
-                 t->kind == VPTQ_SETTING_U32 ? "a whole number" : "a number", t->min, t->max);
-        return expected(t, text, what, err);
-    }
-    return VPTQ_OK;
+    if (plain && !*end && *x >= t->min && *x <= t->max && (!whole || *x == floor(*x)))
+        return true;
+    snprintf(reason, REASON, "expected a %s from %.15g to %.15g",
+             whole ? "whole number" : "number", t->min, t->max);
+    return false;
 }
 
-vptq_status vptq_setting_parse(const vptq_setting *t, const char *text,
-                               vptq_encoder_settings *s, vptq_err *err)
+/* Accepts a power of two, and 0 where the range has it. */
+static bool check_power(const vptq_setting *t, uint32_t k, char reason[REASON])
 {
-    unsigned char *at = (unsigned char *)s + t->offset;
-    vptq_status st = VPTQ_OK;
-    double x;
+    uint32_t below = 1;
+
+    if (k != 1 && (k & (k - 1)) == 0)
+        return true;
+    while (2 * below <= k)
+        below *= 2;
+    int n =
+        snprintf(reason, REASON, "must be a power of two from 2 to %.15g (nearest: ", t->max);
+    if (below > 1)
+        n += snprintf(reason + n, REASON - (size_t)n, "%" PRIu32 ", ", below);
+    snprintf(reason + n, REASON - (size_t)n, "%" PRIu32 ")", 2 * below);
+    return false;
+}
+
+/* Sets the member at `at`, or returns false with the reason. */
+static bool parse_value(const vptq_setting *t, const char *text, unsigned char *at,
+                        char reason[REASON])
+{
+    double x = 0;
+    uint32_t u = 0;
 
     switch (t->kind) {
     case VPTQ_SETTING_U32:
-        st = parse_number(t, text, &x, err);
-        if (!st)
-            memcpy(at, &(uint32_t){(uint32_t)x}, sizeof(uint32_t));
-        return st;
+    case VPTQ_SETTING_POWER:
+        if (!parse_number(t, text, &x, reason))
+            return false;
+        u = (uint32_t)x;
+        if (t->kind == VPTQ_SETTING_POWER && !check_power(t, u, reason))
+            return false;
+        memcpy(at, &u, sizeof u);
+        return true;
     case VPTQ_SETTING_DOUBLE:
-        st = parse_number(t, text, &x, err);
-        if (!st)
-            memcpy(at, &x, sizeof x);
-        return st;
+        if (!parse_number(t, text, &x, reason))
+            return false;
+        memcpy(at, &x, sizeof x);
+        return true;
     case VPTQ_SETTING_U64: {
+        snprintf(reason, REASON, "expected a whole number below 2^64");
         errno = 0;
-        uint64_t n = strtoull(text, NULL, 10);
+        const uint64_t n = strtoull(text, NULL, 10);
         if (!*text || strspn(text, "0123456789") != strlen(text) || errno)
-            return expected(t, text, "a whole number below 2^64", err);
+            return false;
         memcpy(at, &n, sizeof n);
-        return VPTQ_OK;
+        return true;
     }
     case VPTQ_SETTING_BOOL: {
-        bool yes = !strcmp(text, "true");
+        snprintf(reason, REASON, "expected true or false");
+        const bool yes = !strcmp(text, "true");
         if (!yes && strcmp(text, "false"))
-            return expected(t, text, "true or false", err);
+            return false;
         memcpy(at, &yes, sizeof yes);
-        return VPTQ_OK;
+        return true;
     }
     case VPTQ_SETTING_CHOICE:
     case VPTQ_SETTING_DTYPE:
         break;
     }
-    int i = choice_index(t->choices, text);
-    if (i < 0)
-        return expected(t, text, t->choices, err);
+    snprintf(reason, REASON, "expected %s", t->choices);
+    const int i = choice_index(t->choices, text);
     const vptq_dtype dtype = i ? VPTQ_BF16 : VPTQ_F16;
+    u = (uint32_t)i;
+    if (i < 0)
+        return false;
     if (t->kind == VPTQ_SETTING_DTYPE)
         memcpy(at, &dtype, sizeof dtype);
     else
-        memcpy(at, &(uint32_t){(uint32_t)i}, sizeof(uint32_t));
-    return VPTQ_OK;
+        memcpy(at, &u, sizeof u);
+    return true;
+}
+
+vptq_status vptq_setting_parse(const vptq_setting *t, const char *text,
+                               vptq_encoder_settings *s, vptq_err *err)
+{
+    char reason[REASON];
+    if (parse_value(t, text, (unsigned char *)s + t->offset, reason))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_ARG, "%s is '%.60s', %s", t->key, text, reason);
+}
+
+vptq_status vptq_setting_check(const char *key, const char *value, vptq_err *err)
+{
+    vptq_encoder_settings scratch;
+    char reason[REASON];
+    const vptq_setting *t = vptq_setting_find(key);
+    if (!t)
+        return vptq_fail(err, VPTQ_E_ARG, "no such setting: '%.60s'", key);
+    if (parse_value(t, value, (unsigned char *)&scratch + t->offset, reason))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_ARG, "%s", reason);
 }
 
 void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, char *text,
@@ -192,6 +232,7 @@ void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, c
 
     switch (t->kind) {
     case VPTQ_SETTING_U32:
+    case VPTQ_SETTING_POWER:
         memcpy(&u, at, sizeof u);
         snprintf(text, size, "%" PRIu32, u);
         break;
@@ -222,6 +263,26 @@ void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, c
     }
 }
 
+bool vptq_setting_describe(size_t i, vptq_setting_info *info)
+{
+    const vptq_encoder_settings best = vptq_encoder_defaults();
+    vptq_encoder_settings upstream = best;
+    if (i >= sizeof table / sizeof table[0])
+        return false;
+    const vptq_setting *t = &table[i];
+    *info = (vptq_setting_info){.key = t->key,
+                                .help = t->help,
+                                .values = t->choices                       ? t->choices
+                                          : t->kind == VPTQ_SETTING_BOOL   ? "true|false"
+                                          : t->kind == VPTQ_SETTING_DOUBLE ? "X"
+                                                                           : "N",
+                                .stored = t->stored};
+    vptq_setting_print(t, &best, info->best, sizeof info->best);
+    if (!vptq_encoder_set_encoder(&upstream, "upstream", NULL))
+        vptq_setting_print(t, &upstream, info->upstream, sizeof info->upstream);
+    return true;
+}
+
 /* ---- one setting of two ---- */
 
 static size_t setting_size(const vptq_setting *t)
@@ -236,6 +297,7 @@ static size_t setting_size(const vptq_setting *t)
     case VPTQ_SETTING_DTYPE:
         return sizeof(vptq_dtype);
     case VPTQ_SETTING_U32:
+    case VPTQ_SETTING_POWER:
     case VPTQ_SETTING_CHOICE:
         break;
     }
@@ -353,14 +415,6 @@ vptq_vq_shape vptq_encoder_shape(const vptq_encoder_settings *s, uint32_t out, u
                            .has_norm = true};
 }
 
-static vptq_status check_power(const char *key, uint32_t k, vptq_err *err)
-{
-    if (k < 2 || k > VPTQ_VQ_MAX_K || (k & (k - 1)))
-        return vptq_fail(err, VPTQ_E_ARG, "%s is %u, expected a power of two from 2 to %d", key,
-                         k, VPTQ_VQ_MAX_K);
-    return VPTQ_OK;
-}
-
 static vptq_status check_ranges(const vptq_encoder_settings *s, vptq_err *err)
 {
     char text[64];
@@ -404,10 +458,6 @@ vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uin
                                vptq_err *err)
 {
     VPTQ_CHECK(check_ranges(s, err));
-    VPTQ_CHECK(check_power("centroids", s->k, err));
-    if (s->k_res)
-        VPTQ_CHECK(check_power("residual", s->k_res, err));
-    VPTQ_CHECK(check_power("outlier_centroids", s->k0, err));
     VPTQ_CHECK(check_columns(s, in, err));
     vptq_vq_shape shape = vptq_encoder_shape(s, out, in);
     return vptq_vq_shape_check(&shape, err);

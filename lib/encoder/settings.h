@@ -81,6 +81,7 @@ vptq_vq_shape vptq_encoder_shape(const vptq_encoder_settings *s, uint32_t out, u
 
 typedef enum {
     VPTQ_SETTING_U32,
+    VPTQ_SETTING_POWER, /* uint32_t: a power of two; 0 if min is */
     VPTQ_SETTING_U64,
     VPTQ_SETTING_BOOL,
     VPTQ_SETTING_DOUBLE,

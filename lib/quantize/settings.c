@@ -25,6 +25,27 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
     return VPTQ_OK;
 }
 
+vptq_status vptq_settings_new(const char *encoder, const char *preset,
+                              const vptq_setting_text *given, size_t count,
+                              vptq_settings **settings, vptq_err *err)
+{
+    *settings = NULL;
+    vptq_encoder_settings *s = malloc(sizeof *s);
+    if (!s)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    const vptq_status st = vptq_settings_defaults(encoder, preset, given, count, s, err);
+    if (st)
+        free(s);
+    else
+        *settings = s;
+    return st;
+}
+
+void vptq_settings_free(vptq_settings *settings)
+{
+    free(settings);
+}
+
 /* Rejects settings that the encoder supports, but the published layout does not. */
 static vptq_status check_layout(const vptq_encoder_settings *s, vptq_err *err)
 {
@@ -66,6 +87,7 @@ static json_t *setting_json(const vptq_setting *t, const vptq_encoder_settings *
     vptq_setting_print(t, s, text, sizeof text);
     switch (t->kind) {
     case VPTQ_SETTING_U32:
+    case VPTQ_SETTING_POWER:
     case VPTQ_SETTING_U64: {
         uint64_t n = strtoull(text, NULL, 10);
         return n > INT64_MAX ? json_string(text) : json_integer((json_int_t)n);

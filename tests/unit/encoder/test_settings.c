@@ -40,8 +40,9 @@ static void assert_same(const vptq_encoder_settings *a, const vptq_encoder_setti
 static void test_table_covers_everything(void **state)
 {
     (void)state;
-    static const size_t size[] = {sizeof(uint32_t), sizeof(uint64_t), sizeof(bool),
-                                  sizeof(double),   sizeof(uint32_t), sizeof(vptq_dtype)};
+    static const size_t size[] = {sizeof(uint32_t),  sizeof(uint32_t), sizeof(uint64_t),
+                                  sizeof(bool),      sizeof(double),   sizeof(uint32_t),
+                                  sizeof(vptq_dtype)};
     unsigned char covered[sizeof(vptq_encoder_settings)] = {0};
     size_t count, holes = 0;
     const vptq_setting *t = vptq_setting_table(&count);
@@ -122,8 +123,9 @@ static void test_ranges(void **state)
     for (size_t i = 0; i < count; i++) {
         const vptq_encoder_settings before = s;
         snprintf(part, sizeof part, "%s is '", t[i].key); /* every error begins with the key */
-        if (t[i].kind == VPTQ_SETTING_U32 || t[i].kind == VPTQ_SETTING_DOUBLE) {
-            double step = t[i].kind == VPTQ_SETTING_U32 ? 1 : 1e-6 + t[i].max * 1e-6;
+        const bool real = t[i].kind == VPTQ_SETTING_DOUBLE;
+        if (real || t[i].kind == VPTQ_SETTING_U32 || t[i].kind == VPTQ_SETTING_POWER) {
+            double step = real ? 1e-6 + t[i].max * 1e-6 : 1;
             const double out[] = {t[i].min - step, t[i].max + step};
             for (int e = 0; e < 2; e++) {
                 snprintf(text, sizeof text, "%.17g", e ? t[i].max : t[i].min);
@@ -256,10 +258,22 @@ static void test_refused_settings(void **state)
     (void)state;
     vptq_err err = {0};
     vptq_encoder_settings s = vptq_encoder_defaults();
-    refused("centroids", "100", 64, "centroids is 100, expected a power of two");
-    refused("residual", "3", 64, "residual is 3, expected a power of two");
-    refused("residual", "1", 64, "residual is 1, expected a power of two");
-    refused("outlier_centroids", "48", 64, "outlier_centroids is 48, expected a power of two");
+    s.k = 100;
+    assert_fails(
+        vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
+        "centroids is '100', must be a power of two from 2 to 65536 (nearest: 64, 128)");
+    s = vptq_encoder_defaults();
+    s.k_res = 3;
+    assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
+                 "residual is '3', must be a power of two");
+    s.k_res = 1;
+    assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
+                 "residual is '1', must be a power of two from 2 to 65536 (nearest: 2)");
+    s = vptq_encoder_defaults();
+    s.k0 = 48;
+    assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
+                 "outlier_centroids is '48', must be a power of two");
+    s = vptq_encoder_defaults();
     refused("groups", "5", 64, "groups is 5, which does not divide 64 columns");
     refused("groups", "65", 64, "groups is 65, which leaves an empty group of 64 columns");
     refused("group_size", "65", 64, "group_size is 65, which leaves an empty group");
@@ -296,7 +310,8 @@ static void test_fields_out_of_range(void **state)
         const uint32_t large = UINT32_MAX;
         const double wrong[] = {(double)NAN, (double)INFINITY, -1};
         snprintf(part, sizeof part, "%s is '", t[i].key);
-        if (t[i].kind == VPTQ_SETTING_U32 || t[i].kind == VPTQ_SETTING_CHOICE) {
+        if (t[i].kind == VPTQ_SETTING_U32 || t[i].kind == VPTQ_SETTING_POWER ||
+            t[i].kind == VPTQ_SETTING_CHOICE) {
             memcpy(at, &large, sizeof large);
             assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err, part);
         }

@@ -91,6 +91,7 @@ static void test_defaults_refused(void **state)
         {"vector_length", " 8", "vector_length is ' 8'"},
         {"vector_length", "0x8", "vector_length is '0x8'"},
         {"vector_length", "", "vector_length is ''"},
+        {"centroids", "300", "centroids is '300', must be a power of two"},
         {"outliers", "nan", "outliers is 'nan', expected a number from 0 to 100"},
         {"outliers", "100.5", "outliers is '100.5'"},
         {"ridge", "-1", "ridge is '-1', expected a number from 0 to 1"},
@@ -198,6 +199,9 @@ static void test_recipe_refused(void **state)
          "rule 2: key 'centroid' is not a setting"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"vector_length\": 65}}]}",
          "rule 1: vector_length is '65', expected a whole number from 1 to 64"},
+        {"{\"rules\": [{\"match\": \"q_proj\", \"settings\": {\"centroids\": 300}}]}",
+         "rule 1: centroids is '300', must be a power of two from 2 to 65536 (nearest: 256, "
+         "512)"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"centroids\": true}}]}",
          "rule 1: centroids is 'true'"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"centroids\": [1]}}]}",
@@ -253,7 +257,7 @@ static void test_check(void **state)
                  "model.layers.2.mlp.down_proj: groups is 5, which does not divide 192");
     r.rows[VPTQ_LINEAR_COUNT + VPTQ_LINEAR_K].settings.k = 100;
     assert_fails(vptq_settings_check(&d, r.rows, &err), VPTQ_E_ARG, &err,
-                 "model.layers.1.self_attn.k_proj: centroids is 100");
+                 "model.layers.1.self_attn.k_proj: centroids is '100', must be a power of two");
     r.rows[VPTQ_LINEAR_Q].settings.k_res = 512;
     assert_fails(
         vptq_settings_check(&d, r.rows, &err), VPTQ_E_ARG, &err,
