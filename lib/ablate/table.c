@@ -176,15 +176,15 @@ static vptq_status make_columns(vptq_ablate_report *r, vptq_column *columns, vpt
 
 static void add_notes(vptq_table *t)
 {
-    vptq_table_notef(t, "bits: everything that is stored of the quantized matrices (indices, "
-                        "codebooks, scales, biases, permutations) over their weights");
+    vptq_table_note(t, "bits: everything that is stored of the quantized matrices (indices, "
+                       "codebooks, scales, biases, permutations) over their weights");
     if (t->has & PAPER)
-        vptq_table_notef(
+        vptq_table_note(
             t, "paper: bits and perplexities (WikiText-2, C4) of Llama-2-13B at a context "
                "of 4096, finetuned where the row says so");
     if (t->has & FINETUNE)
-        vptq_table_notef(t, "finetune: how the paper's row was trained; it is not done here, "
-                            "and rows that differ by it alone are not run");
+        vptq_table_note(t, "finetune: how the paper's row was trained; it is not done here, "
+                           "and rows that differ by it alone are not run");
 }
 
 vptq_status vptq_ablate_table(vptq_ablate_report *report, bool seconds, vptq_mem *mem,

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lib/report/svg.h"
@@ -11,6 +12,7 @@ enum { KINDS = VPTQ_LINEAR_COUNT };
 
 /* Unweighted means over some matrices. */
 typedef struct means {
+    const char *name;
     size_t count;
     double output, weight, bits; /* sums until divide() */
     double low, high;            /* smallest and largest compared() */
@@ -69,15 +71,15 @@ static void average(writer *w)
         add_row(w, &w->all, &r->rows[i]);
         add_row(w, &w->kind[kind_of(&r->rows[i])], &r->rows[i]);
     }
+    w->all.name = "all";
     divide(&w->all);
-    for (int k = 0; k < KINDS; k++)
+    for (int k = 0; k < KINDS; k++) {
+        w->kind[k].name = vptq_linear_name((vptq_linear)k);
         divide(&w->kind[k]);
+    }
 }
 
 /* --- tables ------------------------------------------------------------------------------ */
-
-/* Indices of the columns that rows are sorted by. */
-enum { OUTPUT_COLUMN = 4, WEIGHT_COLUMN = 5 };
 
 #define COUNT(key, text, member)                                                               \
     {                                                                                          \
@@ -92,8 +94,8 @@ static const vptq_column row_columns[] = {
     {.name = "name", VPTQ_TEXT(vptq_error_row, name), .head = true},
     COUNT("rows", NULL, rows),
     COUNT("columns", NULL, columns),
-    [OUTPUT_COLUMN] = FIGURE("proxy_loss", "output error", proxy_loss, 6),
-    [WEIGHT_COLUMN] = FIGURE("relative_mse", "weight error", relative_mse, 6),
+    FIGURE("proxy_loss", "output error", proxy_loss, 6),
+    FIGURE("relative_mse", "weight error", relative_mse, 6),
     FIGURE("bits_per_weight", "bits", bits_per_weight, 4),
     COUNT("v", NULL, shape.v),
     COUNT("k", NULL, shape.k),
@@ -103,45 +105,55 @@ static const vptq_column row_columns[] = {
     COUNT("worst_row", "worst row", worst_row),
     FIGURE("worst_row_mse", "its error", worst_row_mse, 4)};
 
-static void fill_rows(const writer *w, vptq_table *t, const char *title, bool worst, size_t top)
+typedef struct ranked_row {
+    const vptq_error_row *row;
+    double error;
+} ranked_row;
+
+/* The largest error first, unknown ones last; equal rows keep their order. */
+static int compare_errors(const void *left, const void *right)
 {
-    vptq_table_init(t, w->mem, title, VPTQ_COLUMNS(row_columns));
-    for (size_t i = 0; i < w->r->count; i++)
-        vptq_table_add(t, &w->r->rows[i]);
-    if (worst)
-        vptq_table_sort(t, w->outputs ? OUTPUT_COLUMN : WEIGHT_COLUMN, true);
-    if (top)
-        vptq_table_cut(t, top);
+    const ranked_row *a = left, *b = right;
+    if (isnan(a->error) != isnan(b->error))
+        return isnan(a->error) - isnan(b->error);
+    if (a->error < b->error || a->error > b->error)
+        return a->error < b->error ? 1 : -1;
+    return (a->row > b->row) - (a->row < b->row);
 }
 
-static void put_means(vptq_table *t, const char *name, const means *m)
+/* At most `top` rows; 0 = all. */
+static void fill_rows(const writer *w, vptq_table *t, const char *title, bool worst, size_t top)
 {
-    vptq_table_row(t);
-    vptq_table_text(t, name);
-    vptq_table_integer(t, (int64_t)m->count);
-    vptq_table_real(t, m->output);
-    vptq_table_real(t, m->weight);
-    vptq_table_real(t, m->low);
-    vptq_table_real(t, m->high);
-    vptq_table_real(t, m->bits);
+    const size_t count = w->r->count;
+    vptq_table_init(t, w->mem, title, VPTQ_COLUMNS(row_columns));
+    ranked_row *rows = vptq_arena_alloc(&t->arena, count, sizeof *rows, &t->err);
+    if (!rows)
+        return;
+    for (size_t i = 0; i < count; i++)
+        rows[i] = (ranked_row){&w->r->rows[i], compared(w, &w->r->rows[i])};
+    if (worst)
+        qsort(rows, count, sizeof *rows, compare_errors);
+    for (size_t i = 0; i < count && (!top || i < top); i++)
+        vptq_table_add(t, rows[i].row);
 }
 
 static void fill_means(const writer *w, vptq_table *t, const char *title)
 {
     static const vptq_column columns[] = {
-        {.name = "kind", .head = true},
-        {.name = "matrices", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "output", .title = "output error", .type = VPTQ_COLUMN_REAL, .decimals = 6},
-        {.name = "weight", .title = "weight error", .type = VPTQ_COLUMN_REAL, .decimals = 6},
-        {.name = "least", .type = VPTQ_COLUMN_REAL, .decimals = 6},
-        {.name = "largest", .type = VPTQ_COLUMN_REAL, .decimals = 6},
-        {.name = "bits", .type = VPTQ_COLUMN_REAL, .decimals = 4}};
-    vptq_table_init(t, w->mem, title, columns, sizeof columns / sizeof *columns);
+        {.name = "kind", VPTQ_TEXT(means, name), .head = true},
+        {.name = "matrices", VPTQ_INTEGER(means, count)},
+        {.name = "output", .title = "output error", VPTQ_REAL(means, output), .decimals = 6},
+        {.name = "weight", .title = "weight error", VPTQ_REAL(means, weight), .decimals = 6},
+        {.name = "least", VPTQ_REAL(means, low), .decimals = 6},
+        {.name = "largest", VPTQ_REAL(means, high), .decimals = 6},
+        {.name = "bits", VPTQ_REAL(means, bits), .decimals = 4}};
+    vptq_table_init(t, w->mem, title, VPTQ_COLUMNS(columns));
     for (int k = 0; k < KINDS; k++)
         if (w->kind[k].count)
-            put_means(t, vptq_linear_name((vptq_linear)k), &w->kind[k]);
-    put_means(t, "all", &w->all);
-    vptq_table_notef(t, "Means over matrices; least and largest %s.", compared_title(w));
+            vptq_table_add(t, &w->kind[k]);
+    vptq_table_add(t, &w->all);
+    vptq_table_note(t, w->outputs ? "Means over matrices; least and largest output error."
+                                  : "Means over matrices; least and largest weight error.");
 }
 
 /* Explanations of the two errors, below the tables. */
@@ -160,8 +172,8 @@ static vptq_status write_text(const writer *w, vptq_format format, bool worst, v
     vptq_table rows, summary;
     fill_rows(w, &rows, worst ? "Matrices, worst first" : "Matrices", worst, w->r->top);
     if (w->outputs)
-        vptq_table_notef(&rows, "%s", output_note);
-    vptq_table_notef(&rows, "%s", weight_note);
+        vptq_table_note(&rows, output_note);
+    vptq_table_note(&rows, weight_note);
     fill_means(w, &summary, "Means");
     VPTQ_TRY(vptq_table_write(&rows, format, out, err));
     VPTQ_TRY(vptq_buf_add(out, "\n", 1, err));

@@ -5,17 +5,17 @@
 
 #include "lib/report/internal.h"
 
+/* Leaves the text empty if the break-even is unknown. */
 static void even_text(char text[REPORT_TEXT], const vptq_break_even *e)
 {
     switch (e->kind) {
     case VPTQ_EVEN_UNKNOWN:
-        snprintf(text, REPORT_TEXT, "-");
+        *text = 0;
         break;
     case VPTQ_EVEN_FASTER:
-        snprintf(text, REPORT_TEXT, "none: faster from %u to %u", e->first, e->last);
-        break;
     case VPTQ_EVEN_SLOWER:
-        snprintf(text, REPORT_TEXT, "none: not faster from %u to %u", e->first, e->last);
+        snprintf(text, REPORT_TEXT, "none: %sfaster from %u to %u",
+                 e->kind == VPTQ_EVEN_SLOWER ? "not " : "", e->first, e->last);
         break;
     case VPTQ_EVEN_UNTIL:
     case VPTQ_EVEN_FROM:
@@ -26,32 +26,37 @@ static void even_text(char text[REPORT_TEXT], const vptq_break_even *e)
     }
 }
 
+typedef struct even_row {
+    const char *model;
+    uint32_t input_len, output_len;
+    char latency[REPORT_TEXT], decode[REPORT_TEXT];
+} even_row;
+
 static void even_table(report_page *p)
 {
     static const vptq_column columns[] = {
-        {.name = "model", .title = "Model", .head = true},
-        {.name = "input_len", .title = "Input", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "output_len", .title = "Output", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "latency", .title = "Break-even batch, latency"},
-        {.name = "decode", .title = "Break-even batch, decode throughput"}};
+        {.title = "Model", VPTQ_TEXT(even_row, model), .head = true},
+        {.title = "Input", VPTQ_INTEGER(even_row, input_len)},
+        {.title = "Output", VPTQ_INTEGER(even_row, output_len)},
+        {.title = "Break-even batch, latency", VPTQ_CHARS(even_row, latency)},
+        {.title = "Break-even batch, decode throughput", VPTQ_CHARS(even_row, decode)}};
     const vptq_report *r = p->r;
-    char text[REPORT_TEXT];
     vptq_table t;
     vptq_table_init(&t, r->arena.mem, "Break-even with the original", VPTQ_COLUMNS(columns));
     for (size_t f = 0; f < r->family_count; f++)
         for (size_t i = 0; i < r->model_count; i++) {
-            if (r->models[i].original)
+            const vptq_report_family *family = &r->families[f];
+            const vptq_report_model *m = &r->models[i];
+            if (m->original)
                 continue;
-            vptq_table_row(&t);
-            vptq_table_text(&t, r->models[i].name);
-            vptq_table_integer(&t, r->families[f].input_len);
-            vptq_table_integer(&t, r->families[f].output_len);
-            for (int m = VPTQ_METRIC_LATENCY; m <= VPTQ_METRIC_DECODE; m++) {
-                vptq_break_even e =
-                    vptq_report_break_even(r, &r->families[f], &r->models[i], (vptq_metric)m);
-                even_text(text, &e);
-                vptq_table_text(&t, e.kind == VPTQ_EVEN_UNKNOWN ? NULL : text);
-            }
+            const vptq_break_even latency =
+                vptq_report_break_even(r, family, m, VPTQ_METRIC_LATENCY);
+            const vptq_break_even decode =
+                vptq_report_break_even(r, family, m, VPTQ_METRIC_DECODE);
+            even_row row = {m->name, family->input_len, family->output_len, "", ""};
+            even_text(row.latency, &latency);
+            even_text(row.decode, &decode);
+            vptq_table_add(&t, &row);
         }
     vptq_page_table(p, &t);
 }
@@ -68,27 +73,33 @@ static size_t batch_sizes(const vptq_report *r, uint32_t *batches, size_t max_co
 
 enum { MAX_BATCHES = 32 };
 
+typedef struct batches_row {
+    const char *model;
+    double speedup[MAX_BATCHES];
+} batches_row;
+
 static void by_batch_table(report_page *p, vptq_metric metric, const char *title)
 {
     const vptq_report *r = p->r;
     uint32_t batches[MAX_BATCHES];
     size_t n = batch_sizes(r, batches, MAX_BATCHES);
-    vptq_column columns[MAX_BATCHES + 1] = {{.name = "model", .title = "Model", .head = true}};
+    vptq_column columns[MAX_BATCHES + 1] = {
+        {.title = "Model", VPTQ_TEXT(batches_row, model), .head = true}};
     char titles[MAX_BATCHES][32];
     vptq_table t;
     for (size_t i = 0; i < n; i++) {
         snprintf(titles[i], sizeof titles[i], "batch %u", batches[i]);
-        columns[i + 1] =
-            (vptq_column){.name = titles[i], .type = VPTQ_COLUMN_REAL, .decimals = 2};
+        columns[i + 1] = (vptq_column){
+            .title = titles[i], VPTQ_REAL(batches_row, speedup[0]), .decimals = 2};
+        columns[i + 1].offset += i * sizeof(double);
     }
     vptq_table_init(&t, r->arena.mem, title, columns, n + 1);
     for (size_t k = 0; k < r->model_count; k++) {
-        if (r->models[k].original)
-            continue;
-        vptq_table_row(&t);
-        vptq_table_text(&t, r->models[k].name);
+        batches_row row = {.model = r->models[k].name};
         for (size_t i = 0; i < n; i++)
-            vptq_table_real(&t, vptq_report_at_batch(r, &r->models[k], batches[i], metric));
+            row.speedup[i] = vptq_report_at_batch(r, &r->models[k], batches[i], metric);
+        if (!r->models[k].original)
+            vptq_table_add(&t, &row);
     }
     vptq_page_table(p, &t);
 }

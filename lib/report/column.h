@@ -61,6 +61,7 @@ typedef struct vptq_column {
      */
     size_t when;
     bool zero_missing; /* 0 is a missing value */
+    size_t strong;     /* offset of a bool: the value is emphasized, as the best; 0 = never */
     double scale;      /* where `decimals` count, value * scale is shown; 0 = 1 */
 
     vptq_align align;    /* AUTO: text left, numbers right */

@@ -6,6 +6,8 @@
 
 #include "lib/report/internal.h"
 
+static const char scatter_title[] = "How runs scatter";
+
 /* Decimals of a metric that suit all groups of a configuration. */
 static int config_decimals(const vptq_report *r, const vptq_report_config *c, vptq_metric m)
 {
@@ -25,125 +27,98 @@ static int compare_latency(const void *left, const void *right)
     return x != y ? (x > y ? 1 : -1) : (a > b) - (a < b);
 }
 
-static void put_rank(vptq_table *t, const vptq_report_metric *m)
+enum { RANKED = VPTQ_METRIC_DECODE + 1 }; /* the metrics with ranks: latency and decoding */
+
+/* A group as the two tables of its configuration show it. */
+typedef struct config_row {
+    vptq_report_group g;
+    bool best[RANKED];
+    char median[VPTQ_METRIC_COUNT][REPORT_TEXT], speedup[RANKED][REPORT_TEXT];
+    char mean[VPTQ_METRIC_COUNT][REPORT_TEXT], range[VPTQ_METRIC_COUNT][REPORT_TEXT];
+} config_row;
+
+#define FIGURE(text, member)                                                                   \
+    {                                                                                          \
+        .title = text, VPTQ_CHARS(config_row, member), .align = VPTQ_ALIGN_RIGHT               \
+    }
+#define RANK(text, m)                                                                          \
+    {                                                                                          \
+        .title = text, VPTQ_INTEGER(config_row, g.metric[m].rank), .zero_missing = true,       \
+        .strong = offsetof(config_row, best[m])                                                \
+    }
+static const vptq_column median_columns[] = {
+    {.title = "Model", VPTQ_TEXT(config_row, g.model), .head = true},
+    RANK("Rank by latency", VPTQ_METRIC_LATENCY),
+    FIGURE("Latency (s)", median[VPTQ_METRIC_LATENCY]),
+    FIGURE("speedup", speedup[VPTQ_METRIC_LATENCY]),
+    RANK("Rank by decode", VPTQ_METRIC_DECODE),
+    FIGURE("Decode (tok/s)", median[VPTQ_METRIC_DECODE]),
+    FIGURE("speedup", speedup[VPTQ_METRIC_DECODE]),
+    FIGURE("Prefill (tok/s)", median[VPTQ_METRIC_PREFILL]),
+    FIGURE("First token (s)", median[VPTQ_METRIC_TTFT]),
+    FIGURE("Overall (tok/s)", median[VPTQ_METRIC_OVERALL])};
+static const vptq_column spread_columns[] = {
+    {.title = "Model", VPTQ_TEXT(config_row, g.model), .head = true},
+    {.title = "Runs", VPTQ_INTEGER(config_row, g.run_count)},
+    FIGURE("Latency (s), mean \xc2\xb1 s", mean[VPTQ_METRIC_LATENCY]),
+    FIGURE("range", range[VPTQ_METRIC_LATENCY]),
+    FIGURE("Decode (tok/s), mean \xc2\xb1 s", mean[VPTQ_METRIC_DECODE]),
+    FIGURE("range", range[VPTQ_METRIC_DECODE]),
+    FIGURE("Overall (tok/s), mean \xc2\xb1 s", mean[VPTQ_METRIC_OVERALL]),
+    FIGURE("range", range[VPTQ_METRIC_OVERALL])};
+
+/* Figures without a value stay empty. */
+static void fill_row(config_row *row, const vptq_report *r, const vptq_report_config *c,
+                     const vptq_report_group *g)
 {
-    if (m->rank)
-        vptq_table_integer(t, m->rank);
-    else
-        vptq_table_skip(t);
-    if (m->rank == 1)
-        vptq_table_strong(t);
+    *row = (config_row){.g = *g};
+    for (int m = 0; m < VPTQ_METRIC_COUNT; m++) {
+        const vptq_stats *s = &g->metric[m].stats;
+        const int decimals = config_decimals(r, c, (vptq_metric)m);
+        const bool derived =
+            g->derived_ttft && (m == VPTQ_METRIC_PREFILL || m == VPTQ_METRIC_TTFT);
+        if (!s->count)
+            continue;
+        snprintf(row->median[m], REPORT_TEXT, "%.*f%s", decimals, s->median,
+                 derived ? "\xe2\x80\xa0" : "");
+        const int n = snprintf(row->mean[m], REPORT_TEXT, "%.*f", decimals, s->mean);
+        if (s->count > 1)
+            snprintf(row->mean[m] + n, REPORT_TEXT - (size_t)n, " \xc2\xb1 %.*f", decimals,
+                     s->std);
+        vptq_report_range_text(row->range[m], decimals, s->min, s->max,
+                               g->metric[m].outliers ? " *" : "");
+    }
+    for (int m = 0; m < RANKED; m++) {
+        row->best[m] = g->metric[m].rank == 1;
+        vptq_report_ratio_text(row->speedup[m], &g->metric[m].speedup);
+    }
 }
 
-static void put_median(vptq_table *t, const vptq_report_metric *m, int decimals, bool derived)
+static void fill_tables(const vptq_report *r, const vptq_report_config *c,
+                        const vptq_report_group **sorted, vptq_table *medians,
+                        vptq_table *spread)
 {
-    if (m->stats.count)
-        vptq_table_textf(t, "%.*f%s", decimals, m->stats.median, derived ? "\xe2\x80\xa0" : "");
-    else
-        vptq_table_skip(t);
-}
-
-static void put_speedup(vptq_table *t, const vptq_report_metric *m)
-{
-    char text[REPORT_TEXT];
-    vptq_report_ratio_text(text, &m->speedup);
-    vptq_table_text(t, isnan(m->speedup.value) ? NULL : text);
-}
-
-static void rank_table(report_page *p, const vptq_report_config *c,
-                       const vptq_report_group **sorted)
-{
-    static const vptq_column columns[] = {
-        {.name = "model", .title = "Model", .head = true},
-        {.name = "latency_rank", .title = "Rank by latency", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "latency", .title = "Latency (s)", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "latency_speedup", .title = "speedup", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "decode_rank", .title = "Rank by decode", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "decode", .title = "Decode (tok/s)", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "decode_speedup", .title = "speedup", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "prefill", .title = "Prefill (tok/s)", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "ttft", .title = "First token (s)", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "overall", .title = "Overall (tok/s)", .align = VPTQ_ALIGN_RIGHT}};
-    int decimals[VPTQ_METRIC_COUNT];
-    size_t derived = 0;
-    vptq_table t;
-    for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
-        decimals[m] = config_decimals(p->r, c, (vptq_metric)m);
-    vptq_table_init(&t, p->r->arena.mem, "Medians", VPTQ_COLUMNS(columns));
+    size_t derived = 0, outliers = 0;
+    vptq_table_init(medians, r->arena.mem, "Medians", VPTQ_COLUMNS(median_columns));
+    vptq_table_init(spread, r->arena.mem, scatter_title, VPTQ_COLUMNS(spread_columns));
     for (size_t i = 0; i < c->count; i++) {
-        const vptq_report_group *g = sorted[i];
-        const vptq_report_metric *m = g->metric;
-        vptq_table_row(&t);
-        vptq_table_text(&t, g->model);
-        for (int k = VPTQ_METRIC_LATENCY; k <= VPTQ_METRIC_DECODE; k++) {
-            put_rank(&t, &m[k]);
-            put_median(&t, &m[k], decimals[k], false);
-            put_speedup(&t, &m[k]);
-        }
-        put_median(&t, &m[VPTQ_METRIC_PREFILL], decimals[VPTQ_METRIC_PREFILL], g->derived_ttft);
-        put_median(&t, &m[VPTQ_METRIC_TTFT], decimals[VPTQ_METRIC_TTFT], g->derived_ttft);
-        put_median(&t, &m[VPTQ_METRIC_OVERALL], decimals[VPTQ_METRIC_OVERALL], false);
-        derived += g->derived_ttft;
+        const vptq_report_metric *m = sorted[i]->metric;
+        config_row row;
+        fill_row(&row, r, c, sorted[i]);
+        vptq_table_add(medians, &row);
+        vptq_table_add(spread, &row);
+        derived += sorted[i]->derived_ttft;
+        outliers += m[VPTQ_METRIC_LATENCY].outliers + m[VPTQ_METRIC_DECODE].outliers +
+                    m[VPTQ_METRIC_OVERALL].outliers;
     }
     if (derived)
-        vptq_table_notef(&t,
-                         "\xe2\x80\xa0 derived: the time to the first token was not recorded; "
-                         "it is the latency less the output tokens over the decode "
-                         "throughput, and as uncertain as the rounding of the latency.");
-    vptq_page_table(p, &t);
-}
-
-static void put_spread(vptq_table *t, const vptq_report_metric *m, int decimals)
-{
-    char text[REPORT_TEXT];
-    if (!m->stats.count) {
-        vptq_table_skip(t);
-        vptq_table_skip(t);
-    } else {
-        if (m->stats.count > 1)
-            vptq_table_textf(t, "%.*f \xc2\xb1 %.*f", decimals, m->stats.mean, decimals,
-                             m->stats.std);
-        else
-            vptq_table_textf(t, "%.*f", decimals, m->stats.mean);
-        vptq_report_range_text(text, decimals, m->stats.min, m->stats.max);
-        vptq_table_textf(t, "%s%s", text, m->outliers ? " *" : "");
-    }
-}
-
-static void spread_table(report_page *p, const vptq_report_config *c,
-                         const vptq_report_group **sorted)
-{
-    static const vptq_column columns[] = {
-        {.name = "model", .title = "Model", .head = true},
-        {.name = "runs", .title = "Runs", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "latency", .title = "Latency (s), mean \xc2\xb1 s", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "latency_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "decode",
-         .title = "Decode (tok/s), mean \xc2\xb1 s",
-         .align = VPTQ_ALIGN_RIGHT},
-        {.name = "decode_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "overall",
-         .title = "Overall (tok/s), mean \xc2\xb1 s",
-         .align = VPTQ_ALIGN_RIGHT},
-        {.name = "overall_range", .title = "range", .align = VPTQ_ALIGN_RIGHT}};
-    static const vptq_metric metrics[] = {VPTQ_METRIC_LATENCY, VPTQ_METRIC_DECODE,
-                                          VPTQ_METRIC_OVERALL};
-    size_t outliers = 0;
-    vptq_table t;
-    vptq_table_init(&t, p->r->arena.mem, "How runs scatter", VPTQ_COLUMNS(columns));
-    for (size_t i = 0; i < c->count; i++) {
-        vptq_table_row(&t);
-        vptq_table_text(&t, sorted[i]->model);
-        vptq_table_integer(&t, (int64_t)sorted[i]->run_count);
-        for (size_t k = 0; k < sizeof metrics / sizeof *metrics; k++) {
-            put_spread(&t, &sorted[i]->metric[metrics[k]],
-                       config_decimals(p->r, c, metrics[k]));
-            outliers += sorted[i]->metric[metrics[k]].outliers;
-        }
-    }
-    vptq_table_notef(&t, "s: sample standard deviation%s",
-                     outliers ? "; * has an outlier, see Remarks" : "");
-    vptq_page_table(p, &t);
+        vptq_table_note(medians,
+                        "\xe2\x80\xa0 derived: the time to the first token was not recorded; "
+                        "it is the latency less the output tokens over the decode "
+                        "throughput, and as uncertain as the rounding of the latency.");
+    vptq_table_note(spread, outliers
+                                ? "s: sample standard deviation; * has an outlier, see Remarks"
+                                : "s: sample standard deviation");
 }
 
 static void config_picture(report_page *p, const vptq_report_config *c,
@@ -182,24 +157,25 @@ static void page_config(report_page *p, const vptq_report_config *c,
                         const vptq_report_group **sorted)
 {
     char text[CONFIG_TEXT], id[32];
+    vptq_table medians, spread;
     for (size_t i = 0; i < c->count; i++)
         sorted[i] = &p->r->groups[c->first + i];
     qsort(sorted, c->count, sizeof *sorted, compare_latency);
     vptq_report_config_text(text, c);
     snprintf(id, sizeof id, "config-%zu", (size_t)(c - p->r->configs) + 1);
     vptq_page_heading(p, 2, id, text);
-    rank_table(p, c, sorted);
-    if (!p->html) {
-        spread_table(p, c, sorted);
-        return;
+    fill_tables(p->r, c, sorted, &medians, &spread);
+    vptq_page_table(p, &medians);
+    if (p->html) {
+        vptq_html_figures_begin(&p->h);
+        config_picture(p, c, sorted, VPTQ_METRIC_LATENCY);
+        config_picture(p, c, sorted, VPTQ_METRIC_DECODE);
+        vptq_html_figures_end(&p->h);
+        vptq_html_details_begin(&p->h, scatter_title);
     }
-    vptq_html_figures_begin(&p->h);
-    config_picture(p, c, sorted, VPTQ_METRIC_LATENCY);
-    config_picture(p, c, sorted, VPTQ_METRIC_DECODE);
-    vptq_html_figures_end(&p->h);
-    vptq_html_details_begin(&p->h, "How runs scatter");
-    spread_table(p, c, sorted);
-    vptq_html_details_end(&p->h);
+    vptq_page_table(p, &spread);
+    if (p->html)
+        vptq_html_details_end(&p->h);
 }
 
 void vptq_report_page_configs(report_page *p)

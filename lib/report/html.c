@@ -139,8 +139,7 @@ void vptq_html_paragraph(vptq_html *h, const char *text)
 
 void vptq_html_table(vptq_html *h, const vptq_table *t)
 {
-    if (!h->e.st)
-        h->e.st = vptq_table_write(t, VPTQ_FORMAT_HTML, h->e.buf, h->e.err);
+    vptq_table_emit(t, VPTQ_FORMAT_HTML, &h->e);
 }
 
 void vptq_html_facts(vptq_html *h, const vptq_html_fact *facts, size_t count)

@@ -50,10 +50,11 @@ void vptq_page_bars_add(page_bars *b, vptq_svg_bar bar, int decimals);
 /* Draws the bars, if any, and releases them; `spec` has all but bars and count. */
 void vptq_page_bars_end(report_page *p, page_bars *b, vptq_svg_bars_spec spec);
 
-/* "1.37 (1.28–1.46)", "1.37" without an interval, "-" for NaN. */
+/* "1.37 (1.28–1.46)", "1.37" without an interval, empty for NaN. */
 void vptq_report_ratio_text(char text[REPORT_TEXT], const vptq_ratio *x);
-/* "1.05–1.46", "-" for NaN. */
-void vptq_report_range_text(char text[REPORT_TEXT], int decimals, double low, double high);
+/* "1.05–1.46" and a mark. */
+void vptq_report_range_text(char text[REPORT_TEXT], int decimals, double low, double high,
+                            const char *mark);
 /* Decimals, 0 to 6, that show a positive value with at least `digits` digits. */
 int vptq_report_decimals(double smallest, int digits);
 /* Colour of a model in all pictures; the original is grey. */

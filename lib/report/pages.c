@@ -39,9 +39,7 @@ void vptq_page_paragraph(report_page *p, const char *fmt, ...)
 
 void vptq_page_table(report_page *p, vptq_table *t)
 {
-    if (!p->h.e.st)
-        p->h.e.st = vptq_table_write(t, p->html ? VPTQ_FORMAT_HTML : VPTQ_FORMAT_MD, p->h.e.buf,
-                                     p->h.e.err);
+    vptq_table_emit(t, p->html ? VPTQ_FORMAT_HTML : VPTQ_FORMAT_MD, &p->h.e);
     vptq_emit_text(&p->h.e, p->html ? "" : "\n");
     vptq_table_release(t);
 }
@@ -87,19 +85,17 @@ void vptq_page_bars_end(report_page *p, page_bars *b, vptq_svg_bars_spec spec)
 void vptq_report_ratio_text(char text[REPORT_TEXT], const vptq_ratio *x)
 {
     if (isnan(x->value))
-        snprintf(text, REPORT_TEXT, "-");
+        *text = 0;
     else if (isnan(x->low))
         snprintf(text, REPORT_TEXT, "%.2f", x->value);
     else
         snprintf(text, REPORT_TEXT, "%.2f (%.2f\xe2\x80\x93%.2f)", x->value, x->low, x->high);
 }
 
-void vptq_report_range_text(char text[REPORT_TEXT], int decimals, double low, double high)
+void vptq_report_range_text(char text[REPORT_TEXT], int decimals, double low, double high,
+                            const char *mark)
 {
-    if (isnan(low))
-        snprintf(text, REPORT_TEXT, "-");
-    else
-        snprintf(text, REPORT_TEXT, "%.*f\xe2\x80\x93%.*f", decimals, low, decimals, high);
+    snprintf(text, REPORT_TEXT, "%.*f\xe2\x80\x93%.*f%s", decimals, low, decimals, high, mark);
 }
 
 int vptq_report_decimals(double smallest, int digits)
@@ -126,63 +122,60 @@ void vptq_report_config_text(char text[CONFIG_TEXT], const vptq_report_config *c
 
 /* ---- summary ---- */
 
-static void put_summary(vptq_table *t, const vptq_report_summary *s)
-{
-    char text[REPORT_TEXT];
-    vptq_table_real(t, s->mean);
-    vptq_report_range_text(text, 2, s->min, s->max);
-    vptq_table_text(t, s->count ? text : NULL);
-}
+/* A model as the table shows it; figures without a value are empty. */
+typedef struct summary_row {
+    vptq_report_model m;
+    char range[VPTQ_METRIC_COUNT][REPORT_TEXT];
+    bool compared[VPTQ_METRIC_COUNT];
+    double peak_mib;
+} summary_row;
+
+enum { EXTRA = 1 }; /* condition of columns: some model has such a value */
+
+#define SPEEDUP(text, metric)                                                                  \
+    {.title = text, VPTQ_REAL(summary_row, m.summary[metric].mean), .decimals = 2},            \
+    {                                                                                          \
+        .title = "range", VPTQ_CHARS(summary_row, range[metric]), .align = VPTQ_ALIGN_RIGHT    \
+    }
+#define SLOWER(metric)                                                                         \
+    {                                                                                          \
+        .title = "slower in", VPTQ_INTEGER(summary_row, m.summary[metric].slower),             \
+        .when = offsetof(summary_row, compared[metric])                                        \
+    }
 
 static void summary_table(report_page *p)
 {
     static const vptq_column columns[] = {
-        {.name = "model", .title = "Model", .head = true},
-        {.name = "configurations", .title = "Configurations", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "latency",
-         .title = "Latency speedup",
-         .type = VPTQ_COLUMN_REAL,
-         .decimals = 2},
-        {.name = "latency_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "latency_slower", .title = "slower in", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "decode", .title = "Decode speedup", .type = VPTQ_COLUMN_REAL, .decimals = 2},
-        {.name = "decode_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "decode_slower", .title = "slower in", .type = VPTQ_COLUMN_INTEGER},
-        {.name = "prefill",
-         .title = "Prefill speedup",
-         .type = VPTQ_COLUMN_REAL,
-         .decimals = 2},
-        {.name = "prefill_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
-        {.name = "bits", .title = "Bits per weight", .type = VPTQ_COLUMN_REAL, .decimals = 3},
-        {.name = "memory",
-         .title = "Peak memory (MiB)",
-         .type = VPTQ_COLUMN_REAL,
-         .decimals = -4}};
-    size_t count = sizeof columns / sizeof *columns - 2;
-    bool extra = false;
+        {.title = "Model", VPTQ_TEXT(summary_row, m.name), .head = true},
+        {.title = "Configurations", VPTQ_INTEGER(summary_row, m.groups)},
+        SPEEDUP("Latency speedup", VPTQ_METRIC_LATENCY),
+        SLOWER(VPTQ_METRIC_LATENCY),
+        SPEEDUP("Decode speedup", VPTQ_METRIC_DECODE),
+        SLOWER(VPTQ_METRIC_DECODE),
+        SPEEDUP("Prefill speedup", VPTQ_METRIC_PREFILL),
+        {.title = "Bits per weight",
+         VPTQ_REAL(summary_row, m.bits_per_weight),
+         .decimals = 3,
+         .needs = EXTRA},
+        {.title = "Peak memory (MiB)",
+         VPTQ_REAL(summary_row, peak_mib),
+         .decimals = -4,
+         .needs = EXTRA}};
     vptq_table t;
-    for (size_t i = 0; i < p->r->model_count; i++)
-        extra |= !isnan(p->r->models[i].bits_per_weight) ||
-                 !isnan(p->r->models[i].peak_memory_bytes);
-    vptq_table_init(&t, p->r->arena.mem, "Speedups over all configurations", columns,
-                    extra ? count + 2 : count);
+    vptq_table_init(&t, p->r->arena.mem, "Speedups over all configurations",
+                    VPTQ_COLUMNS(columns));
     for (size_t i = 0; i < p->r->model_count; i++) {
         const vptq_report_model *m = &p->r->models[i];
-        vptq_table_row(&t);
-        vptq_table_text(&t, m->name);
-        vptq_table_integer(&t, (int64_t)m->groups);
-        for (int k = VPTQ_METRIC_LATENCY; k <= VPTQ_METRIC_DECODE; k++) {
-            put_summary(&t, &m->summary[k]);
-            if (m->summary[k].count)
-                vptq_table_integer(&t, (int64_t)m->summary[k].slower);
-            else
-                vptq_table_skip(&t);
+        summary_row row = {.m = *m, .peak_mib = m->peak_memory_bytes / (1 << 20)};
+        for (int k = 0; k < VPTQ_METRIC_COUNT; k++) {
+            const vptq_report_summary *s = &m->summary[k];
+            row.compared[k] = s->count > 0;
+            if (s->count)
+                vptq_report_range_text(row.range[k], 2, s->min, s->max, "");
         }
-        put_summary(&t, &m->summary[VPTQ_METRIC_PREFILL]);
-        if (extra) {
-            vptq_table_real(&t, m->bits_per_weight);
-            vptq_table_real(&t, m->peak_memory_bytes / (1 << 20));
-        }
+        if (!isnan(m->bits_per_weight) || !isnan(m->peak_memory_bytes))
+            t.has = EXTRA;
+        vptq_table_add(&t, &row);
     }
     vptq_page_table(p, &t);
 }
@@ -239,43 +232,48 @@ static void page_summary(report_page *p)
 
 /* ---- remarks ---- */
 
-static void put_outliers(vptq_table *t, const vptq_report *r, const vptq_report_group *g)
+typedef struct outlier_row {
+    const char *model, *configuration, *run;
+    char figure[REPORT_TEXT], off[REPORT_TEXT];
+    double value, median;
+} outlier_row;
+
+static void add_outliers(vptq_table *t, const vptq_report *r, const vptq_report_group *g)
 {
-    for (int m = 0; m < VPTQ_METRIC_COUNT; m++) {
-        const vptq_report_metric *x = &g->metric[m];
+    char text[CONFIG_TEXT];
+    const vptq_report_config *c = &r->configs[g->config];
+    vptq_report_config_text(text, c);
+    for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
         for (size_t i = 0; i < g->run_count; i++) {
+            const vptq_report_metric *x = &g->metric[m];
             if (!x->outlier[i])
                 continue;
-            char text[CONFIG_TEXT];
-            const char *label = r->configs[g->config].label;
-            vptq_report_config_text(text, &r->configs[g->config]);
-            vptq_table_row(t);
-            vptq_table_text(t, g->model);
-            vptq_table_text(t, label ? label : text);
-            vptq_table_text(t, g->runs[i]->run_name);
-            vptq_table_textf(t, "%s (%s)", vptq_metric_title((vptq_metric)m),
-                             vptq_metric_unit((vptq_metric)m));
-            vptq_table_real(t, x->values[i]);
-            vptq_table_real(t, x->stats.median);
-            vptq_table_textf(t, "%+.1f %%", 100 * (x->values[i] / x->stats.median - 1));
+            outlier_row row = {.model = g->model,
+                               .configuration = c->label ? c->label : text,
+                               .run = g->runs[i]->run_name,
+                               .value = x->values[i],
+                               .median = x->stats.median};
+            snprintf(row.figure, REPORT_TEXT, "%s (%s)", vptq_metric_title((vptq_metric)m),
+                     vptq_metric_unit((vptq_metric)m));
+            snprintf(row.off, REPORT_TEXT, "%+.1f %%", 100 * (row.value / row.median - 1));
+            vptq_table_add(t, &row);
         }
-    }
 }
 
 static void outlier_table(report_page *p)
 {
     static const vptq_column columns[] = {
-        {.name = "model", .title = "Model", .head = true},
-        {.name = "configuration", .title = "Configuration"},
-        {.name = "run", .title = "Run"},
-        {.name = "metric", .title = "Figure"},
-        {.name = "value", .title = "Value", .type = VPTQ_COLUMN_REAL, .decimals = -6},
-        {.name = "median", .title = "Median", .type = VPTQ_COLUMN_REAL, .decimals = -6},
-        {.name = "off", .title = "Off", .align = VPTQ_ALIGN_RIGHT}};
+        {.title = "Model", VPTQ_TEXT(outlier_row, model), .head = true},
+        {.title = "Configuration", VPTQ_TEXT(outlier_row, configuration)},
+        {.title = "Run", VPTQ_TEXT(outlier_row, run)},
+        {.title = "Figure", VPTQ_CHARS(outlier_row, figure)},
+        {.title = "Value", VPTQ_REAL(outlier_row, value), .decimals = -6},
+        {.title = "Median", VPTQ_REAL(outlier_row, median), .decimals = -6},
+        {.title = "Off", VPTQ_CHARS(outlier_row, off), .align = VPTQ_ALIGN_RIGHT}};
     vptq_table t;
     vptq_table_init(&t, p->r->arena.mem, "Outliers", VPTQ_COLUMNS(columns));
     for (size_t i = 0; i < p->r->group_count; i++)
-        put_outliers(&t, p->r, &p->r->groups[i]);
+        add_outliers(&t, p->r, &p->r->groups[i]);
     vptq_page_paragraph(
         p,
         "A figure of a run is an outlier when it is more than %g %% off the "
@@ -295,12 +293,10 @@ static void outlier_table(report_page *p)
 static void runs_table(report_page *p)
 {
     static const vptq_column columns[] = {
-        {.name = "group", .title = "Group", VPTQ_TEXT(vptq_report_group, name), .head = true},
-        {.name = "repeated", .title = "Repeated names", VPTQ_TEXT(vptq_report_group, repeated)},
-        {.name = "missing", .title = "Missing", VPTQ_TEXT(vptq_report_group, missing)},
-        {.name = "elsewhere",
-         .title = "Named otherwise",
-         VPTQ_TEXT(vptq_report_group, elsewhere)}};
+        {.title = "Group", VPTQ_TEXT(vptq_report_group, name), .head = true},
+        {.title = "Repeated names", VPTQ_TEXT(vptq_report_group, repeated)},
+        {.title = "Missing", VPTQ_TEXT(vptq_report_group, missing)},
+        {.title = "Named otherwise", VPTQ_TEXT(vptq_report_group, elsewhere)}};
     vptq_table t;
     vptq_table_init(&t, p->r->arena.mem, "Runs", VPTQ_COLUMNS(columns));
     for (size_t i = 0; i < p->r->group_count; i++) {

@@ -1,5 +1,5 @@
-/* Internal: a table in memory that is filled row by row, may be sorted and cut, and is written
- * as text, Markdown, CSV, JSON lines or HTML.
+/* Internal: a table in memory that is filled row by row and written as text, Markdown, CSV,
+ * JSON lines or HTML.
  *
  *     vptq_table t;
  *     vptq_table_init(&t, mem, "Ablation", columns, column_count);
@@ -7,10 +7,7 @@
  *         vptq_table_add(&t, &row);
  *     VPTQ_TRY(vptq_table_write(&t, VPTQ_FORMAT_MD, &buf, err));
  *     ...
- *     vptq_table_release(&t);
- *
- * Where rows are not structs, vptq_table_row begins a row and vptq_table_text and its siblings
- * put its cells from left to right. */
+ *     vptq_table_release(&t); */
 #ifndef VPTQ_REPORT_TABLE_H
 #define VPTQ_REPORT_TABLE_H
 
@@ -24,18 +21,16 @@ typedef struct vptq_cell {
         VPTQ_CELL_TEXT,
         VPTQ_CELL_BOOL,
         VPTQ_CELL_INTEGER,
-        VPTQ_CELL_UNSIGNED,
         VPTQ_CELL_REAL,
         VPTQ_CELL_IDS,
         VPTQ_CELL_OBJECT,
         VPTQ_CELL_MEMBERS
     } kind;
-    bool strong; /* emphasized in Markdown and HTML: the best of its column, ... */
+    bool strong; /* emphasized in Markdown and HTML */
     union {
         const char *text;
         bool boolean;
-        int64_t integer;
-        uint64_t natural;
+        uint64_t integer;
         double real;
         const vptq_id_list *ids;
         const vptq_object *object;
@@ -47,10 +42,10 @@ typedef struct vptq_table {
     const char *title; /* not copied; NULL = none */
     const vptq_column *columns;
     size_t column_count;
-    unsigned has;                      /* bits that vptq_column.needs asks for */
-    vptq_cell *cells;                  /* [row_count, column_count] */
-    size_t row_count, row_cap, filled; /* filled: cells of the last row */
-    const char *notes[8];              /* sentences below it, for people */
+    unsigned has;     /* bits that vptq_column.needs asks for */
+    vptq_cell *cells; /* [row_count, column_count] */
+    size_t row_count, row_cap;
+    const char *notes[8]; /* sentences below it, for people */
     size_t note_count;
     vptq_arena arena; /* texts */
     vptq_err err;     /* the first failure of filling it; code 0 = none */
@@ -65,27 +60,16 @@ void vptq_table_release(vptq_table *t);
 /* Adds a row from a struct; texts are copied. */
 void vptq_table_add(vptq_table *t, const void *row);
 
-/* Begins a row of missing cells; then its cells from left to right.  Texts are copied. */
-void vptq_table_row(vptq_table *t);
-void vptq_table_text(vptq_table *t, const char *text); /* NULL = missing */
-void vptq_table_textf(vptq_table *t, const char *fmt, ...) VPTQ_PRINTF(2, 3);
-void vptq_table_integer(vptq_table *t, int64_t value);
-void vptq_table_real(vptq_table *t, double value); /* not finite = missing */
-void vptq_table_skip(vptq_table *t);               /* missing */
-void vptq_table_strong(vptq_table *t);             /* emphasizes the last cell */
-/* Adds a sentence below the table; at most 8. */
-void vptq_table_notef(vptq_table *t, const char *fmt, ...) VPTQ_PRINTF(2, 3);
-
-/* Sorts rows by a column, missing cells last; equal rows keep their order. */
-void vptq_table_sort(vptq_table *t, size_t column, bool descending);
-/* Keeps at most the first `rows`. */
-void vptq_table_cut(vptq_table *t, size_t rows);
+/* Adds a sentence below the table, which is not copied; at most 8. */
+void vptq_table_note(vptq_table *t, const char *text);
 
 /* Appends the table to `out`.  The title is a line above the table in text and Markdown, and
  * its caption in HTML, which is a fragment in a scrolling box; notes come below.  CSV and JSON
  * have neither. */
 vptq_status vptq_table_write(const vptq_table *t, vptq_format format, vptq_buf *out,
                              vptq_err *err) VPTQ_MUST_CHECK;
+/* The same as a part of a longer text. */
+void vptq_table_emit(const vptq_table *t, vptq_format format, vptq_emit *e);
 
 /* The parts that tables and printers share, in write.c. */
 
@@ -100,7 +84,7 @@ typedef struct vptq_sheet {
     bool exponents;    /* JSON numbers are the shortest texts: 2e+01 */
     vptq_format format;
     size_t width[VPTQ_MAX_COLUMNS]; /* in text */
-    vptq_emit e;
+    vptq_emit *e;
 } vptq_sheet;
 void vptq_sheet_titles(vptq_sheet *s); /* widths of the titles, or those that columns fix */
 void vptq_sheet_fit(vptq_sheet *s, const vptq_cell *row); /* widens columns to hold a row */

@@ -32,7 +32,7 @@ static vptq_cell integer_cell(const vptq_column *c, const void *at)
     }
     if (!value && c->zero_missing)
         return (vptq_cell){.kind = VPTQ_CELL_MISSING};
-    return (vptq_cell){.kind = VPTQ_CELL_UNSIGNED, .as.natural = value};
+    return (vptq_cell){.kind = VPTQ_CELL_INTEGER, .as.integer = value};
 }
 
 static vptq_cell real_cell(const vptq_column *c, const void *at, const char *row)
@@ -46,36 +46,35 @@ static vptq_cell real_cell(const vptq_column *c, const void *at, const char *row
     return (vptq_cell){.kind = VPTQ_CELL_REAL, .as.real = value, .deviation = deviation};
 }
 
-static vptq_cell text_cell(const char *text, int kind)
+static vptq_cell text_cell(const char *text)
 {
-    vptq_cell cell = {.kind = VPTQ_CELL_MISSING};
-    if (text) {
-        cell.kind = kind == VPTQ_COLUMN_MEMBERS ? VPTQ_CELL_MEMBERS : VPTQ_CELL_TEXT;
-        cell.as.text = text;
-    }
-    return cell;
+    return (vptq_cell){.kind = text ? VPTQ_CELL_TEXT : VPTQ_CELL_MISSING, .as.text = text};
 }
 
-vptq_cell vptq_cell_of(const vptq_column *c, const void *row)
+static bool flag_at(const void *row, size_t offset)
 {
-    const char *at = (const char *)row + c->offset;
-    const char *text;
     bool flag;
-    if (c->when) {
-        memcpy(&flag, (const char *)row + c->when, sizeof flag);
-        if (!flag)
-            return (vptq_cell){.kind = VPTQ_CELL_ABSENT};
-    }
+    memcpy(&flag, (const char *)row + offset, sizeof flag);
+    return flag;
+}
+
+static vptq_cell value_of(const vptq_column *c, const void *row)
+{
+    const char *at = (const char *)row + c->offset, *text;
+    if (c->when && !flag_at(row, c->when))
+        return (vptq_cell){.kind = VPTQ_CELL_ABSENT};
     switch (c->type) {
     case VPTQ_COLUMN_TEXT:
+        memcpy(&text, at, sizeof text);
+        return text_cell(text);
+    case VPTQ_COLUMN_CHARS:
+        return text_cell(*at ? at : NULL);
     case VPTQ_COLUMN_MEMBERS:
         memcpy(&text, at, sizeof text);
-        return text_cell(text, c->type);
-    case VPTQ_COLUMN_CHARS:
-        return text_cell(*at ? at : NULL, c->type);
+        return (vptq_cell){.kind = text ? VPTQ_CELL_MEMBERS : VPTQ_CELL_MISSING,
+                           .as.text = text};
     case VPTQ_COLUMN_BOOL:
-        memcpy(&flag, at, sizeof flag);
-        return (vptq_cell){.kind = VPTQ_CELL_BOOL, .as.boolean = flag};
+        return (vptq_cell){.kind = VPTQ_CELL_BOOL, .as.boolean = flag_at(row, c->offset)};
     case VPTQ_COLUMN_INTEGER:
         return integer_cell(c, at);
     case VPTQ_COLUMN_REAL:
@@ -86,6 +85,13 @@ vptq_cell vptq_cell_of(const vptq_column *c, const void *row)
         return (vptq_cell){.kind = VPTQ_CELL_OBJECT, .as.object = (const void *)at};
     }
     return (vptq_cell){.kind = VPTQ_CELL_MISSING};
+}
+
+vptq_cell vptq_cell_of(const vptq_column *c, const void *row)
+{
+    vptq_cell cell = value_of(c, row);
+    cell.strong = c->strong && flag_at(row, c->strong);
+    return cell;
 }
 
 /* ---- cells as text ---- */
@@ -124,13 +130,10 @@ static const char *cell_value(const vptq_column *c, const vptq_cell *cell,
     case VPTQ_CELL_BOOL:
         return cell->as.boolean ? "yes" : "no";
     case VPTQ_CELL_INTEGER:
-        snprintf(number, NUMBER_TEXT, "%" PRId64, cell->as.integer);
-        return number;
-    case VPTQ_CELL_UNSIGNED:
         if (c->scale != 0)
-            format_real(c, (double)cell->as.natural, number);
+            format_real(c, (double)cell->as.integer, number);
         else
-            snprintf(number, NUMBER_TEXT, "%" PRIu64, cell->as.natural);
+            snprintf(number, NUMBER_TEXT, "%" PRIu64, cell->as.integer);
         return number;
     case VPTQ_CELL_REAL:
         format_real(c, cell->as.real, number);
@@ -216,13 +219,13 @@ static void write_text(vptq_sheet *s, const vptq_cell *row)
         const size_t n = text_width(cell), pad = s->width[i] > n ? s->width[i] - n : 0;
         pending += is_right(c) ? pad : 0;
         if (n) {
-            vptq_emit_format(&s->e, "%*s", (int)pending, "");
-            vptq_emit_line(&s->e, cell);
+            vptq_emit_format(s->e, "%*s", (int)pending, "");
+            vptq_emit_line(s->e, cell);
             pending = 0;
         }
         pending += (is_right(c) ? 0 : pad) + (s->gap ? s->gap : 2);
     }
-    vptq_emit_text(&s->e, "\n");
+    vptq_emit_text(s->e, "\n");
 }
 
 static void write_csv(vptq_sheet *s, const vptq_cell *row)
@@ -231,22 +234,22 @@ static void write_csv(vptq_sheet *s, const vptq_cell *row)
     const char *separator = "";
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const vptq_column *c = &s->columns[i];
-        vptq_emit_text(&s->e, separator);
+        vptq_emit_text(s->e, separator);
         separator = ",";
         if (!row)
-            vptq_emit_csv(&s->e, c->name);
+            vptq_emit_csv(s->e, c->name);
         else if (row[i].kind == VPTQ_CELL_BOOL)
-            vptq_emit_text(&s->e, row[i].as.boolean ? "true" : "false");
+            vptq_emit_text(s->e, row[i].as.boolean ? "true" : "false");
         else if (row[i].kind == VPTQ_CELL_REAL && !isfinite(row[i].as.real))
             continue;
         else if (row[i].kind == VPTQ_CELL_REAL && !(c->fixed & VPTQ_IN_CSV))
-            vptq_emit_real(&s->e, row[i].as.real);
-        else if (row[i].kind == VPTQ_CELL_UNSIGNED)
-            vptq_emit_format(&s->e, "%" PRIu64, row[i].as.natural);
+            vptq_emit_real(s->e, row[i].as.real);
+        else if (row[i].kind == VPTQ_CELL_INTEGER)
+            vptq_emit_format(s->e, "%" PRIu64, row[i].as.integer);
         else if (!is_missing(&row[i]))
-            vptq_emit_csv(&s->e, cell_value(c, &row[i], number));
+            vptq_emit_csv(s->e, cell_value(c, &row[i], number));
     }
-    vptq_emit_text(&s->e, "\n");
+    vptq_emit_text(s->e, "\n");
 }
 
 static void write_members(vptq_emit *e, const vptq_sheet *s, const vptq_cell *row);
@@ -293,16 +296,13 @@ static void write_json_value(vptq_emit *e, const vptq_column *c, const vptq_cell
         vptq_emit_text(e, cell->as.boolean ? "true" : "false");
         break;
     case VPTQ_CELL_REAL:
-        if (!(c->fixed & VPTQ_IN_JSON) || !isfinite(cell->as.real)) {
+        if (c->fixed & VPTQ_IN_JSON && isfinite(cell->as.real))
+            vptq_emit_text(e, cell_value(c, cell, number));
+        else
             (exponents ? vptq_emit_shortest : vptq_emit_real)(e, cell->as.real);
-            break;
-        }
-        /* fallthrough */
-    case VPTQ_CELL_INTEGER:
-        vptq_emit_text(e, cell_value(c, cell, number));
         break;
-    case VPTQ_CELL_UNSIGNED:
-        vptq_emit_format(e, "%" PRIu64, cell->as.natural);
+    case VPTQ_CELL_INTEGER:
+        vptq_emit_format(e, "%" PRIu64, cell->as.integer);
         break;
     case VPTQ_CELL_IDS:
         write_ids(e, cell->as.ids);
@@ -335,29 +335,29 @@ static void write_json(vptq_sheet *s, const vptq_cell *row)
 {
     if (!row)
         return;
-    vptq_emit_text(&s->e, "{");
-    write_members(&s->e, s, row);
-    vptq_emit_text(&s->e, "}\n");
+    vptq_emit_text(s->e, "{");
+    write_members(s->e, s, row);
+    vptq_emit_text(s->e, "}\n");
 }
 
 static void write_markdown(vptq_sheet *s, const vptq_cell *row)
 {
     char text[SHOWN_TEXT];
-    vptq_emit_text(&s->e, "|");
+    vptq_emit_text(s->e, "|");
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const vptq_column *c = &s->columns[i];
         const char *mark = row && row[i].strong ? "**" : "";
-        vptq_emit_format(&s->e, " %s", mark);
-        vptq_emit_markdown(&s->e, row ? shown(c, &row[i], text) : column_title(c));
-        vptq_emit_format(&s->e, "%s |", mark);
+        vptq_emit_format(s->e, " %s", mark);
+        vptq_emit_markdown(s->e, row ? shown(c, &row[i], text) : column_title(c));
+        vptq_emit_format(s->e, "%s |", mark);
     }
-    vptq_emit_text(&s->e, "\n");
+    vptq_emit_text(s->e, "\n");
     if (row)
         return;
-    vptq_emit_text(&s->e, "|");
+    vptq_emit_text(s->e, "|");
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1))
-        vptq_emit_text(&s->e, is_right(&s->columns[i]) ? " ---: |" : " --- |");
-    vptq_emit_text(&s->e, "\n");
+        vptq_emit_text(s->e, is_right(&s->columns[i]) ? " ---: |" : " --- |");
+    vptq_emit_text(s->e, "\n");
 }
 
 /* Allows a line break after each of "_-/" rather than anywhere. */
@@ -396,18 +396,18 @@ static void write_html_cell(vptq_emit *e, const vptq_column *c, const vptq_cell 
 
 static void write_html(vptq_sheet *s, const vptq_cell *row)
 {
-    vptq_emit_text(&s->e, row ? "<tr>" : "<thead><tr>");
+    vptq_emit_text(s->e, row ? "<tr>" : "<thead><tr>");
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const vptq_column *c = &s->columns[i];
         if (row) {
-            write_html_cell(&s->e, c, &row[i]);
+            write_html_cell(s->e, c, &row[i]);
             continue;
         }
-        vptq_emit_format(&s->e, "<th scope=\"col\"%s>", is_right(c) ? " class=\"n\"" : "");
-        vptq_emit_xml(&s->e, column_title(c));
-        vptq_emit_text(&s->e, "</th>");
+        vptq_emit_format(s->e, "<th scope=\"col\"%s>", is_right(c) ? " class=\"n\"" : "");
+        vptq_emit_xml(s->e, column_title(c));
+        vptq_emit_text(s->e, "</th>");
     }
-    vptq_emit_text(&s->e, row ? "</tr>\n" : "</tr></thead>\n");
+    vptq_emit_text(s->e, row ? "</tr>\n" : "</tr></thead>\n");
 }
 
 /* In the order of vptq_format; a NULL row is the head. */
@@ -455,13 +455,14 @@ vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, siz
     vptq_cell cells[VPTQ_MAX_COLUMNS];
     vptq_buf text;
     vptq_buf_init(&text, NULL);
+    vptq_emit e = {.buf = &text, .err = err};
     vptq_sheet s = {.columns = p->columns,
                     .column_count = p->column_count,
                     .has = p->has,
                     .gap = p->gap,
                     .exponents = !p->plain,
                     .format = p->out ? p->out->format : VPTQ_FORMAT_TEXT,
-                    .e = {.buf = &text, .err = err}};
+                    .e = &e};
     vptq_sheet_titles(&s);
     for (size_t i = 0; count > 1 && i < count; i++) {
         fill_cells(p, (const char *)rows + i * size, cells);
@@ -473,7 +474,7 @@ vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, siz
         fill_cells(p, (const char *)rows + i * size, cells);
         vptq_sheet_row(&s, cells);
     }
-    return hand_over(s.e.st, p->out, &text, err);
+    return hand_over(e.st, p->out, &text, err);
 }
 
 vptq_status vptq_print_row(vptq_printer *p, const void *row, vptq_err *err)

@@ -8,29 +8,33 @@
 #include "lib/report/table.h"
 #include "tests/support/vtest.h"
 
+typedef struct score {
+    const char *model;
+    uint32_t runs;
+    bool best;
+    double ppl, loss;
+} score;
+
 static const vptq_column columns[] = {
-    {.name = "model", .title = "Model", .type = VPTQ_COLUMN_TEXT, .head = true},
-    {.name = "runs", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "ppl", .title = "Perplexity", .type = VPTQ_COLUMN_REAL, .decimals = 2},
-    {.name = "loss", .type = VPTQ_COLUMN_REAL, .decimals = -3}};
+    {.name = "model", .title = "Model", VPTQ_TEXT(score, model), .head = true},
+    {.name = "runs", VPTQ_INTEGER(score, runs), .zero_missing = true},
+    {.name = "ppl",
+     .title = "Perplexity",
+     VPTQ_REAL(score, ppl),
+     .decimals = 2,
+     .strong = offsetof(score, best)},
+    {.name = "loss", VPTQ_REAL(score, loss), .decimals = -3}};
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
 static void fill(vptq_table *t, vptq_mem *mem)
 {
+    char name[] = "x|<y>&,\"4\"";
     vptq_table_init(t, mem, "Models, all", columns, COLUMNS);
-    vptq_table_row(t);
-    vptq_table_text(t, "a_b");
-    vptq_table_integer(t, 3);
-    vptq_table_real(t, 7.125);
-    vptq_table_real(t, 0.00012345);
-    vptq_table_row(t);
-    vptq_table_textf(t, "%s,\"%d\"", "x|<y>&", 4);
-    vptq_table_skip(t);
-    vptq_table_real(t, 0.1);
-    vptq_table_strong(t);
-    vptq_table_real(t, (double)INFINITY);
-    vptq_table_row(t); /* all missing */
-    vptq_table_notef(t, "best of %d", 2);
+    vptq_table_add(t, &(score){"a_b", 3, false, 7.125, 0.00012345});
+    vptq_table_add(t, &(score){name, 0, true, 0.1, (double)NAN});
+    name[0] = 0; /* texts are copied */
+    vptq_table_add(t, &(score){NULL, 0, false, (double)NAN, (double)NAN});
+    vptq_table_note(t, "best of 2");
 }
 
 static char *written(const vptq_table *t, vptq_format format, vptq_buf *buf)
@@ -82,37 +86,6 @@ static void test_formats(void **state)
     assert_non_null(strstr(buf.data, "<p class=\"note\">best of 2</p>"));
     vptq_table_release(&t);
     vptq_buf_release(&buf);
-}
-
-static void test_sort_and_cut(void **state)
-{
-    static const vptq_column two[] = {{.name = "id", .type = VPTQ_COLUMN_INTEGER},
-                                      {.name = "x", .type = VPTQ_COLUMN_REAL}};
-    enum { N = 100 };
-    vptq_table t;
-    (void)state;
-    vptq_table_init(&t, NULL, NULL, two, 2);
-    for (int i = 0; i < N; i++) {
-        vptq_table_row(&t);
-        vptq_table_integer(&t, i);
-        vptq_table_real(&t, i % 10 == 3 ? (double)NAN : (double)(i * 37 % 11));
-    }
-    vptq_table_sort(&t, 1, true);
-    for (size_t i = 1; i < N; i++) {
-        const vptq_cell *a = &t.cells[2 * (i - 1)], *b = &t.cells[2 * i];
-        assert_true(a[1].kind != VPTQ_CELL_MISSING || b[1].kind == VPTQ_CELL_MISSING);
-        if (b[1].kind == VPTQ_CELL_MISSING && a[1].kind != VPTQ_CELL_MISSING)
-            assert_int_equal(i, N - N / 10);
-        else if (a[1].kind == VPTQ_CELL_MISSING || a[1].as.real == b[1].as.real)
-            assert_true(a[0].as.integer < b[0].as.integer); /* equal rows keep their order */
-        else
-            assert_true(a[1].as.real > b[1].as.real);
-    }
-    vptq_table_cut(&t, 7);
-    assert_int_equal(t.row_count, 7);
-    vptq_table_cut(&t, 70);
-    assert_int_equal(t.row_count, 7);
-    vptq_table_release(&t);
 }
 
 /* Invalid bytes become U+FFFD or the escape of the format. */
@@ -388,8 +361,7 @@ static vptq_status fill_and_write(void *arg, vptq_mem *mem, vptq_err *err)
     vptq_buf_init(&buf, mem);
     fill(&t, mem);
     for (int i = 0; i < 40; i++)
-        vptq_table_row(&t);
-    vptq_table_sort(&t, 2, false);
+        vptq_table_add(&t, &(score){.model = "more"});
     for (int f = VPTQ_FORMAT_TEXT; !st && f <= VPTQ_FORMAT_HTML; f++)
         st = vptq_table_write(&t, (vptq_format)f, &buf, err);
     vptq_table_release(&t);
@@ -403,8 +375,8 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(fill_and_write, NULL) > 3);
 }
 
-VTEST_MAIN(cmocka_unit_test(test_formats), cmocka_unit_test(test_sort_and_cut),
-           cmocka_unit_test(test_hostile_names), cmocka_unit_test(test_csv_formulas),
-           cmocka_unit_test(test_numbers_read_back), cmocka_unit_test(test_printed_rows),
-           cmocka_unit_test(test_printed_together), cmocka_unit_test(test_printed_object),
-           cmocka_unit_test(test_printed_list), cmocka_unit_test(test_out_of_memory))
+VTEST_MAIN(cmocka_unit_test(test_formats), cmocka_unit_test(test_hostile_names),
+           cmocka_unit_test(test_csv_formulas), cmocka_unit_test(test_numbers_read_back),
+           cmocka_unit_test(test_printed_rows), cmocka_unit_test(test_printed_together),
+           cmocka_unit_test(test_printed_object), cmocka_unit_test(test_printed_list),
+           cmocka_unit_test(test_out_of_memory))
