@@ -140,8 +140,9 @@ static vptq_status continue_prompt(generation *g, vptq_err *err)
     const int32_t *feed = g->ids->data;
     size_t n = g->ids->count;
     for (size_t i = 0; i < g->tokens; i++) {
-        const vptq_forward_choice choice = {
-            .temperature = o->temperature, .top_p = o->top_p, .u = vptq_rng_uniform(&rng, i)};
+        const double u = vptq_rng_uniform(&rng, i);
+        const vptq_forward_sampling choice = {
+            .temperature = o->temperature, .top_p = o->top_p, .u = &u};
         int32_t next;
         VPTQ_TRY(vptq_forward_next(g->f, feed, n, &choice, &next, err));
         if (i == 0)

@@ -25,6 +25,7 @@ struct vptq_batch {
     size_t head_rows; /* maximum rows of `last` */
     uint32_t added;
 
+    vptq_arena arena;    /* of the arrays in host memory */
     sequence *sequences; /* [o.sequences] */
     int32_t *ids;        /* [o.sequences, o.length] */
     uint32_t *table;     /* [o.sequences, table_ld] */
@@ -132,22 +133,21 @@ static vptq_status device_alloc(vptq_batch *b, size_t count, size_t size, void *
 
 static vptq_status alloc_host(vptq_batch *b, vptq_err *err)
 {
-    vptq_mem *mem = b->dev->ctx->mem;
+    vptq_arena *a = &b->arena;
     const size_t n = b->o.sequences, rows = max_rows(&b->o);
-    b->sequences = vptq_mem_alloc(mem, n, sizeof *b->sequences, err);
-    b->ids = b->sequences ? vptq_mem_alloc(mem, n, b->o.length * sizeof *b->ids, err) : NULL;
-    b->table = b->ids ? vptq_mem_alloc(mem, n, b->table_ld * sizeof *b->table, err) : NULL;
-    b->free_page = b->table ? vptq_mem_alloc(mem, b->pages, sizeof *b->free_page, err) : NULL;
-    b->member = b->free_page ? vptq_mem_alloc(mem, n, sizeof *b->member, err) : NULL;
-    b->member_rows = b->member ? vptq_mem_alloc(mem, n, sizeof *b->member_rows, err) : NULL;
-    b->row_ids = b->member_rows ? vptq_mem_alloc(mem, rows, sizeof *b->row_ids, err) : NULL;
+    b->sequences = vptq_arena_zalloc(a, n, sizeof *b->sequences, err);
+    b->ids = b->sequences ? vptq_arena_alloc(a, n, b->o.length * sizeof *b->ids, err) : NULL;
+    b->table = b->ids ? vptq_arena_alloc(a, n, b->table_ld * sizeof *b->table, err) : NULL;
+    b->free_page = b->table ? vptq_arena_alloc(a, b->pages, sizeof *b->free_page, err) : NULL;
+    b->member = b->free_page ? vptq_arena_alloc(a, n, sizeof *b->member, err) : NULL;
+    b->member_rows = b->member ? vptq_arena_alloc(a, n, sizeof *b->member_rows, err) : NULL;
+    b->row_ids = b->member_rows ? vptq_arena_alloc(a, rows, sizeof *b->row_ids, err) : NULL;
     b->index =
-        b->row_ids ? vptq_mem_alloc(mem, index_count(&b->o), sizeof *b->index, err) : NULL;
-    b->u = b->index ? vptq_mem_alloc(mem, VPTQ_BATCH_HEAD_ROWS, sizeof *b->u, err) : NULL;
-    b->next = b->u ? vptq_mem_alloc(mem, VPTQ_BATCH_HEAD_ROWS, sizeof *b->next, err) : NULL;
+        b->row_ids ? vptq_arena_alloc(a, index_count(&b->o), sizeof *b->index, err) : NULL;
+    b->u = b->index ? vptq_arena_alloc(a, VPTQ_BATCH_HEAD_ROWS, sizeof *b->u, err) : NULL;
+    b->next = b->u ? vptq_arena_alloc(a, VPTQ_BATCH_HEAD_ROWS, sizeof *b->next, err) : NULL;
     if (!b->next)
         return VPTQ_E_NOMEM;
-    memset(b->sequences, 0, n * sizeof *b->sequences);
     for (size_t i = 0; i < b->pages; i++) /* page 0 is taken first */
         b->free_page[i] = (uint32_t)(b->pages - 1 - i);
     b->free_count = b->pages;
@@ -186,6 +186,7 @@ vptq_status vptq_batch_open(const vptq_model *m, vptq_device *dev, const vptq_ba
                       .o = *o,
                       .table_ld = pages_of(o->length),
                       .head_rows = head_rows(o)};
+    vptq_arena_init(&b->arena, dev->ctx->mem);
     VPTQ_TRY(check_options(o, err));
     VPTQ_TRY(pool_size(m, o, &b->pages, &b->page_bytes, &bytes, err));
     VPTQ_TRY(alloc_host(b, err));
@@ -211,16 +212,7 @@ void vptq_batch_close(vptq_batch *b)
     ops->release(b->dev->state, b->device_index);
     ops->release(b->dev->state, b->values);
     ops->release(b->dev->state, b->keys);
-    vptq_mem_free(mem, b->next);
-    vptq_mem_free(mem, b->u);
-    vptq_mem_free(mem, b->index);
-    vptq_mem_free(mem, b->row_ids);
-    vptq_mem_free(mem, b->member_rows);
-    vptq_mem_free(mem, b->member);
-    vptq_mem_free(mem, b->free_page);
-    vptq_mem_free(mem, b->table);
-    vptq_mem_free(mem, b->ids);
-    vptq_mem_free(mem, b->sequences);
+    vptq_arena_release(&b->arena);
     vptq_mem_free(mem, b);
 }
 

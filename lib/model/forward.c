@@ -444,11 +444,6 @@ vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *st
 
 /* ---- single steps ---- */
 
-void vptq_forward_reset(vptq_forward *f)
-{
-    f->position = 0;
-}
-
 static vptq_status open_cache(vptq_forward *f, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -515,10 +510,8 @@ static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq
     return VPTQ_OK;
 }
 
-/* Continues the cached sequence by n ids; *hidden: the hidden state [hidden] of the last one,
- * in device memory. */
-static vptq_status continue_sequence(vptq_forward *f, const int32_t *ids, size_t n,
-                                     const float **hidden, vptq_err *err)
+vptq_status vptq_forward_next(vptq_forward *f, const int32_t *ids, size_t n,
+                              const vptq_forward_sampling *s, int32_t *next, vptq_err *err)
 {
     size_t last = 0;
     if (n == 0 || n > f->max_length - f->position)
@@ -530,24 +523,5 @@ static vptq_status continue_sequence(vptq_forward *f, const int32_t *ids, size_t
         last = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
         VPTQ_CHECK(step_rows(f, ids + i, last, err));
     }
-    *hidden = f->hidden + (last - 1) * f->d->hidden;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
-                              vptq_err *err)
-{
-    const float *hidden;
-    VPTQ_CHECK(continue_sequence(f, ids, n, &hidden, err));
-    return vptq_forward_device_logits(f, hidden, logits, err);
-}
-
-vptq_status vptq_forward_next(vptq_forward *f, const int32_t *ids, size_t n,
-                              const vptq_forward_choice *choice, int32_t *next, vptq_err *err)
-{
-    const float *hidden;
-    const vptq_forward_sampling s = {
-        .temperature = choice->temperature, .top_p = choice->top_p, .u = &choice->u};
-    VPTQ_CHECK(continue_sequence(f, ids, n, &hidden, err));
-    return vptq_forward_choose(f, 1, hidden, &s, next, err);
+    return vptq_forward_choose(f, 1, f->hidden + (last - 1) * f->d->hidden, s, next, err);
 }

@@ -16,7 +16,7 @@
  *
  * Packed weights (vptq_backend.matrix_open): vptq_forward_block opens those of its block and
  * closes them at its end, so that a device with its own memory holds one block at a time.  The
- * first vptq_forward_step opens those of all blocks until vptq_forward_close: decoding holds
+ * first vptq_forward_next opens those of all blocks until vptq_forward_close: decoding holds
  * the whole packed model in memory. */
 #ifndef VPTQ_MODEL_FORWARD_H
 #define VPTQ_MODEL_FORWARD_H
@@ -120,23 +120,17 @@ vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidd
                                     vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, float *logits,
                                    size_t *width, vptq_err *err) VPTQ_MUST_CHECK;
-/* The normalized final hidden states [n, hidden], for tests. */
-vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
-                                    vptq_err *err) VPTQ_MUST_CHECK;
 
+/* How the op `sample` (backend.h) draws one token for each of n rows. */
+typedef struct vptq_forward_sampling {
+    double temperature, top_p;
+    const double *u; /* [n], host memory */
+} vptq_forward_sampling;
 /* Continues one sequence: runs n ids from the cache's position on through all blocks and
- * returns the logits [vocab] (host memory) of the last one.  The first call allocates the cache
- * for `max_length` tokens; more than that is VPTQ_E_ARG. */
-vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
-                              vptq_err *err) VPTQ_MUST_CHECK;
-/* The same, but samples *next on the device from the logits, as the op `sample` (backend.h)
- * does with these numbers; -1 if a logit is NaN. */
-typedef struct vptq_forward_choice {
-    double temperature, top_p, u;
-} vptq_forward_choice;
+ * samples *next from the logits of the last one; -1 if a logit is NaN.  The first call
+ * allocates the cache for `max_length` tokens; more than that is VPTQ_E_ARG. */
 vptq_status vptq_forward_next(vptq_forward *f, const int32_t *ids, size_t n,
-                              const vptq_forward_choice *choice, int32_t *next,
+                              const vptq_forward_sampling *s, int32_t *next,
                               vptq_err *err) VPTQ_MUST_CHECK;
-void vptq_forward_reset(vptq_forward *f); /* empties the cache */
 
 #endif

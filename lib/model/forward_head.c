@@ -112,7 +112,7 @@ vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
                               const int32_t *targets, vptq_nll_state *nll, vptq_err *err)
 {
     for (size_t i = 0, rows; i < n; i += rows) {
-        rows = vptq_forward_chunk(f, n, i, true);
+        rows = vptq_forward_chunk(f, n, i);
         VPTQ_CHECK(vptq_forward_head_begin(f, rows, hidden + i * f->d->hidden, err));
         VPTQ_CHECK(loss_rows(f, rows, targets + i, nll + i, err));
     }
@@ -163,19 +163,11 @@ vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, 
                                 vptq_err *err)
 {
     for (size_t i = 0, rows; i < n; i += rows) {
-        rows = vptq_forward_chunk(f, n, i, true);
+        rows = vptq_forward_chunk(f, n, i);
         VPTQ_CHECK(vptq_forward_head_begin(f, rows, hidden + i * f->d->hidden, err));
         VPTQ_CHECK(logits_rows(f, rows, logits + i * f->d->vocab, err));
     }
     return VPTQ_OK;
-}
-
-vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
-                                       vptq_err *err)
-{
-    VPTQ_CHECK(head_reserve(f, 1, err));
-    VPTQ_CHECK(normalize(f, 1, hidden, err));
-    return logits_rows(f, 1, logits, err);
 }
 
 /* ---- sampling ---- */
@@ -228,17 +220,4 @@ vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
     VPTQ_CHECK(ops->upload(f->dev->state, u, s->u, n * sizeof *u, err));
     VPTQ_CHECK(ops->sample(f->dev->state, &a, err));
     return ops->download(f->dev->state, next, ids, n * sizeof *next, err);
-}
-
-vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
-                                    vptq_err *err)
-{
-    size_t dim = f->d->hidden;
-    for (size_t i = 0, rows; i < n; i += rows) {
-        rows = vptq_forward_chunk(f, n, i, false);
-        VPTQ_CHECK(normalize_host(f, rows, hidden + i * dim, err));
-        VPTQ_CHECK(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
-                                         rows * dim * sizeof *out, err));
-    }
-    return VPTQ_OK;
 }

@@ -78,7 +78,7 @@ size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols);
  * on host devices all.  `head`: with their logits. */
 size_t vptq_forward_fit(const vptq_forward *f, size_t rows, size_t reserved, bool head);
 /* Number of rows to run through the head next, after the first `first` of n. */
-size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first, bool head);
+size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first);
 /* The end (exclusive) of the sequences to run next from `first` on, with these linear layers.
  */
 size_t vptq_forward_piece(const vptq_forward *f, const vptq_weight *linear,
@@ -134,14 +134,6 @@ vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_
 vptq_status vptq_forward_rmsnorm(vptq_forward *f, size_t n, size_t dim, const float *x,
                                  const float *weight, float *y, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Logits [vocab] in host memory of one row of hidden states in device memory. */
-vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
-                                       vptq_err *err) VPTQ_MUST_CHECK;
-/* How the op `sample` draws tokens. */
-typedef struct vptq_forward_sampling {
-    double temperature, top_p;
-    const double *u; /* [n], host memory */
-} vptq_forward_sampling;
 /* Samples next [n] (host memory) from the logits of n rows of hidden states [n, hidden] in
  * device memory.  Call vptq_forward_grow before. */
 vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,

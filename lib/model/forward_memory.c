@@ -51,10 +51,10 @@ size_t vptq_forward_fit(const vptq_forward *f, size_t rows, size_t reserved, boo
     return rows;
 }
 
-size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first, bool head)
+size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first)
 {
     const size_t left = n - first;
-    return vptq_forward_fit(f, left < VPTQ_FORWARD_ROWS ? left : VPTQ_FORWARD_ROWS, 0, head);
+    return vptq_forward_head_fit(f, left < VPTQ_FORWARD_ROWS ? left : VPTQ_FORWARD_ROWS);
 }
 
 /* Upper bound of the device memory of the packed linear layers of a block. */

@@ -2,9 +2,11 @@
 #include "tests/support/vrig.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/rng.h"
+#include "lib/model/forward_internal.h"
 #include "tests/support/vtest.h"
 
 const char *const vrig_families[VRIG_FAMILIES] = {"llama3", "mistral", "qwen2", "qwen3"};
@@ -63,6 +65,44 @@ void vrig_run_blocks(vrig *r, const int32_t *ids, const size_t *starts, size_t c
     assert_ok(vptq_forward_embed(r->f, ids, starts[count], hidden, &err), &err);
     for (uint32_t l = 0; l < r->m.desc->layers; l++)
         assert_ok(vptq_forward_block(r->f, l, starts, count, hidden, &err), &err);
+}
+
+vptq_status vrig_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
+                      vptq_err *err)
+{
+    static const double u = 0;
+    const vptq_forward_sampling greedy = {.top_p = 1, .u = &u};
+    const size_t dim = f->d->hidden;
+    int32_t next;
+    vptq_status st = vptq_forward_next(f, ids, n, &greedy, &next, err);
+    if (st)
+        return st;
+    float *hidden = vtest_alloc(dim, sizeof *hidden);
+    st = f->dev->ops->download(f->dev->state, hidden,
+                               f->hidden + (n - 1) % VPTQ_FORWARD_ROWS * dim,
+                               dim * sizeof *hidden, err);
+    if (!st)
+        st = vptq_forward_logits(f, 1, hidden, logits, err);
+    free(hidden);
+    return st;
+}
+
+void vrig_reset(vptq_forward *f)
+{
+    f->position = 0;
+}
+
+vptq_status vrig_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
+                            vptq_err *err)
+{
+    const size_t dim = f->d->hidden;
+    for (size_t i = 0, rows; i < n; i += rows) {
+        rows = vptq_forward_chunk(f, n, i);
+        VPTQ_CHECK(vptq_forward_head_begin(f, rows, hidden + i * dim, err));
+        VPTQ_CHECK(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
+                                         rows * dim * sizeof *out, err));
+    }
+    return VPTQ_OK;
 }
 
 int32_t *vrig_ids(const char *dir, size_t n, char *path, size_t size)

@@ -38,7 +38,8 @@ static void run_alone(vrig *r, const int32_t *prompt, size_t n, size_t new, uint
     const vptq_rng rng = vptq_rng_make(seed, number, 0, VPTQ_RNG_GENERATE);
     assert_ok(vptq_forward_open(&r->m, &r->dev, n + new, &f, &err), &err);
     for (size_t i = 0; i < new; i++) {
-        const vptq_forward_choice c = {temperature, 0.9, vptq_rng_uniform(&rng, i)};
+        const double u = vptq_rng_uniform(&rng, i);
+        const vptq_forward_sampling c = {temperature, 0.9, &u};
         assert_ok(i ? vptq_forward_next(f, &out[i - 1], 1, &c, &out[i], &err)
                     : vptq_forward_next(f, prompt, n, &c, &out[i], &err),
                   &err);

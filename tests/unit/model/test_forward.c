@@ -95,14 +95,14 @@ static void check_steps(const char *kind, const char *family, const int32_t *ids
     vrig_open_forward(&r, model, "cpu", 2, TOKENS);
     const double limit = 1e-4 * largest(w, want.count);
     for (int p = 0; p < 3; p++) {
-        vptq_forward_reset(r.f);
+        vrig_reset(r.f);
         for (size_t k = 0, first = 0; k < 4 && pieces[p][k]; first += pieces[p][k++]) {
             const size_t last = first + pieces[p][k] - 1;
-            assert_ok(vptq_forward_step(r.f, ids + first, pieces[p][k], logits, &err), &err);
+            assert_ok(vrig_step(r.f, ids + first, pieces[p][k], logits, &err), &err);
             assert_close(logits, w + last * VOCAB, VOCAB, limit, 0);
         }
     }
-    assert_fails(vptq_forward_step(r.f, ids, 1, logits, &err), VPTQ_E_ARG, &err,
+    assert_fails(vrig_step(r.f, ids, 1, logits, &err), VPTQ_E_ARG, &err,
                  "cache of 40 tokens: 40 used, cannot add 1");
     vtest_npy_free(&want);
     vrig_close(&r);
@@ -122,8 +122,9 @@ static void test_steps(void **state)
 /* vptq_forward_next samples the token that the op `sample` gives for the logits of the step. */
 static void check_next(const char *backend, const int32_t *ids)
 {
-    static const vptq_forward_choice choices[] = {
-        {0, 1, 0}, {1, 1, 0.1}, {1, 0.5, 0.9}, {3, 0.9, 0.5}};
+    static const double u[] = {0, 0.1, 0.9, 0.5};
+    static const vptq_forward_sampling choices[] = {
+        {0, 1, &u[0]}, {1, 1, &u[1]}, {1, 0.5, &u[2]}, {3, 0.9, &u[3]}};
     vrig r;
     vptq_device ref;
     vptq_err err = {0};
@@ -131,7 +132,7 @@ static void check_next(const char *backend, const int32_t *ids)
     vrig_open_forward(&r, VRIG_TINY_OF("qwen3"), backend, 2, TOKENS);
     assert_ok(vptq_device_open(&r.ctx, "ref", &ref, &err), &err);
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
-        const vptq_forward_choice *c = &choices[i];
+        const vptq_forward_sampling *c = &choices[i];
         int32_t next, want;
         const vptq_sample_args s = {.n = 1,
                                     .vocab = VOCAB,
@@ -139,11 +140,11 @@ static void check_next(const char *backend, const int32_t *ids)
                                     .ld = VOCAB,
                                     .temperature = c->temperature,
                                     .top_p = c->top_p,
-                                    .u = &c->u,
+                                    .u = c->u,
                                     .ids = &want};
-        vptq_forward_reset(r.f);
-        assert_ok(vptq_forward_step(r.f, ids, 7 + i, logits, &err), &err);
-        vptq_forward_reset(r.f);
+        vrig_reset(r.f);
+        assert_ok(vrig_step(r.f, ids, 7 + i, logits, &err), &err);
+        vrig_reset(r.f);
         assert_ok(vptq_forward_next(r.f, ids, 7 + i, c, &next, &err), &err);
         assert_ok(ref.ops->sample(ref.state, &s, &err), &err);
         assert_int_equal(next, want);
@@ -321,7 +322,7 @@ static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
     VPTQ_TRY(vptq_forward_embed(f, ids, TOKENS, hidden, err));
     VPTQ_TRY(vptq_forward_block(f, 0, starts, 2, hidden, err));
     VPTQ_TRY(vptq_forward_loss(f, TOKENS, hidden, ids, nll, err));
-    VPTQ_TRY(vptq_forward_step(f, ids, 5, logits, err));
+    VPTQ_TRY(vrig_step(f, ids, 5, logits, err));
 out:
     vptq_forward_close(f);
     if (has_model)
@@ -445,11 +446,11 @@ static void test_demo_logits(void **state)
     load_golden("golden/smollm2/hidden_last_pos63.npy", &want_hidden);
     vrig_run_blocks(&r, ids, starts, 1, hidden);
     assert_ok(vptq_forward_logits(r.f, 1, hidden + LAST * dim, logits, &err), &err);
-    assert_ok(vptq_forward_final_norm(r.f, 1, hidden + LAST * dim, last, &err), &err);
+    assert_ok(vrig_final_norm(r.f, 1, hidden + LAST * dim, last, &err), &err);
     const float *w = vtest_npy_as(&want, "f4"), *h = vtest_npy_as(&want_hidden, "f4");
     assert_close(logits, w, vocab, 1e-4 * largest(w, vocab), 0);
     assert_close(last, h, dim, 1e-4 * largest(h, dim), 0);
-    assert_ok(vptq_forward_step(r.f, ids, LENGTH, logits, &err), &err);
+    assert_ok(vrig_step(r.f, ids, LENGTH, logits, &err), &err);
     assert_close(logits, w, vocab, 1e-4 * largest(w, vocab), 0);
     vtest_npy_free(&want);
     vtest_npy_free(&want_hidden);

@@ -127,10 +127,10 @@ static void run_all(const char *family, const vptq_backend *ops, results *x)
     assert_ok(vptq_forward_open(&r.m, &r.dev, TOKENS, &r.f, &err), &err);
     vrig_run_blocks(&r, ids, starts, 2, x->hidden);
     assert_ok(vptq_forward_logits(r.f, TOKENS, x->hidden, x->logits, &err), &err);
-    assert_ok(vptq_forward_final_norm(r.f, TOKENS, x->hidden, x->norm, &err), &err);
+    assert_ok(vrig_final_norm(r.f, TOKENS, x->hidden, x->norm, &err), &err);
     assert_ok(vptq_forward_loss(r.f, TOKENS, x->hidden, ids, x->nll, &err), &err);
-    assert_ok(vptq_forward_step(r.f, ids, 9, x->last, &err), &err);
-    assert_ok(vptq_forward_step(r.f, ids + 9, 1, x->last, &err), &err);
+    assert_ok(vrig_step(r.f, ids, 9, x->last, &err), &err);
+    assert_ok(vrig_step(r.f, ids + 9, 1, x->last, &err), &err);
     vrig_close(&r);
     free(ids);
 }
@@ -341,7 +341,7 @@ static void test_cache_that_does_not_fit(void **state)
     float logits[VOCAB];
     rig_open(&r);
     limit_memory(5000);
-    assert_fails(vptq_forward_step(r.f, &id, 1, logits, &err), VPTQ_E_NOMEM, &err,
+    assert_fails(vrig_step(r.f, &id, 1, logits, &err), VPTQ_E_NOMEM, &err,
                  "cache of 288 tokens (a shorter context needs less): ");
     rig_close(&r);
 }
