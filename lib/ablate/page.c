@@ -72,10 +72,11 @@ static void draw_text(vptq_html *h, const points *p, const char *name)
 {
     static const char *const series[SERIES] = {"quantized", "original"};
     const vptq_svg_scatter_spec scatter = {
-        .title = "Perplexity over bits",
-        .description = "Every row by the bits per weight that are stored of its quantized "
-                       "matrices and its perplexity; the line joins the rows that no other "
-                       "one beats in both.",
+        .about = {"Perplexity over bits",
+                  "Every row by the bits per weight that are stored of its quantized "
+                  "matrices and its perplexity; the line joins the rows that no other "
+                  "one beats in both.",
+                  "Perplexity over bits per weight"},
         .x = {.title = "bits per weight, all that is stored",
               .log = p->max_bits > wide_range * p->min_bits},
         .y = {.title = "perplexity", .log = true},
@@ -84,20 +85,17 @@ static void draw_text(vptq_html *h, const points *p, const char *name)
         .series = series,
         .series_count = SERIES,
         .frontier = true};
-    const vptq_svg_bars_spec bars = {.title = "Perplexity by row",
-                                     .description = "Whiskers are standard errors.",
+    const vptq_svg_bars_spec bars = {.about = {"Perplexity by row",
+                                               "Whiskers are standard errors.",
+                                               "Perplexity by row, ± its standard error"},
                                      .axis = "perplexity",
                                      .bars = p->bar,
                                      .count = p->count,
                                      .even = p->original};
     vptq_html_heading(h, 2, NULL, name);
     vptq_html_figures_begin(h);
-    vptq_html_figure_begin(h, "Perplexity over bits per weight");
     vptq_svg_scatter(h, &scatter);
-    vptq_html_figure_end(h);
-    vptq_html_figure_begin(h, "Perplexity by row, ± its standard error");
     vptq_svg_bars(h, &bars);
-    vptq_html_figure_end(h);
     vptq_html_figures_end(h);
 }
 

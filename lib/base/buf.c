@@ -2,7 +2,6 @@
 #include "lib/base/buf.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -66,18 +65,25 @@ vptq_status vptq_buf_add(vptq_buf *b, const void *bytes, size_t n, vptq_err *err
     return VPTQ_OK;
 }
 
+vptq_status vptq_buf_vprintf(vptq_buf *b, vptq_err *err, const char *fmt, va_list ap)
+{
+    va_list again;
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, again);
+    va_end(again);
+    if (n < 0)
+        return vptq_fail_errno(err, VPTQ_E_ARG, errno, "cannot format a text");
+    VPTQ_CHECK(vptq_buf_reserve(b, (size_t)n, err));
+    vsnprintf(b->data + b->len, (size_t)n + 1, fmt, ap);
+    b->len += (size_t)n;
+    return VPTQ_OK;
+}
+
 vptq_status vptq_buf_printf(vptq_buf *b, vptq_err *err, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    const vptq_status st = vptq_buf_vprintf(b, err, fmt, ap);
     va_end(ap);
-    if (n < 0)
-        return vptq_fail_errno(err, VPTQ_E_ARG, errno, "cannot format a text");
-    VPTQ_CHECK(vptq_buf_reserve(b, (size_t)n, err));
-    va_start(ap, fmt);
-    vsnprintf(b->data + b->len, (size_t)n + 1, fmt, ap);
-    va_end(ap);
-    b->len += (size_t)n;
-    return VPTQ_OK;
+    return st;
 }

@@ -266,20 +266,19 @@ static void draw_heat(vptq_html *h, const writer *w, const grid *g)
     char title[64];
     snprintf(title, sizeof title, "%s by layer and kind",
              w->outputs ? "Output error" : "Weight error");
-    vptq_html_figure_begin(h, title);
-    vptq_svg_heat(h, &(vptq_svg_heat_spec){
-                         .title = title,
-                         .description = "A row per layer, a column per kind of matrix; the "
-                                        "stronger the colour, the larger the error.",
-                         .row_title = "layer",
-                         .rows = g->names,
-                         .columns = g->kind_shown,
-                         .values = g->values,
-                         .row_count = g->layers,
-                         .column_count = g->kinds,
-                         .log = true,
-                         .decimals = heat_decimals(g)});
-    vptq_html_figure_end(h);
+    vptq_svg_heat(
+        h, &(vptq_svg_heat_spec){.about = {title,
+                                           "A row per layer, a column per kind of matrix; the "
+                                           "stronger the colour, the larger the error.",
+                                           NULL},
+                                 .row_title = "layer",
+                                 .rows = g->names,
+                                 .columns = g->kind_shown,
+                                 .values = g->values,
+                                 .row_count = g->layers,
+                                 .column_count = g->kinds,
+                                 .log = true,
+                                 .decimals = heat_decimals(g)});
 }
 
 static void draw_kinds(vptq_html *h, const writer *w, const grid *g)
@@ -301,18 +300,16 @@ static void draw_kinds(vptq_html *h, const writer *w, const grid *g)
                                  .text = texts[n]};
         n++;
     }
-    vptq_html_figure_begin(h, "By kind of matrix");
-    vptq_svg_bars(
-        h, &(vptq_svg_bars_spec){.title = "Error by kind of matrix",
-                                 .description =
-                                     "A bar per kind: the mean over its layers, and from the "
-                                     "smallest to the largest.",
-                                 .axis = w->outputs ? "output error: mean, least and largest"
-                                                    : "weight error: mean, least and largest",
-                                 .bars = bars,
-                                 .count = n,
-                                 .even = (double)NAN});
-    vptq_html_figure_end(h);
+    vptq_svg_bars(h, &(vptq_svg_bars_spec){
+                         .about = {"Error by kind of matrix",
+                                   "A bar per kind: the mean over its layers, and from the "
+                                   "smallest to the largest.",
+                                   "By kind of matrix"},
+                         .axis = w->outputs ? "output error: mean, least and largest"
+                                            : "weight error: mean, least and largest",
+                         .bars = bars,
+                         .count = n,
+                         .even = (double)NAN});
 }
 
 static vptq_status draw_layers(vptq_html *h, const writer *w, const grid *g, vptq_arena *arena)
@@ -327,15 +324,14 @@ static vptq_status draw_layers(vptq_html *h, const writer *w, const grid *g, vpt
         lines[k] = (vptq_svg_line){
             .label = g->kind_names[k], .x = g->x, .y = y + k * g->layers, .count = g->layers};
     }
-    vptq_html_figure_begin(h, "Over the layers");
-    vptq_svg_lines(h, &(vptq_svg_lines_spec){.title = "Error over the layers",
-                                             .description = "A line per kind of matrix.",
-                                             .x = {.title = "layer"},
-                                             .y = {.title = compared_title(w), .log = true},
-                                             .lines = lines,
-                                             .count = g->kinds,
-                                             .even = (double)NAN});
-    vptq_html_figure_end(h);
+    vptq_svg_lines(
+        h, &(vptq_svg_lines_spec){.about = {"Error over the layers",
+                                            "A line per kind of matrix.", "Over the layers"},
+                                  .x = {.title = "layer"},
+                                  .y = {.title = compared_title(w), .log = true},
+                                  .lines = lines,
+                                  .count = g->kinds,
+                                  .even = (double)NAN});
     return VPTQ_OK;
 }
 

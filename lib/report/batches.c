@@ -147,18 +147,17 @@ static void family_picture(report_page *p, const vptq_report_family *f, vptq_met
     if (n) {
         snprintf(caption, sizeof caption, "%s speedup over the batch size, input %u, output %u",
                  vptq_metric_title(metric), f->input_len, f->output_len);
-        vptq_html_figure_begin(&p->h, caption);
-        vptq_svg_lines(&p->h, &(vptq_svg_lines_spec){
-                                  .title = caption,
-                                  .description =
-                                      "A line per model; where it passes the dashed line at "
-                                      "1 the model is as fast as the original.",
-                                  .x = {.title = "batch size", .log = true, .at_values = true},
-                                  .y = {.title = "times the original", .log = true},
-                                  .lines = lines,
-                                  .count = n,
-                                  .even = 1});
-        vptq_html_figure_end(&p->h);
+        vptq_svg_lines(&p->h,
+                       &(vptq_svg_lines_spec){
+                           .about = {caption,
+                                     "A line per model; where it passes the dashed line at "
+                                     "1 the model is as fast as the original.",
+                                     NULL},
+                           .x = {.title = "batch size", .log = true, .at_values = true},
+                           .y = {.title = "times the original", .log = true},
+                           .lines = lines,
+                           .count = n,
+                           .even = 1});
     }
     vptq_mem_free(r->arena.mem, values);
     vptq_mem_free(r->arena.mem, lines);

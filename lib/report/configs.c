@@ -144,13 +144,14 @@ static void config_picture(report_page *p, const vptq_report_config *c,
     snprintf(caption, sizeof caption, "%s (%s is better)", vptq_metric_title(metric),
              vptq_metric_less_is_better(metric) ? "less" : "more");
     snprintf(axis, sizeof axis, "%s, median and range of the runs", vptq_metric_unit(metric));
-    vptq_page_bars_end(p, &bars,
-                       (vptq_svg_bars_spec){.title = caption,
-                                            .description =
-                                                "A bar per model: the median of its runs, and "
-                                                "from the smallest to the largest of them.",
-                                            .axis = axis,
-                                            .even = (double)NAN});
+    vptq_page_bars_end(
+        p, &bars,
+        (vptq_svg_bars_spec){.about = {caption,
+                                       "A bar per model: the median of its runs, and "
+                                       "from the smallest to the largest of them.",
+                                       NULL},
+                             .axis = axis,
+                             .even = (double)NAN});
 }
 
 static void page_config(report_page *p, const vptq_report_config *c,

@@ -2,7 +2,6 @@
 #include "lib/report/emit.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,26 +20,12 @@ void vptq_emit_text(vptq_emit *e, const char *s)
     vptq_emit_bytes(e, s, strlen(s));
 }
 
-void vptq_emit_formatv(vptq_emit *e, const char *fmt, va_list ap)
-{
-    va_list again;
-    va_copy(again, ap);
-    const int n = vsnprintf(NULL, 0, fmt, again);
-    va_end(again);
-    VPTQ_BUG_IF(n < 0);
-    if (!e->st)
-        e->st = vptq_buf_reserve(e->buf, (size_t)n, e->err);
-    if (e->st)
-        return;
-    vsnprintf(e->buf->data + e->buf->len, (size_t)n + 1, fmt, ap);
-    e->buf->len += (size_t)n;
-}
-
 void vptq_emit_format(vptq_emit *e, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    vptq_emit_formatv(e, fmt, ap);
+    if (!e->st)
+        e->st = vptq_buf_vprintf(e->buf, e->err, fmt, ap);
     va_end(ap);
 }
 

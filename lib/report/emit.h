@@ -11,8 +11,6 @@
 #ifndef VPTQ_REPORT_EMIT_H
 #define VPTQ_REPORT_EMIT_H
 
-#include <stdarg.h>
-
 #include "lib/base/buf.h"
 
 typedef struct vptq_emit {
@@ -24,7 +22,6 @@ typedef struct vptq_emit {
 void vptq_emit_bytes(vptq_emit *e, const char *s, size_t n);
 void vptq_emit_text(vptq_emit *e, const char *s); /* unchanged */
 void vptq_emit_format(vptq_emit *e, const char *fmt, ...) VPTQ_PRINTF(2, 3);
-void vptq_emit_formatv(vptq_emit *e, const char *fmt, va_list ap) VPTQ_PRINTF(2, 0);
 
 /* Content of an XML or HTML element, or of an attribute in double quotes. */
 void vptq_emit_xml(vptq_emit *e, const char *s);

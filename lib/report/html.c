@@ -162,16 +162,6 @@ void vptq_html_figures_end(vptq_html *h)
     vptq_emit_text(&h->e, "</div>\n");
 }
 
-void vptq_html_figure_begin(vptq_html *h, const char *caption)
-{
-    emit_element(h, "<figure>\n<figcaption>", caption, "</figcaption>\n");
-}
-
-void vptq_html_figure_end(vptq_html *h)
-{
-    vptq_emit_text(&h->e, "</figure>\n");
-}
-
 void vptq_html_details_begin(vptq_html *h, const char *summary)
 {
     emit_element(h, "<details>\n<summary>", summary, "</summary>\n");

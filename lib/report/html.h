@@ -7,9 +7,7 @@
  *     vptq_html_heading(&h, 2, "summary", "Summary");
  *     vptq_html_table(&h, &table);
  *     vptq_html_figures_begin(&h);
- *     vptq_html_figure_begin(&h, "Latency over the original's");
  *     vptq_svg_bars(&h, &bars);
- *     vptq_html_figure_end(&h);
  *     vptq_html_figures_end(&h);
  *     return vptq_html_end(&h);
  *
@@ -50,8 +48,6 @@ void vptq_html_facts(vptq_html *h, const vptq_html_fact *facts, size_t count);
 /* Places pictures side by side if the page is wide enough. */
 void vptq_html_figures_begin(vptq_html *h);
 void vptq_html_figures_end(vptq_html *h);
-void vptq_html_figure_begin(vptq_html *h, const char *caption);
-void vptq_html_figure_end(vptq_html *h);
 /* Content that is folded away until the reader opens it. */
 void vptq_html_details_begin(vptq_html *h, const char *summary);
 void vptq_html_details_end(vptq_html *h);

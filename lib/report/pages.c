@@ -71,11 +71,8 @@ void vptq_page_bars_end(report_page *p, page_bars *b, vptq_svg_bars_spec spec)
 {
     spec.bars = b->bars;
     spec.count = b->count;
-    if (b->count) {
-        vptq_html_figure_begin(&p->h, spec.title);
+    if (b->count)
         vptq_svg_bars(&p->h, &spec);
-        vptq_html_figure_end(&p->h);
-    }
     vptq_mem_free(p->r->arena.mem, b->texts);
     vptq_mem_free(p->r->arena.mem, b->bars);
 }
@@ -196,14 +193,15 @@ static void summary_picture(report_page *p, vptq_metric metric, const char *capt
                                               .series = vptq_report_series(&r->models[i], r)},
                                2);
     }
-    vptq_page_bars_end(p, &bars,
-                       (vptq_svg_bars_spec){.title = caption,
-                                            .description =
-                                                "A bar per model: the geometric mean of its "
-                                                "speedups, and from the smallest to the "
-                                                "largest of them.",
-                                            .axis = "times the original (dashed: 1)",
-                                            .even = 1});
+    vptq_page_bars_end(
+        p, &bars,
+        (vptq_svg_bars_spec){.about = {caption,
+                                       "A bar per model: the geometric mean of its "
+                                       "speedups, and from the smallest to the "
+                                       "largest of them.",
+                                       NULL},
+                             .axis = "times the original (dashed: 1)",
+                             .even = 1});
 }
 
 static void page_summary(report_page *p)

@@ -181,22 +181,25 @@ void vptq_svg_line_from(vptq_html *h, const char *class, double x1, double y1, d
 
 /* ---- canvas ---- */
 
-void vptq_svg_begin(vptq_html *h, double height, const char *title, const char *description)
+void vptq_svg_begin(vptq_html *h, double height, const vptq_svg_about *about)
 {
     unsigned id = ++h->pictures;
+    vptq_emit_text(&h->e, "<figure>\n<figcaption>");
+    vptq_emit_xml(&h->e, about->caption ? about->caption : about->title);
     vptq_emit_format(&h->e,
+                     "</figcaption>\n"
                      "<svg viewBox=\"0 0 %d %.0f\" role=\"img\" aria-labelledby=\"t%u d%u\">\n"
                      "<title id=\"t%u\">",
                      (int)SVG_WIDTH, ceil(height), id, id, id);
-    vptq_emit_xml(&h->e, title);
+    vptq_emit_xml(&h->e, about->title);
     vptq_emit_format(&h->e, "</title>\n<desc id=\"d%u\">", id);
-    vptq_emit_xml(&h->e, description);
+    vptq_emit_xml(&h->e, about->description);
     vptq_emit_text(&h->e, "</desc>\n");
 }
 
 void vptq_svg_end(vptq_html *h)
 {
-    vptq_emit_text(&h->e, "</svg>\n");
+    vptq_emit_text(&h->e, "</svg>\n</figure>\n");
 }
 
 /* The last three paths are open and drawn as strokes. */
@@ -215,6 +218,21 @@ void vptq_svg_mark(vptq_html *h, unsigned series, double x, double y)
                      kind, position(x), position(y), paths[kind]);
 }
 
+double vptq_svg_wrapped(vptq_html *h, double x, double y, int size, double width,
+                        const char *text)
+{
+    do {
+        char line[1024];
+        size_t n = vptq_svg_fit(text, size, width);
+        snprintf(line, sizeof line, "%.*s", (int)(n < 1000 ? n : 1000), text);
+        if (h)
+            vptq_svg_text(h, x, y, size, "start", NULL, line);
+        text += n;
+        y += SVG_LINE;
+    } while (*text);
+    return y;
+}
+
 double vptq_svg_legend_row(vptq_html *h, unsigned series, bool line, double y, const char *text)
 {
     double left = line ? 44 : 24;
@@ -225,16 +243,7 @@ double vptq_svg_legend_row(vptq_html *h, unsigned series, bool line, double y, c
     }
     if (h)
         vptq_svg_mark(h, series, line ? 21 : 12, y - 4);
-    for (const char *rest = text; *rest;) {
-        char part[1024];
-        size_t n = vptq_svg_fit(rest, SVG_SMALL, SVG_WIDTH - left - 4);
-        snprintf(part, sizeof part, "%.*s", (int)(n < 1000 ? n : 1000), rest);
-        if (h)
-            vptq_svg_text(h, left, y, SVG_SMALL, "start", NULL, part);
-        rest += n;
-        y += SVG_LINE;
-    }
-    return y;
+    return vptq_svg_wrapped(h, left, y, SVG_SMALL, SVG_WIDTH - left - 4, text);
 }
 
 /* ---- axes ---- */

@@ -1,7 +1,6 @@
 /* Internal: draws pictures on a page: bars with whiskers, lines over a linear or logarithmic
- * axis, points with labels, heat maps.  Each is one <svg> that scales by its viewBox, with a
- * title and a description for readers who cannot see it, and colours from the page's style
- * sheet.
+ * axis, points with labels, heat maps.  Each is a figure with one <svg> that scales by its
+ * viewBox and has its colours from the page's style sheet.
  *
  * The fonts are the reader's, so the widths of texts are estimated generously, and long names
  * wrap. Values above 1e30 in magnitude are left out, on a logarithmic axis also those below
@@ -10,6 +9,12 @@
 #define VPTQ_REPORT_SVG_H
 
 #include "lib/report/html.h"
+
+/* Title and description of a picture for readers who cannot see it. */
+typedef struct vptq_svg_about {
+    const char *title, *description;
+    const char *caption; /* above the picture; NULL = the title */
+} vptq_svg_about;
 
 enum { VPTQ_SVG_SERIES = 8 }; /* colours and marks; further series reuse them */
 
@@ -23,7 +28,7 @@ typedef struct vptq_svg_bar {
 
 /* Horizontal bars from 0, each below its label. */
 typedef struct vptq_svg_bars_spec {
-    const char *title, *description;
+    vptq_svg_about about;
     const char *axis; /* title of the axis, with the unit */
     const vptq_svg_bar *bars;
     size_t count;
@@ -46,7 +51,7 @@ typedef struct vptq_svg_line {
 
 /* Points joined by lines, with a legend below. */
 typedef struct vptq_svg_lines_spec {
-    const char *title, *description;
+    vptq_svg_about about;
     vptq_svg_axis x, y;
     const vptq_svg_line *lines;
     size_t count;
@@ -64,7 +69,7 @@ typedef struct vptq_svg_point {
  * legend explains.  With `frontier` a line joins the points that no other point beats in both x
  * and y, where less is better (perplexity over bits). */
 typedef struct vptq_svg_scatter_spec {
-    const char *title, *description;
+    vptq_svg_about about;
     vptq_svg_axis x, y;
     const vptq_svg_point *points;
     size_t count;
@@ -77,7 +82,7 @@ void vptq_svg_scatter(vptq_html *h, const vptq_svg_scatter_spec *s);
 /* A table of coloured numbers: values [rows, columns] in one hue, stronger for larger values;
  * NaN = an empty cell. */
 typedef struct vptq_svg_heat_spec {
-    const char *title, *description;
+    vptq_svg_about about;
     const char *row_title; /* "layer" */
     const char *const *rows, *const *columns;
     const double *values;

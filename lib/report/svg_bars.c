@@ -14,19 +14,10 @@ enum { BAR_HEIGHT = 12, BAR_GAP = 10, BAR_LEFT = 2, BAR_RIGHT = SVG_WIDTH - 12 }
  * h NULL it only measures. */
 static double draw_bar_label(vptq_html *h, const vptq_svg_bar *b, double y)
 {
-    const char *rest = b->label;
     double value = b->text ? vptq_svg_width(b->text, strlen(b->text), SVG_FONT) + 12 : 0;
     if (h && b->text)
         vptq_svg_text(h, BAR_RIGHT, y, SVG_FONT, "end", NULL, b->text);
-    do {
-        char part[1024];
-        size_t n = vptq_svg_fit(rest, SVG_FONT, BAR_RIGHT - BAR_LEFT - value);
-        snprintf(part, sizeof part, "%.*s", (int)(n < 1000 ? n : 1000), rest);
-        if (h)
-            vptq_svg_text(h, BAR_LEFT, y, SVG_FONT, "start", NULL, part);
-        rest += n;
-        y += SVG_LINE;
-    } while (*rest);
+    y = vptq_svg_wrapped(h, BAR_LEFT, y, SVG_FONT, BAR_RIGHT - BAR_LEFT - value, b->label);
     return y - SVG_LINE + 5;
 }
 
@@ -63,7 +54,7 @@ void vptq_svg_bars(vptq_html *h, const vptq_svg_bars_spec *s)
     range[1] = range[1] > 0 ? range[1] : 1;
     svg_scale x = {0, range[1], BAR_LEFT, BAR_RIGHT, false};
     double bottom = y - SVG_FONT - BAR_GAP + 4;
-    vptq_svg_begin(h, bottom + SVG_BELOW, s->title, s->description);
+    vptq_svg_begin(h, bottom + SVG_BELOW, &s->about);
     size_t n = vptq_svg_ticks(0, range[1], false, 6, ticks);
     for (size_t i = 0; i < n; i++) {
         char text[32];
@@ -156,7 +147,7 @@ void vptq_svg_heat(vptq_html *h, const vptq_svg_heat_spec *s)
     left = fmax(left, vptq_svg_width(s->row_title, strlen(s->row_title), SVG_SMALL)) + 10;
     double cell = (SVG_WIDTH - left - 2) / (double)s->column_count;
     double bottom = top + HEAT_ROW * (double)s->row_count;
-    vptq_svg_begin(h, bottom + 10 + HEAT_SCALE, s->title, s->description);
+    vptq_svg_begin(h, bottom + 10 + HEAT_SCALE, &s->about);
     vptq_svg_text(h, left - 6, top - 8, SVG_SMALL, "end", NULL, s->row_title);
     for (size_t i = 0; i < s->column_count; i++) {
         double width = vptq_svg_width(s->columns[i], strlen(s->columns[i]), 11);

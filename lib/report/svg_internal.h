@@ -13,8 +13,8 @@ typedef struct svg_scale {
 } svg_scale;
 double vptq_svg_at(const svg_scale *s, double value);
 
-/* Writes <svg> with title and description, and </svg>. */
-void vptq_svg_begin(vptq_html *h, double height, const char *title, const char *description);
+/* Begins and ends the figure with caption and <svg>. */
+void vptq_svg_begin(vptq_html *h, double height, const vptq_svg_about *about);
 void vptq_svg_end(vptq_html *h);
 
 /* anchor: "start", "middle", "end"; class may be NULL. */
@@ -24,6 +24,10 @@ void vptq_svg_line_from(vptq_html *h, const char *class, double x1, double y1, d
                         double y2);
 /* Draws the mark of a series around (x, y). */
 void vptq_svg_mark(vptq_html *h, unsigned series, double x, double y);
+/* Draws a text in lines of at most `width` from the base line y on and returns the y below.
+ * With h NULL it only measures. */
+double vptq_svg_wrapped(vptq_html *h, double x, double y, int size, double width,
+                        const char *text);
 /* Draws the mark of a series and its wrapped name from y on and returns the y below.  With h
  * NULL it only measures. */
 double vptq_svg_legend_row(vptq_html *h, unsigned series, bool line, double y,

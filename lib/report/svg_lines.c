@@ -10,31 +10,35 @@
 
 enum { TOP = 26, LEGEND_GAP = 14, MAX_VALUES = 64 };
 
-static const double empty_range[2] = {(double)INFINITY, -(double)INFINITY};
+/* The ranges of a chart's values. */
+typedef struct extent {
+    double x[2], y[2];
+    double values[MAX_VALUES]; /* of x, sorted */
+    size_t count;
+} extent;
+static const extent no_extent = {.x = {(double)INFINITY, -(double)INFINITY},
+                                 .y = {(double)INFINITY, -(double)INFINITY}};
 
-static bool is_range(const double range[2])
+/* Adds x to the values unless it is there or they are full. */
+static void add_value(extent *e, double x)
 {
-    return range[0] <= range[1];
+    for (size_t i = 0; i < e->count; i++)
+        if (e->values[i] == x)
+            return;
+    if (e->count < MAX_VALUES)
+        e->values[e->count++] = x;
+    qsort(e->values, e->count, sizeof *e->values, vptq_stats_order);
 }
 
-/* Inserts x into the sorted values [MAX_VALUES] unless it is there or they are full; returns
- * their number. */
-static size_t add_value(double *values, size_t n, double x)
+/* Draws a picture without values if there are none. */
+static bool is_empty(vptq_html *h, const extent *e, const vptq_svg_about *about)
 {
-    for (size_t i = 0; i < n; i++)
-        if (values[i] == x)
-            return n;
-    if (n < MAX_VALUES)
-        values[n++] = x;
-    qsort(values, n, sizeof *values, vptq_stats_order);
-    return n;
-}
-
-static void draw_empty(vptq_html *h, const char *title, const char *description)
-{
-    vptq_svg_begin(h, 40, title, description);
+    if (e->count)
+        return false;
+    vptq_svg_begin(h, 40, about);
     vptq_svg_text(h, SVG_WIDTH / 2.0, 24, SVG_FONT, "middle", "soft", "no values");
     vptq_svg_end(h);
+    return true;
 }
 
 /* ---- lines ---- */
@@ -44,24 +48,22 @@ static bool point_shown(const vptq_svg_lines_spec *s, const vptq_svg_line *line,
     return vptq_svg_shown(line->x[i], s->x.log) && vptq_svg_shown(line->y[i], s->y.log);
 }
 
-static void lines_ranges(const vptq_svg_lines_spec *s, double rx[2], double ry[2],
-                         double *values, size_t *n)
+static void lines_extent(const vptq_svg_lines_spec *s, extent *e)
 {
     for (size_t k = 0; k < s->count; k++)
         for (size_t i = 0; i < s->lines[k].count; i++) {
             const vptq_svg_line *line = &s->lines[k];
             if (!point_shown(s, line, i))
                 continue;
-            vptq_svg_widen(rx, line->x[i], s->x.log);
-            vptq_svg_widen(ry, line->y[i], s->y.log);
+            vptq_svg_widen(e->x, line->x[i], s->x.log);
+            vptq_svg_widen(e->y, line->y[i], s->y.log);
             if (line->low)
-                vptq_svg_widen(ry, line->low[i], s->y.log);
+                vptq_svg_widen(e->y, line->low[i], s->y.log);
             if (line->high)
-                vptq_svg_widen(ry, line->high[i], s->y.log);
-            *n = add_value(values, *n, line->x[i]);
+                vptq_svg_widen(e->y, line->high[i], s->y.log);
+            add_value(e, line->x[i]);
         }
-    if (is_range(ry))
-        vptq_svg_widen(ry, s->even, s->y.log);
+    vptq_svg_widen(e->y, s->even, s->y.log);
 }
 
 static void draw_series(vptq_html *h, const vptq_svg_lines_spec *s, const svg_plot *p,
@@ -93,21 +95,16 @@ static void draw_series(vptq_html *h, const vptq_svg_lines_spec *s, const svg_pl
 
 void vptq_svg_lines(vptq_html *h, const vptq_svg_lines_spec *s)
 {
-    double rx[2] = {empty_range[0], empty_range[1]}, ry[2] = {empty_range[0], empty_range[1]},
-           values[MAX_VALUES], y = 0;
-    size_t n = 0;
-    lines_ranges(s, rx, ry, values, &n);
-    if (!is_range(rx)) {
-        draw_empty(h, s->title, s->description);
+    extent e = no_extent;
+    lines_extent(s, &e);
+    if (is_empty(h, &e, &s->about))
         return;
-    }
-    svg_plot p = vptq_svg_plan(&s->x, &s->y, rx, ry, TOP, 230);
-    double legend = p.bottom + SVG_BELOW + LEGEND_GAP;
-    y = legend;
+    svg_plot p = vptq_svg_plan(&s->x, &s->y, e.x, e.y, TOP, 230);
+    double legend = p.bottom + SVG_BELOW + LEGEND_GAP, y = legend;
     for (unsigned k = 0; k < s->count; k++)
         y = vptq_svg_legend_row(NULL, k, true, y, s->lines[k].label);
-    vptq_svg_begin(h, y - SVG_LINE + 8, s->title, s->description);
-    vptq_svg_axes(h, &p, &s->x, &s->y, values, n);
+    vptq_svg_begin(h, y - SVG_LINE + 8, &s->about);
+    vptq_svg_axes(h, &p, &s->x, &s->y, e.values, e.count);
     if (vptq_svg_shown(s->even, s->y.log)) {
         double at = vptq_svg_at(&p.y, s->even);
         vptq_svg_line_from(h, "even", p.left, at, p.right, at);
@@ -291,19 +288,15 @@ static void draw_points(vptq_html *h, const vptq_svg_scatter_spec *s, const svg_
 
 void vptq_svg_scatter(vptq_html *h, const vptq_svg_scatter_spec *s)
 {
-    double rx[2] = {empty_range[0], empty_range[1]}, ry[2] = {empty_range[0], empty_range[1]},
-           values[MAX_VALUES];
-    size_t n = 0;
+    extent e = no_extent;
     for (size_t i = 0; i < s->count; i++)
         if (is_shown(s, i)) {
-            vptq_svg_widen(rx, s->points[i].x, s->x.log);
-            vptq_svg_widen(ry, s->points[i].y, s->y.log);
-            n = add_value(values, n, s->points[i].x);
+            vptq_svg_widen(e.x, s->points[i].x, s->x.log);
+            vptq_svg_widen(e.y, s->points[i].y, s->y.log);
+            add_value(&e, s->points[i].x);
         }
-    if (!is_range(rx)) {
-        draw_empty(h, s->title, s->description);
+    if (is_empty(h, &e, &s->about))
         return;
-    }
     size_t points = s->count < MAX_POINTS ? s->count : MAX_POINTS;
     box_list *c = vptq_mem_alloc(h->e.buf->mem, 1, sizeof *c, h->e.err);
     label_position *positions =
@@ -315,12 +308,12 @@ void vptq_svg_scatter(vptq_html *h, const vptq_svg_scatter_spec *s)
     }
     vptq_svg_scatter_spec shown = *s;
     shown.count = points;
-    svg_plot p = vptq_svg_plan(&s->x, &s->y, rx, ry, TOP, 290);
+    svg_plot p = vptq_svg_plan(&s->x, &s->y, e.x, e.y, TOP, 290);
     position_labels(&shown, &p, c, positions);
     double legend = p.bottom + SVG_BELOW + LEGEND_GAP;
-    vptq_svg_begin(h, scatter_legend(NULL, &shown, positions, legend) - SVG_LINE + 8, s->title,
-                   s->description);
-    vptq_svg_axes(h, &p, &s->x, &s->y, values, n);
+    vptq_svg_begin(h, scatter_legend(NULL, &shown, positions, legend) - SVG_LINE + 8,
+                   &s->about);
+    vptq_svg_axes(h, &p, &s->x, &s->y, e.values, e.count);
     if (s->frontier)
         draw_frontier(h, &shown, &p);
     draw_points(h, &shown, &p, positions);

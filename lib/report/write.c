@@ -497,11 +497,10 @@ vptq_status vptq_print_text(const vptq_output *out, vptq_err *err, const char *f
     va_list ap;
     vptq_buf text;
     vptq_buf_init(&text, NULL);
-    vptq_emit e = {.buf = &text, .err = err};
     va_start(ap, fmt);
-    vptq_emit_formatv(&e, fmt, ap);
+    const vptq_status st = vptq_buf_vprintf(&text, err, fmt, ap);
     va_end(ap);
-    return hand_over(e.st, out, &text, err);
+    return hand_over(st, out, &text, err);
 }
 
 vptq_status vptq_print_list(const vptq_output *out, const vptq_column *columns,

@@ -67,16 +67,16 @@ static vptq_status draw_all(void *arg, vptq_mem *mem, vptq_err *err)
                                      10 + 0.1 * (double)(i % 7), (unsigned)i % 3};
     for (size_t i = 0; i < 28; i++)
         heat[i] = i == 5 ? (double)NAN : 0.001 * (double)(i + 1);
-    vptq_svg_bars(&h, &(vptq_svg_bars_spec){"t", "d", "s", bars, NAMES, 1});
-    vptq_svg_bars(&h, &(vptq_svg_bars_spec){"t", "d", "s", bars, 0, (double)NAN});
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, NAMES, 1});
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, 0, (double)NAN});
+    vptq_svg_lines(
+        &h,
+        &(vptq_svg_lines_spec){
+            {"t", "d", NULL}, {"batch", true, true}, {"times", false, false}, lines, NAMES, 1});
     vptq_svg_lines(
         &h, &(vptq_svg_lines_spec){
-                "t", "d", {"batch", true, true}, {"times", false, false}, lines, NAMES, 1});
-    vptq_svg_lines(&h,
-                   &(vptq_svg_lines_spec){
-                       "t", "d", {"batch", true, true}, {"times", true, false}, lines, 0, 1});
-    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){"t",
-                                                  "d",
+                {"t", "d", NULL}, {"batch", true, true}, {"times", true, false}, lines, 0, 1});
+    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){{"t", "d", NULL},
                                                   {"bits", false, false},
                                                   {"perplexity", true, false},
                                                   points,
@@ -84,8 +84,7 @@ static vptq_status draw_all(void *arg, vptq_mem *mem, vptq_err *err)
                                                   names,
                                                   3,
                                                   true});
-    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){"t",
-                                                  "d",
+    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){{"t", "d", NULL},
                                                   {"bits", false, false},
                                                   {"perplexity", false, false},
                                                   points,
@@ -96,10 +95,10 @@ static vptq_status draw_all(void *arg, vptq_mem *mem, vptq_err *err)
     static const char *const kinds[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                         "gate_proj", "up_proj", "down_proj"};
     static const char *const rows[] = {"0", "1", "2", "127"};
-    vptq_svg_heat(&h,
-                  &(vptq_svg_heat_spec){"t", "d", "layer", rows, kinds, heat, 4, 7, true, 4});
-    vptq_svg_heat(&h,
-                  &(vptq_svg_heat_spec){"t", "d", "layer", rows, kinds, heat, 0, 7, true, 4});
+    vptq_svg_heat(
+        &h, &(vptq_svg_heat_spec){{"t", "d", NULL}, "layer", rows, kinds, heat, 4, 7, true, 4});
+    vptq_svg_heat(
+        &h, &(vptq_svg_heat_spec){{"t", "d", NULL}, "layer", rows, kinds, heat, 0, 7, true, 4});
     return vptq_html_end(&h);
 }
 
@@ -138,17 +137,22 @@ static void test_extreme_values(void **state)
     }
     vptq_svg_line line = {"x", wild, wild, wild, wild, N};
     vptq_html_begin(&h, &out, &err, "t", NULL);
-    vptq_svg_bars(&h, &(vptq_svg_bars_spec){"t", "d", "s", bars, N, 1});
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, N, 1});
     for (int logs = 0; logs < 2; logs++) {
-        vptq_svg_lines(&h, &(vptq_svg_lines_spec){
-                               "t", "d", {"x", logs, !logs}, {"y", logs, false}, &line, 1, 1});
-        vptq_svg_scatter(
-            &h,
-            &(vptq_svg_scatter_spec){
-                "t", "d", {"x", logs, false}, {"y", logs, false}, points, N, NULL, 0, true});
+        vptq_svg_lines(
+            &h, &(vptq_svg_lines_spec){
+                    {"t", "d", NULL}, {"x", logs, !logs}, {"y", logs, false}, &line, 1, 1});
+        vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){{"t", "d", NULL},
+                                                      {"x", logs, false},
+                                                      {"y", logs, false},
+                                                      points,
+                                                      N,
+                                                      NULL,
+                                                      0,
+                                                      true});
         static const char *const rows[] = {"a", "b", "c"};
-        vptq_svg_heat(&h,
-                      &(vptq_svg_heat_spec){"t", "d", "r", rows, rows, wild, 3, 3, logs, 2});
+        vptq_svg_heat(
+            &h, &(vptq_svg_heat_spec){{"t", "d", NULL}, "r", rows, rows, wild, 3, 3, logs, 2});
     }
     assert_ok(vptq_html_end(&h), &err);
     assert_int_equal(vpage_check(out.data), 7);
@@ -185,9 +189,14 @@ static void test_frontier(void **state)
     (void)state;
     vptq_buf_init(&out, NULL);
     vptq_html_begin(&h, &out, &err, "t", NULL);
-    vptq_svg_scatter(
-        &h, &(vptq_svg_scatter_spec){
-                "t", "d", {"x", false, false}, {"y", false, false}, points, 5, NULL, 0, true});
+    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){{"t", "d", NULL},
+                                                  {"x", false, false},
+                                                  {"y", false, false},
+                                                  points,
+                                                  5,
+                                                  NULL,
+                                                  0,
+                                                  true});
     assert_ok(vptq_html_end(&h), &err);
     const char *path = strstr(out.data, "<path class=\"even\"");
     double x[2], y[2];
@@ -219,9 +228,14 @@ static void test_crowd(void **state)
         points[i] = (vptq_svg_point){labels[i], i < N / 2 ? 1 : 2, i < N / 2 ? 1 : 2, 0};
     }
     vptq_html_begin(&h, &out, &err, "t", NULL);
-    vptq_svg_scatter(
-        &h, &(vptq_svg_scatter_spec){
-                "t", "d", {"x", false, false}, {"y", false, false}, points, N, NULL, 0, true});
+    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){{"t", "d", NULL},
+                                                  {"x", false, false},
+                                                  {"y", false, false},
+                                                  points,
+                                                  N,
+                                                  NULL,
+                                                  0,
+                                                  true});
     assert_ok(vptq_html_end(&h), &err);
     for (const char *at = out.data; (at = strstr(at, "<text x=\"")) != NULL; at++) {
         const char *halo = strstr(at, "\"halo\"");
