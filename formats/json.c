@@ -34,8 +34,8 @@ static size_t text_weight(const char *text, size_t len)
     return weight;
 }
 
-/* `lines_before`: lines of the file before the text. */
-static vptq_status parse(const char *text, size_t len, const char *name, size_t lines_before,
+/* `line`: that of the file on which the text begins. */
+static vptq_status parse(const char *text, size_t len, const char *name, size_t line,
                          size_t flags, json_t **out, vptq_err *err)
 {
     size_t weight = text_weight(text, len);
@@ -50,8 +50,13 @@ static vptq_status parse(const char *text, size_t len, const char *name, size_t 
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", name);
     if (!value)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: not valid JSON: %s",
-                         name, lines_before + (size_t)(je.line > 0 ? je.line : 1), je.column,
+                         name, line + (size_t)(je.line > 0 ? je.line - 1 : 0), je.column,
                          je.text);
+    if (memchr(text, 0, len)) { /* jansson takes it for the end */
+        json_decref(value);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: not valid JSON: a zero byte after the value",
+                         name);
+    }
     *out = value;
     return VPTQ_OK;
 }
@@ -59,19 +64,19 @@ static vptq_status parse(const char *text, size_t len, const char *name, size_t 
 vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json_t **out,
                             vptq_err *err)
 {
-    return parse(text, len, name, 0, 0, out, err);
+    return parse(text, len, name, 1, 0, out, err);
 }
 
 vptq_status vptq_json_parse_at(const char *text, size_t len, const char *name, size_t line,
                                json_t **out, vptq_err *err)
 {
-    return parse(text, len, name, line - 1, 0, out, err);
+    return parse(text, len, name, line, 0, out, err);
 }
 
 vptq_status vptq_json_parse_reals(const char *text, size_t len, const char *name, json_t **out,
                                   vptq_err *err)
 {
-    return parse(text, len, name, 0, JSON_DECODE_INT_AS_REAL, out, err);
+    return parse(text, len, name, 1, JSON_DECODE_INT_AS_REAL, out, err);
 }
 
 vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_err *err)
@@ -79,7 +84,7 @@ vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_er
     char *text = NULL;
     size_t len = 0;
     VPTQ_CHECK(vptq_file_read(path, limit, NULL, &text, &len, err));
-    vptq_status st = parse(text, len, path, 0, 0, out, err);
+    vptq_status st = parse(text, len, path, 1, 0, out, err);
     vptq_mem_free(NULL, text);
     return st;
 }
@@ -100,29 +105,19 @@ static char *exact_text(const json_t *value, size_t flags)
     return NULL;
 }
 
-static vptq_status dump(const json_t *value, const char *name, size_t flags, char **text,
-                        vptq_err *err)
+vptq_status vptq_json_text(const json_t *value, const char *name, bool indent, char **text,
+                           vptq_err *err)
 {
-    *text = exact_text(value, flags);
+    *text = exact_text(value, indent ? JSON_INDENT(2) : 0);
     if (!*text)
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing JSON", name);
     return VPTQ_OK;
 }
 
-vptq_status vptq_json_text(const json_t *value, const char *name, char **text, vptq_err *err)
-{
-    return dump(value, name, JSON_INDENT(2), text, err);
-}
-
-vptq_status vptq_json_line(const json_t *value, const char *name, char **text, vptq_err *err)
-{
-    return dump(value, name, 0, text, err);
-}
-
 vptq_status vptq_json_save(const char *path, const json_t *value, vptq_err *err)
 {
     char *text = NULL;
-    VPTQ_CHECK(vptq_json_text(value, path, &text, err));
+    VPTQ_CHECK(vptq_json_text(value, path, true, &text, err));
     size_t len = strlen(text);
     text[len] = '\n'; /* replaces the 0, which the writer does not need */
     vptq_status st = vptq_file_replace(path, text, len + 1, err);
@@ -171,33 +166,25 @@ static const json_t *present(const json_t *obj, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
-static vptq_status to_u64(const json_t *value, const char *name, const char *key, uint64_t max,
-                          uint64_t *out, vptq_err *err)
-{
-    if (!json_is_integer(value))
-        return wrong_type(value, name, key, "a whole number", err);
-    json_int_t n = json_integer_value(value);
-    if (n < 0 || (uint64_t)n > max)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %lld, expected 0 to %llu", name,
-                         key, (long long)n, (unsigned long long)max);
-    *out = (uint64_t)n;
-    return VPTQ_OK;
-}
-
 vptq_status vptq_json_u64(const json_t *obj, const char *name, const char *key, uint64_t max,
                           uint64_t *out, vptq_err *err)
 {
-    const json_t *value = present(obj, key);
-    return value ? to_u64(value, name, key, max, out, err) : missing(name, key, err);
+    if (!present(obj, key))
+        return missing(name, key, err);
+    return vptq_json_u64_or(obj, name, key, max, 0, out, err);
 }
 
 vptq_status vptq_json_u64_or(const json_t *obj, const char *name, const char *key, uint64_t max,
                              uint64_t fallback, uint64_t *out, vptq_err *err)
 {
     const json_t *value = present(obj, key);
-    if (value)
-        return to_u64(value, name, key, max, out, err);
-    *out = fallback;
+    if (value && !json_is_integer(value))
+        return wrong_type(value, name, key, "a whole number", err);
+    json_int_t n = json_integer_value(value);
+    if (n < 0 || (uint64_t)n > max)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %lld, expected 0 to %llu", name,
+                         key, (long long)n, (unsigned long long)max);
+    *out = value ? (uint64_t)n : fallback;
     return VPTQ_OK;
 }
 

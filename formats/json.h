@@ -1,5 +1,6 @@
-/* JSON with the bounds that hostile files require: size, depth (jansson's 2048), no duplicate
- * keys, no bytes after the value; and typed look-ups whose errors name file and key. */
+/* Internal: JSON with the bounds that hostile files require: size, depth (jansson's 2048), no
+ * duplicate keys, no bytes after the value; and typed look-ups whose errors name file and key.
+ */
 #ifndef VPTQ_FORMATS_JSON_H
 #define VPTQ_FORMATS_JSON_H
 
@@ -23,14 +24,12 @@ vptq_status vptq_json_load(const char *path, size_t limit, json_t **out,
  * (model_max_length in tokenizer_config.json). */
 vptq_status vptq_json_parse_reals(const char *text, size_t len, const char *name, json_t **out,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-/* Formats a value: indented, keys in the order they were set, numbers with the fewest digits
- * that read back the same, no newline at the end.  The caller frees *text with free(). */
-vptq_status vptq_json_text(const json_t *value, const char *name, char **text,
+/* Formats a value, indented or on one line: keys in the order they were set, numbers with the
+ * fewest digits that read back the same, no newline at the end.  The caller frees *text with
+ * free(). */
+vptq_status vptq_json_text(const json_t *value, const char *name, bool indent, char **text,
                            vptq_err *err) VPTQ_MUST_CHECK;
-/* The same on one line. */
-vptq_status vptq_json_line(const json_t *value, const char *name, char **text,
-                           vptq_err *err) VPTQ_MUST_CHECK;
-/* Writes a value as vptq_json_text formats it, with a newline at the end; atomic. */
+/* Writes a value, indented, with a newline at the end; atomic. */
 vptq_status vptq_json_save(const char *path, const json_t *value,
                            vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -42,6 +42,16 @@ size_t vptq_tensor_piece(const vptq_tensor *t, size_t offset)
     return t->bytes - offset < piece ? t->bytes - offset : piece;
 }
 
+const void *vptq_tensor_aligned(const vptq_tensor *t, vptq_arena *arena, vptq_err *err)
+{
+    if ((uintptr_t)t->data % vptq_dtype_get(t->type)->bytes == 0)
+        return t->data;
+    void *copy = vptq_arena_alloc(arena, t->bytes, 1, err);
+    if (copy)
+        memcpy(copy, t->data, t->bytes);
+    return copy;
+}
+
 /* ---- rows ---- */
 
 /* Converts n consecutive elements of any float type from unaligned bytes. */
@@ -70,21 +80,21 @@ static void convert(vptq_dtype type, const uint8_t *src, size_t n, float *dst)
     }
 }
 
-static bool is_readable(const vptq_tensor *t, const vptq_dtype_info *info)
+/* VPTQ_E_UNSUPPORTED unless the tensor has whole blocks of real numbers in every row. */
+static vptq_status check_numbers(const vptq_tensor *t, vptq_err *err)
 {
-    return info->is_float && vptq_tensor_cols(t) % info->block == 0;
-}
-
-static vptq_status not_numbers(const vptq_tensor *t, const vptq_dtype_info *info, vptq_err *err)
-{
+    const vptq_dtype_info *info = vptq_dtype_get(t->type);
     if (!info->is_float)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: tensor '%s' holds %s values, expected real numbers", t->file,
                          t->name, info->name);
-    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                     "%s: tensor '%s' has rows of %zu elements, expected a multiple of the %zu "
-                     "of a %s block",
-                     t->file, t->name, vptq_tensor_cols(t), info->block, info->name);
+    if (vptq_tensor_cols(t) % info->block)
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: tensor '%s' has rows of %zu elements, expected a multiple of the %zu "
+            "of a %s block",
+            t->file, t->name, vptq_tensor_cols(t), info->block, info->name);
+    return VPTQ_OK;
 }
 
 /* Index in the file of row r of a matrix, or of element r of a vector. */
@@ -102,8 +112,7 @@ vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *d
                              vptq_err *err)
 {
     const vptq_dtype_info *info = vptq_dtype_get(t->type);
-    if (!is_readable(t, info))
-        return not_numbers(t, info, err);
+    VPTQ_CHECK(check_numbers(t, err));
     size_t rows = vptq_tensor_rows(t), cols = vptq_tensor_cols(t);
     bool vector = t->dims < 2;
     VPTQ_BUG_IF(r0 > rows || n > rows - r0);
@@ -134,29 +143,17 @@ typedef struct finite_masks {
     size_t width; /* bytes of an element */
 } finite_masks;
 
-static bool get_masks(vptq_dtype type, finite_masks *m)
-{
-    switch (type) {
-    case VPTQ_F32:
-        *m = (finite_masks){UINT64_C(0x7f8000007f800000), UINT64_C(0x0080000000800000),
-                            UINT64_C(0x8000000080000000), 4};
-        return true;
-    case VPTQ_F16:
-        *m = (finite_masks){UINT64_C(0x7c007c007c007c00), UINT64_C(0x0400040004000400),
-                            UINT64_C(0x8000800080008000), 2};
-        return true;
-    case VPTQ_BF16:
-        *m = (finite_masks){UINT64_C(0x7f807f807f807f80), UINT64_C(0x0080008000800080),
-                            UINT64_C(0x8000800080008000), 2};
-        return true;
-    case VPTQ_F64:
-        *m = (finite_masks){UINT64_C(0x7ff0000000000000), UINT64_C(0x0010000000000000),
-                            UINT64_C(0x8000000000000000), 8};
-        return true;
-    default:
-        return false;
-    }
-}
+/* By type; width 0 for types of other layouts. */
+static const finite_masks masks[VPTQ_DTYPE_COUNT] = {
+    [VPTQ_F32] = {UINT64_C(0x7f8000007f800000), UINT64_C(0x0080000000800000),
+                  UINT64_C(0x8000000080000000), 4},
+    [VPTQ_F16] = {UINT64_C(0x7c007c007c007c00), UINT64_C(0x0400040004000400),
+                  UINT64_C(0x8000800080008000), 2},
+    [VPTQ_BF16] = {UINT64_C(0x7f807f807f807f80), UINT64_C(0x0080008000800080),
+                   UINT64_C(0x8000800080008000), 2},
+    [VPTQ_F64] = {UINT64_C(0x7ff0000000000000), UINT64_C(0x0010000000000000),
+                  UINT64_C(0x8000000000000000), 8},
+};
 
 static uint64_t bad_lanes(const finite_masks *m, const uint8_t *p, size_t bytes)
 {
@@ -189,13 +186,10 @@ static size_t find_nonfinite_block(vptq_dtype type, const vptq_dtype_info *info,
 {
     enum { PIECE = 1024 }; /* a multiple of every block size */
     float x[PIECE];
-    finite_masks m;
-    if (!get_masks(VPTQ_F32, &m))
-        return n;
     for (size_t at = 0; at < n; at += PIECE) {
         size_t len = n - at < PIECE ? n - at : PIECE;
         vptq_ggml_dequantize(type, bytes + at / info->block * info->bytes, len, x);
-        size_t bad = find_nonfinite(&m, (const uint8_t *)x, len);
+        size_t bad = find_nonfinite(&masks[VPTQ_F32], (const uint8_t *)x, len);
         if (bad < len)
             return at + bad;
     }
@@ -208,13 +202,12 @@ vptq_status vptq_tensor_check_piece(const vptq_tensor *t, const uint8_t *bytes, 
     const vptq_dtype_info *info = vptq_dtype_get(t->type);
     if (!info->is_float)
         return VPTQ_OK; /* integers are always finite */
-    if (!is_readable(t, info))
-        return not_numbers(t, info, err);
+    VPTQ_CHECK(check_numbers(t, err));
     size_t count = n / info->bytes * info->block, before = offset / info->bytes * info->block;
     size_t cols = vptq_tensor_cols(t);
-    finite_masks m;
-    size_t bad = get_masks(t->type, &m) ? find_nonfinite(&m, bytes, count)
-                                        : find_nonfinite_block(t->type, info, bytes, count);
+    const finite_masks *m = &masks[t->type];
+    size_t bad = m->width ? find_nonfinite(m, bytes, count)
+                          : find_nonfinite_block(t->type, info, bytes, count);
     if (bad < count)
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "%s: tensor '%s' has a value that is not finite in row %zu, column "
@@ -254,8 +247,7 @@ void vptq_tensor_set_release(vptq_tensor_set *s)
 {
     for (size_t i = 0; i < s->map_count; i++)
         vptq_map_release(&s->maps[i]);
-    if (s->by_name.slots)
-        vptq_strmap_release(&s->by_name);
+    vptq_strmap_release(&s->by_name);
     vptq_mem *mem = s->arena.mem;
     vptq_arena_release(&s->arena);
     vptq_tensor_set_init(s, mem);
@@ -264,9 +256,7 @@ void vptq_tensor_set_release(vptq_tensor_set *s)
 const vptq_tensor *vptq_tensor_find(const vptq_tensor_set *s, const char *name)
 {
     uint32_t i;
-    if (!s->by_name.slots || !vptq_strmap_get(&s->by_name, name, strlen(name), &i))
-        return NULL;
-    return &s->tensors[i];
+    return vptq_strmap_get(&s->by_name, name, strlen(name), &i) ? &s->tensors[i] : NULL;
 }
 
 static vptq_status missing(const vptq_tensor_set *s, const char *name, vptq_err *err)
@@ -374,7 +364,6 @@ vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err)
         return VPTQ_OK;
     qsort(s->tensors, s->count, sizeof *s->tensors, by_name);
     vptq_strmap_release(&s->by_name);
-    s->by_name = (vptq_strmap){0};
     VPTQ_CHECK(vptq_strmap_init(&s->by_name, s->arena.mem, s->count, err));
     for (size_t i = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;

@@ -1,6 +1,6 @@
-/* Tensors of any file: a name, a type, a shape and bytes that stay in a mapping, in the memory
- * of the set, or in the frames of an archive.  Rows are converted to float on demand, so that
- * weights are never copied whole. */
+/* Internal: tensors of any file: a name, a type, a shape and bytes that stay in a mapping, in
+ * the memory of the set, or in the frames of an archive.  Rows are converted to float on
+ * demand, so that weights are never copied whole. */
 #ifndef VPTQ_FORMATS_TENSOR_H
 #define VPTQ_FORMATS_TENSOR_H
 
@@ -54,6 +54,11 @@ vptq_status vptq_tensor_bytes(const vptq_tensor *t, size_t offset, size_t n, voi
 /* Size of the piece to process from `offset` on: at most VPTQ_TENSOR_PIECE bytes of whole
  * elements or blocks, or the rest. */
 size_t vptq_tensor_piece(const vptq_tensor *t, size_t offset);
+
+/* The tensor's bytes, which must be in memory, aligned to its elements: copied into `arena` if
+ * necessary; NULL if out of memory. */
+const void *vptq_tensor_aligned(const vptq_tensor *t, vptq_arena *arena,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Converts rows [r0, r0 + n) to float into dst [n, cols].  VPTQ_E_UNSUPPORTED for integer
  * types. The tensor's bytes must be in memory.  Thread safe. */

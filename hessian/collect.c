@@ -221,9 +221,13 @@ static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(vptq_calibrator_finish(s, k->layer, file_input(i), lower, mean, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], k->layer, file_input(i), err));
-    const vptq_hessian_data data = {s->n, c->meta[part].tokens, lower, mean};
-    VPTQ_TRY(is_term ? vptq_hessian_term_write(path, k->opt.weights, s->tokens, &data, err)
-                     : vptq_hessian_file_write(path, &data, err));
+    const vptq_hessian_data data = {.n = s->n,
+                                    .tokens = c->meta[part].tokens,
+                                    .values = lower,
+                                    .mean = mean,
+                                    .kind = is_term ? k->opt.weights : VPTQ_WEIGHTS_PLAIN,
+                                    .windows = is_term ? s->tokens : 0};
+    VPTQ_TRY(vptq_hessian_file_write(path, &data, err));
 out:
     vptq_arena_release(&arena);
     return st;

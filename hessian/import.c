@@ -160,15 +160,14 @@ static vptq_status read_one(importer *im, uint32_t layer, vptq_input input, vptq
 
 static vptq_status write_one(const char *to, const vptq_foreign *f, vptq_err *err)
 {
-    if (f->diagonal)
-        return vptq_hessian_diagonal_write(
-            to, &(vptq_hessian_data){f->n, f->tokens, f->diagonal, f->mean}, err);
-    if (f->covariance)
-        return vptq_hessian_file_write_with(
-            to, &(vptq_hessian_data){f->n, f->tokens, f->lower, f->mean}, VPTQ_COVARIANCE,
-            f->covariance, err);
-    return vptq_hessian_file_write(to, &(vptq_hessian_data){f->n, f->tokens, f->lower, f->mean},
-                                   err);
+    const vptq_hessian_data data = {.n = f->n,
+                                    .tokens = f->tokens,
+                                    .values = f->diagonal ? f->diagonal : f->lower,
+                                    .mean = f->mean,
+                                    .diagonal = f->diagonal != NULL,
+                                    .extra_name = f->covariance ? VPTQ_COVARIANCE : NULL,
+                                    .extra = f->covariance};
+    return vptq_hessian_file_write(to, &data, err);
 }
 
 static vptq_status import_one(importer *im, uint32_t layer, vptq_input input, const char *to,

@@ -44,9 +44,13 @@ static vptq_status merge_one(const merger *m, uint32_t layer, const char *input,
         windows += parts[g].windows;
     VPTQ_TRY(vptq_hessian_pool(m->ctx->mem, parts, m->count, lower, mean, &tokens, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, m->to, layer, input, err));
-    const vptq_hessian_data data = {(uint32_t)n, tokens, lower, mean};
-    VPTQ_TRY(kind ? vptq_hessian_term_write(path, kind, windows, &data, err)
-                  : vptq_hessian_file_write(path, &data, err));
+    const vptq_hessian_data data = {.n = (uint32_t)n,
+                                    .tokens = tokens,
+                                    .values = lower,
+                                    .mean = mean,
+                                    .kind = kind,
+                                    .windows = windows};
+    VPTQ_TRY(vptq_hessian_file_write(path, &data, err));
 out:
     while (loaded-- > 0)
         vptq_hessian_file_release(&parts[loaded]);

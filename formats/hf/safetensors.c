@@ -6,6 +6,7 @@
 
 #include "formats/json.h"
 #include "lib/base/le.h"
+#include "lib/base/text.h"
 
 enum { LENGTH_BYTES = VPTQ_SAFETENSORS_LENGTH_BYTES, MAX_HEADER = VPTQ_SAFETENSORS_MAX_HEADER };
 
@@ -131,15 +132,22 @@ static vptq_status parse_entry(const char *path, const char *name, const json_t 
     return VPTQ_OK;
 }
 
+const char *vptq_metadata_find(const vptq_metadata_list *list, const char *key)
+{
+    for (size_t i = 0; i < list->count; i++)
+        if (strcmp(list->items[i].key, key) == 0)
+            return list->items[i].value;
+    return NULL;
+}
+
 static vptq_status parse_metadata(const char *path, json_t *object, vptq_arena *arena,
-                                  vptq_metadata **meta, size_t *count, vptq_err *err)
+                                  vptq_metadata_list *meta, vptq_err *err)
 {
     if (!json_is_object(object))
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: '__metadata__' is not an object", path);
-    vptq_metadata *list = vptq_arena_alloc(arena, json_object_size(object), sizeof *list, err);
-    if (!list)
+    meta->items = vptq_arena_alloc(arena, json_object_size(object), sizeof *meta->items, err);
+    if (!meta->items)
         return VPTQ_E_NOMEM;
-    size_t n = 0;
     const char *key;
     json_t *value;
     json_object_foreach(object, key, value)
@@ -147,14 +155,12 @@ static vptq_status parse_metadata(const char *path, json_t *object, vptq_arena *
         if (!json_is_string(value))
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: '__metadata__' key '%.200s' is not a string", path, key);
-        list[n].key = vptq_arena_strdup(arena, key, err);
-        list[n].value =
-            list[n].key ? vptq_arena_strdup(arena, json_string_value(value), err) : NULL;
-        if (!list[n++].value)
+        vptq_metadata *m = &meta->items[meta->count++];
+        m->key = vptq_arena_strdup(arena, key, err);
+        m->value = m->key ? vptq_arena_strdup(arena, json_string_value(value), err) : NULL;
+        if (!m->value)
             return VPTQ_E_NOMEM;
     }
-    *meta = list;
-    *count = n;
     return VPTQ_OK;
 }
 
@@ -200,24 +206,17 @@ static vptq_status check_positions(const char *path, entry_list *list, size_t da
     return VPTQ_OK;
 }
 
-/* Metadata strings, in `arena`. */
-typedef struct metadata_list {
-    vptq_arena *arena;
-    vptq_metadata *items;
-    size_t count;
-} metadata_list;
-
-/* Fills the lists from the header's members. */
+/* Fills the lists from the header's members; metadata strings are in `arena`. */
 static vptq_status parse_members(const char *path, json_t *header, size_t data_bytes,
-                                 entry_list *list, metadata_list *meta, vptq_err *err)
+                                 entry_list *list, vptq_arena *arena, vptq_metadata_list *meta,
+                                 vptq_err *err)
 {
     const char *name;
     json_t *value;
     json_object_foreach(header, name, value)
     {
         if (strcmp(name, "__metadata__") == 0)
-            VPTQ_CHECK(
-                parse_metadata(path, value, meta->arena, &meta->items, &meta->count, err));
+            VPTQ_CHECK(parse_metadata(path, value, arena, meta, err));
         else
             VPTQ_CHECK(
                 parse_entry(path, name, value, data_bytes, &list->items[list->count++], err));
@@ -225,14 +224,14 @@ static vptq_status parse_members(const char *path, json_t *header, size_t data_b
     return check_positions(path, list, data_bytes, err);
 }
 
-vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set, vptq_metadata **meta,
-                                  size_t *meta_count, vptq_err *err)
+vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set,
+                                  vptq_metadata_list *meta, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     json_t *header = NULL;
     vptq_map map = {0};
     entry_list list = {0};
-    metadata_list found = {.arena = &set->arena};
+    vptq_metadata_list found = {0};
     size_t len = 0;
     vptq_mem *mem = set->arena.mem;
     VPTQ_TRY(vptq_map_open(path, &map, err));
@@ -243,11 +242,9 @@ vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set, vptq_m
         VPTQ_TRY(VPTQ_E_NOMEM);
     const uint8_t *data = map.data + LENGTH_BYTES + len;
     size_t data_bytes = map.size - LENGTH_BYTES - len;
-    VPTQ_TRY(parse_members(path, header, data_bytes, &list, &found, err));
-    if (meta) {
-        *meta = found.items;
-        *meta_count = found.count;
-    }
+    VPTQ_TRY(parse_members(path, header, data_bytes, &list, &set->arena, &found, err));
+    if (meta)
+        *meta = found;
     VPTQ_TRY(vptq_tensor_set_own_map(set, &map, err));
     for (size_t i = 0; i < list.count; i++) {
         entry *e = &list.items[i];
@@ -273,7 +270,7 @@ static vptq_status read_shard(const char *dir, const char *name, vptq_tensor_set
                          ": '%.200s' is not the name of a file in the directory",
                          dir, name);
     VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
-    return vptq_safetensors_read(path, set, NULL, NULL, err);
+    return vptq_safetensors_read(path, set, NULL, err);
 }
 
 /* Checks that each tensor of the index is in the shard it names. */
@@ -317,8 +314,7 @@ static vptq_status read_shards(const char *dir, const char *index_path, json_t *
     VPTQ_TRY(vptq_tensor_set_finish(set, err));
     VPTQ_TRY(check_index(index_path, weights, set, err));
 out:
-    if (seen.slots)
-        vptq_strmap_release(&seen);
+    vptq_strmap_release(&seen);
     return st;
 }
 
@@ -326,30 +322,22 @@ static vptq_status read_by_index(const char *dir, const char *index_path, vptq_t
                                  vptq_err *err)
 {
     json_t *index = NULL;
-    vptq_status st = vptq_json_load(index_path, MAX_HEADER, &index, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_load(index_path, MAX_HEADER, &index, err));
     json_t *weights = json_object_get(index, "weight_map");
-    if (!json_is_object(weights))
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: 'weight_map' is not an object", index_path);
-    else
-        st = read_shards(dir, index_path, weights, set, err);
+    vptq_status st =
+        json_is_object(weights)
+            ? read_shards(dir, index_path, weights, set, err)
+            : vptq_fail(err, VPTQ_E_FORMAT, "%s: 'weight_map' is not an object", index_path);
     json_decref(index);
     return st;
-}
-
-static bool has_suffix(const char *name, const char *suffix)
-{
-    size_t n = strlen(name), m = strlen(suffix);
-    return n > m && strcmp(name + n - m, suffix) == 0;
 }
 
 /* Names the other weight file of the directory, if there is one, and the way out. */
 static vptq_status no_weights(const char *dir, char **names, size_t count, vptq_err *err)
 {
     for (size_t i = 0; i < count; i++)
-        if (has_suffix(names[i], ".bin") || has_suffix(names[i], ".pth") ||
-            has_suffix(names[i], ".bin.index.json"))
+        if (vptq_text_before(names[i], ".bin") || vptq_text_before(names[i], ".pth") ||
+            vptq_text_before(names[i], ".bin.index.json"))
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: has no *.safetensors file, only %.200s; convert it with "
                              "transformers: save_pretrained(DIR, safe_serialization=True)",
@@ -363,7 +351,7 @@ static vptq_status read_all_files(const char *dir, vptq_tensor_set *set, vptq_er
     size_t count = 0, found = 0;
     VPTQ_CHECK(vptq_dir_list(dir, &set->arena, &names, &count, err));
     for (size_t i = 0; i < count; i++)
-        if (has_suffix(names[i], ".safetensors")) {
+        if (vptq_text_before(names[i], ".safetensors")) {
             VPTQ_CHECK(read_shard(dir, names[i], set, err));
             found++;
         }
@@ -382,6 +370,6 @@ vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set, vpt
         return read_by_index(dir, index_path, set, err);
     if (!vptq_path_exists(single_path))
         return read_all_files(dir, set, err);
-    VPTQ_CHECK(vptq_safetensors_read(single_path, set, NULL, NULL, err));
+    VPTQ_CHECK(vptq_safetensors_read(single_path, set, NULL, err));
     return vptq_tensor_set_finish(set, err);
 }

@@ -1,5 +1,5 @@
-/* safetensors files: an 8-byte little-endian header length, a JSON header {name: {dtype, shape,
- * data_offsets}}, then the bytes.
+/* Internal: safetensors files: an 8-byte little-endian header length, a JSON header {name:
+ * {dtype, shape, data_offsets}}, then the bytes.
  *
  * Reading maps single files or all files of a directory.  Checks the header length against the
  * file and 100 MB, offsets (inside the file, without gap or overlap), bytes against shape and
@@ -16,47 +16,38 @@ enum { VPTQ_SAFETENSORS_LENGTH_BYTES = 8, VPTQ_SAFETENSORS_MAX_HEADER = 10000000
 typedef struct vptq_metadata {
     const char *key, *value;
 } vptq_metadata;
+typedef struct vptq_metadata_list {
+    vptq_metadata *items;
+    size_t count;
+} vptq_metadata_list;
+/* Value of a key; NULL if there is none. */
+const char *vptq_metadata_find(const vptq_metadata_list *list, const char *key);
 
 /* Adds all tensors of one file to the set; the caller finishes it.  `meta` (may be NULL) gets
  * the strings of __metadata__, in the set's arena. */
-vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set, vptq_metadata **meta,
-                                  size_t *meta_count, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set,
+                                  vptq_metadata_list *meta, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Reads all tensors of a Hugging Face directory: the shards of the index, else
  * model.safetensors, else every *.safetensors file in name order. */
 vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Streaming writer: the header first, then each tensor's bytes in the order given. */
-typedef struct vptq_safetensors_writer {
-    vptq_file_writer file;
-    const vptq_tensor *tensors; /* name, type, dims and shape are used */
-    size_t count, next;
-    uint64_t left; /* bytes of the current tensor not written yet */
-} vptq_safetensors_writer;
+/* Writes a whole file from tensors with data, replacing an old one; name, type, dims, shape and
+ * data are used. */
+vptq_status vptq_safetensors_save(const char *path, const vptq_tensor *tensors, size_t count,
+                                  const vptq_metadata *meta, size_t meta_count,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 
-vptq_status vptq_safetensors_writer_open(const char *path, bool force,
-                                         const vptq_tensor *tensors, size_t count,
-                                         const vptq_metadata *meta, size_t meta_count,
-                                         vptq_safetensors_writer *w,
-                                         vptq_err *err) VPTQ_MUST_CHECK;
-/* Appends bytes to the current tensor; continues with the next one after its last byte. */
+/* Appends bytes to the tensor being written. */
+typedef struct vptq_safetensors_writer vptq_safetensors_writer;
 vptq_status vptq_safetensors_write(vptq_safetensors_writer *w, const void *data, size_t n,
                                    vptq_err *err) VPTQ_MUST_CHECK;
-/* All bytes of all tensors must have been written. */
-vptq_status vptq_safetensors_writer_commit(vptq_safetensors_writer *w,
-                                           vptq_err *err) VPTQ_MUST_CHECK;
-void vptq_safetensors_writer_abort(vptq_safetensors_writer *w);
-
-/* Writes a whole file from tensors with data. */
-vptq_status vptq_safetensors_save(const char *path, bool force, const vptq_tensor *tensors,
-                                  size_t count, const vptq_metadata *meta, size_t meta_count,
-                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Writes the weights of a Hugging Face directory into `dir`, which must exist:
  * model.safetensors, or an index and shards of at most `shard_bytes` (more if a single tensor
  * is larger).  Calls `fill` for each tensor in file order with a copy of its description,
- * `bytes` set; `fill` writes the bytes with vptq_safetensors_write.  File order is the order
+ * `bytes` set; `fill` writes them all with vptq_safetensors_write.  File order is the order
  * given, except that tensors whose size is not a multiple of 8 bytes come last in their shard,
  * wide types first, so that all are aligned to their element.  Sharding depends only on the
  * list. */

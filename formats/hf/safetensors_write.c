@@ -60,37 +60,48 @@ static vptq_status add_entries(json_t *header, const char *path, const vptq_tens
     return VPTQ_OK;
 }
 
-static vptq_status add_metadata(json_t *header, const char *path, const vptq_metadata *meta,
-                                size_t count, vptq_err *err)
+/* A file to write. */
+typedef struct contents {
+    const vptq_tensor *tensors;
+    size_t count;
+    const vptq_metadata *meta;
+    size_t meta_count;
+    vptq_tensor_fill fill;
+    void *arg; /* of fill */
+} contents;
+
+static vptq_status add_metadata(json_t *header, const char *path, const contents *c,
+                                vptq_err *err)
 {
-    if (count == 0)
+    if (c->meta_count == 0)
         return VPTQ_OK;
     json_t *object = json_object();
     int bad = json_object_set_new(header, "__metadata__", object);
-    for (size_t i = 0; !bad && i < count; i++)
-        bad = json_object_set_new(object, meta[i].key, json_string(meta[i].value));
+    for (size_t i = 0; !bad && i < c->meta_count; i++)
+        bad = json_object_set_new(object, c->meta[i].key, json_string(c->meta[i].value));
     return bad ? no_memory(path, err) : VPTQ_OK;
 }
 
 /* Writes the length and the text, padded with spaces so that the data begins at a multiple of
  * 8. */
-static vptq_status write_header(vptq_safetensors_writer *w, const json_t *header, vptq_err *err)
+static vptq_status write_header(vptq_file_writer *w, const json_t *header, size_t tensors,
+                                vptq_err *err)
 {
     static const char spaces[] = "       ";
     char *text = json_dumps(header, JSON_COMPACT);
     if (!text)
-        return no_memory(w->file.path, err);
+        return no_memory(w->path, err);
     vptq_status st = VPTQ_OK;
     size_t len = strlen(text), pad = (8 - len % 8) % 8;
     uint8_t length[LENGTH_BYTES];
     vptq_put_le(length, len + pad, LENGTH_BYTES);
     if (len + pad > MAX_HEADER)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG,
-                           "%s: the header of %zu tensors is longer than %d bytes",
-                           w->file.path, w->count, (int)MAX_HEADER));
-    VPTQ_TRY(vptq_file_write(&w->file, length, sizeof length, err));
-    VPTQ_TRY(vptq_file_write(&w->file, text, len, err));
-    VPTQ_TRY(vptq_file_write(&w->file, spaces, pad, err));
+                           "%s: the header of %zu tensors is longer than %d bytes", w->path,
+                           tensors, (int)MAX_HEADER));
+    VPTQ_TRY(vptq_file_write(w, length, sizeof length, err));
+    VPTQ_TRY(vptq_file_write(w, text, len, err));
+    VPTQ_TRY(vptq_file_write(w, spaces, pad, err));
 out:
     free(text);
     return st;
@@ -98,87 +109,62 @@ out:
 
 /* ---- one file ---- */
 
-/* Moves on to the next tensor that has bytes. */
-static void advance(vptq_safetensors_writer *w)
-{
-    while (w->left == 0 && w->next < w->count) {
-        size_t bytes = 0;
-        VPTQ_BUG_IF(tensor_bytes("", &w->tensors[w->next++], &bytes, NULL) != VPTQ_OK);
-        w->left = bytes;
-    }
-}
-
-vptq_status vptq_safetensors_writer_open(const char *path, bool force,
-                                         const vptq_tensor *tensors, size_t count,
-                                         const vptq_metadata *meta, size_t meta_count,
-                                         vptq_safetensors_writer *w, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    *w = (vptq_safetensors_writer){.tensors = tensors, .count = count};
-    w->file.fd = -1;
-    json_t *header = json_object();
-    if (!header)
-        VPTQ_TRY(no_memory(path, err));
-    VPTQ_TRY(add_metadata(header, path, meta, meta_count, err));
-    VPTQ_TRY(add_entries(header, path, tensors, count, err));
-    VPTQ_TRY(vptq_file_writer_open(path, force, &w->file, err));
-    VPTQ_TRY(write_header(w, header, err));
-    advance(w);
-out:
-    json_decref(header);
-    if (st)
-        vptq_safetensors_writer_abort(w);
-    return st;
-}
+struct vptq_safetensors_writer {
+    vptq_file_writer file;
+    size_t left; /* bytes of the current tensor not written yet */
+};
 
 vptq_status vptq_safetensors_write(vptq_safetensors_writer *w, const void *data, size_t n,
                                    vptq_err *err)
 {
     VPTQ_BUG_IF(n > w->left);
-    VPTQ_CHECK(vptq_file_write(&w->file, data, n, err));
     w->left -= n;
-    advance(w);
-    return VPTQ_OK;
+    return vptq_file_write(&w->file, data, n, err);
 }
 
-vptq_status vptq_safetensors_writer_commit(vptq_safetensors_writer *w, vptq_err *err)
+static vptq_status write_file(const char *path, bool force, const contents *c, vptq_err *err)
 {
-    VPTQ_BUG_IF(w->left != 0 || w->next != w->count);
-    return vptq_file_writer_commit(&w->file, err);
+    vptq_status st = VPTQ_OK;
+    vptq_safetensors_writer w = {.file.fd = -1};
+    json_t *header = json_object();
+    if (!header)
+        VPTQ_TRY(no_memory(path, err));
+    VPTQ_TRY(add_metadata(header, path, c, err));
+    VPTQ_TRY(add_entries(header, path, c->tensors, c->count, err));
+    VPTQ_TRY(vptq_file_writer_open(path, force, &w.file, err));
+    VPTQ_TRY(write_header(&w.file, header, c->count, err));
+    for (size_t i = 0; i < c->count; i++) {
+        VPTQ_TRY(tensor_bytes(path, &c->tensors[i], &w.left, err));
+        VPTQ_TRY(c->fill(c->arg, &c->tensors[i], &w, err));
+        VPTQ_BUG_IF(w.left);
+    }
+    VPTQ_TRY(vptq_file_writer_commit(&w.file, err));
+out:
+    json_decref(header);
+    vptq_file_writer_abort(&w.file);
+    return st;
 }
 
-void vptq_safetensors_writer_abort(vptq_safetensors_writer *w)
-{
-    if (w->file.fd >= 0)
-        vptq_file_writer_abort(&w->file);
-}
-
-vptq_status vptq_safetensors_save(const char *path, bool force, const vptq_tensor *tensors,
-                                  size_t count, const vptq_metadata *meta, size_t meta_count,
+static vptq_status fill_from_data(void *arg, const vptq_tensor *t, vptq_safetensors_writer *w,
                                   vptq_err *err)
 {
-    vptq_safetensors_writer w;
-    vptq_status st =
-        vptq_safetensors_writer_open(path, force, tensors, count, meta, meta_count, &w, err);
-    if (st)
-        return st;
-    for (size_t i = 0; i < count; i++) {
-        size_t bytes = 0;
-        VPTQ_TRY(tensor_bytes(path, &tensors[i], &bytes, err));
-        if (bytes)
-            VPTQ_TRY(vptq_safetensors_write(&w, tensors[i].data, bytes, err));
-    }
-    VPTQ_TRY(vptq_safetensors_writer_commit(&w, err));
-out:
-    vptq_safetensors_writer_abort(&w);
-    return st;
+    (void)arg;
+    return vptq_safetensors_write(w, t->data, w->left, err);
+}
+
+vptq_status vptq_safetensors_save(const char *path, const vptq_tensor *tensors, size_t count,
+                                  const vptq_metadata *meta, size_t meta_count, vptq_err *err)
+{
+    const contents c = {tensors, count, meta, meta_count, fill_from_data, NULL};
+    return write_file(path, true, &c, err);
 }
 
 /* ---- a directory ---- */
 
-/* Tensors of a directory in file order, and the shard of each. */
+/* Tensors of a directory, and the shard of each. */
 typedef struct shard_plan {
-    vptq_tensor *tensors; /* a copy of the caller's list in file order */
+    vptq_tensor *given;   /* a copy of the caller's list with `bytes` set */
+    vptq_tensor *tensors; /* the same in file order */
     uint32_t *shard;      /* [count] */
     size_t count;
     uint32_t shards;
@@ -208,30 +194,25 @@ static vptq_status make_plan(const char *dir, const vptq_tensor *tensors, size_t
                              vptq_err *err)
 {
     *p = (shard_plan){.count = count};
-    vptq_tensor *sized = vptq_arena_alloc(arena, count, sizeof *sized, err);
+    p->given = vptq_arena_alloc(arena, count, sizeof *p->given, err);
     p->tensors = vptq_arena_alloc(arena, count, sizeof *p->tensors, err);
     p->shard = vptq_arena_alloc(arena, count, sizeof *p->shard, err);
-    if (!sized || !p->tensors || !p->shard)
+    if (!p->given || !p->tensors || !p->shard)
         return VPTQ_E_NOMEM;
     uint64_t in_shard = 0;
     for (size_t i = 0; i < count; i++) {
-        sized[i] = tensors[i];
-        VPTQ_CHECK(tensor_bytes(dir, &sized[i], &sized[i].bytes, err));
-        uint64_t bytes = sized[i].bytes;
-        if (in_shard && (in_shard > shard_bytes || bytes > shard_bytes - in_shard)) {
+        vptq_tensor *t = &p->given[i];
+        *t = tensors[i];
+        VPTQ_CHECK(tensor_bytes(dir, t, &t->bytes, err));
+        if (in_shard && (in_shard > shard_bytes || t->bytes > shard_bytes - in_shard)) {
             p->shards++;
             in_shard = 0;
         }
         p->shard[i] = p->shards;
-        in_shard += bytes;
-        p->bytes += bytes;
+        in_shard += t->bytes;
+        p->bytes += t->bytes;
     }
     p->shards++;
-    for (size_t begin = 0, end; begin < count; begin = end) {
-        for (end = begin; end < count && p->shard[end] == p->shard[begin]; end++)
-            ;
-        order_shard(sized + begin, end - begin, p->tensors + begin);
-    }
     return VPTQ_OK;
 }
 
@@ -248,24 +229,12 @@ static vptq_status write_shard(const char *dir, const shard_plan *p, size_t begi
 {
     /* transformers refuses files without the framework they are for */
     static const vptq_metadata meta = {"format", "pt"};
-    vptq_safetensors_writer w;
+    const contents c = {p->tensors + begin, end - begin, &meta, 1, fill, arg};
     char name[64], path[4096];
+    order_shard(p->given + begin, end - begin, p->tensors + begin);
     shard_name(p, p->count ? p->shard[begin] : 0, name);
-    vptq_status st = vptq_path_join(path, sizeof path, dir, name, err);
-    if (!st)
-        st = vptq_safetensors_writer_open(path, false, p->tensors + begin, end - begin, &meta,
-                                          1, &w, err);
-    if (st)
-        return st; /* a failed open leaves nothing to release */
-    for (size_t i = begin; i < end; i++) {
-        uint64_t before = w.file.written;
-        VPTQ_TRY(fill(arg, &p->tensors[i], &w, err));
-        VPTQ_BUG_IF(w.file.written - before != p->tensors[i].bytes);
-    }
-    VPTQ_TRY(vptq_safetensors_writer_commit(&w, err));
-out:
-    vptq_safetensors_writer_abort(&w);
-    return st;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
+    return write_file(path, false, &c, err);
 }
 
 static json_t *make_index(const shard_plan *p)

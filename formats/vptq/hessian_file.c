@@ -37,66 +37,28 @@ static vptq_tensor vector(const char *name, size_t n, const float *x)
         .name = name, .type = VPTQ_F32, .dims = 1, .shape = {n}, .data = (const uint8_t *)x};
 }
 
-/* Writes the tensors of a Hessian with its only metadata. */
-static vptq_status save_hessian(const char *path, uint64_t tokens, const vptq_tensor *tensors,
-                                size_t count, vptq_err *err)
-{
-    char text[24];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)tokens);
-    const vptq_metadata meta = {tokens_key, tokens ? text : unknown};
-    return vptq_safetensors_save(path, true, tensors, count, &meta, 1, err);
-}
-
 vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h, vptq_err *err)
 {
-    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(h->n), h->values),
-                                   vector("mean", h->n, h->mean)};
-    return save_hessian(path, h->tokens, tensors, 2, err);
-}
-
-vptq_status vptq_hessian_file_write_with(const char *path, const vptq_hessian_data *h,
-                                         const char *name, const float *extra, vptq_err *err)
-{
-    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(h->n), h->values),
+    const bool term = h->kind != VPTQ_WEIGHTS_PLAIN;
+    const size_t triangle = vptq_triangle(h->n);
+    char tokens[24], windows[24];
+    snprintf(tokens, sizeof tokens, "%llu", (unsigned long long)h->tokens);
+    snprintf(windows, sizeof windows, "%llu", (unsigned long long)h->windows);
+    const vptq_tensor tensors[] = {h->diagonal ? vector("diagonal", h->n, h->values)
+                                               : vector("hessian", triangle, h->values),
                                    vector("mean", h->n, h->mean),
-                                   vector(name, vptq_triangle(h->n), extra)};
-    return save_hessian(path, h->tokens, tensors, 3, err);
+                                   vector(h->extra_name, triangle, h->extra)};
+    const vptq_metadata meta[] = {{kind_key, vptq_token_weights_name(h->kind)},
+                                  {tokens_key, term || h->tokens ? tokens : unknown},
+                                  {windows_key, windows}};
+    return vptq_safetensors_save(path, tensors, h->extra_name ? 3 : 2, term ? meta : meta + 1,
+                                 term ? 3 : 1, err);
 }
 
-vptq_status vptq_hessian_diagonal_write(const char *path, const vptq_hessian_data *h,
-                                        vptq_err *err)
-{
-    const vptq_tensor tensors[] = {vector("diagonal", h->n, h->values),
-                                   vector("mean", h->n, h->mean)};
-    return save_hessian(path, h->tokens, tensors, 2, err);
-}
-
-vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
-                                    const vptq_hessian_data *h, vptq_err *err)
-{
-    char count[24], mean_of[24];
-    snprintf(count, sizeof count, "%llu", (unsigned long long)h->tokens);
-    snprintf(mean_of, sizeof mean_of, "%llu", (unsigned long long)windows);
-    const vptq_metadata meta[] = {
-        {kind_key, vptq_token_weights_name(kind)}, {tokens_key, count}, {windows_key, mean_of}};
-    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(h->n), h->values),
-                                   vector("mean", h->n, h->mean)};
-    return vptq_safetensors_save(path, true, tensors, 2, meta, 3, err);
-}
-
-static const char *find_text(const vptq_metadata *meta, size_t count, const char *key)
-{
-    const char *text = NULL;
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(meta[i].key, key) == 0)
-            text = meta[i].value;
-    return text;
-}
-
-static vptq_status parse_count(const char *path, const vptq_metadata *meta, size_t count,
+static vptq_status parse_count(const char *path, const vptq_metadata_list *meta,
                                const char *key, uint64_t *out, vptq_err *err)
 {
-    const char *text = find_text(meta, count, key);
+    const char *text = vptq_metadata_find(meta, key);
     if (!text)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: metadata '%s' is missing", path, key);
     char *end = NULL;
@@ -112,10 +74,10 @@ static vptq_status parse_count(const char *path, const vptq_metadata *meta, size
 }
 
 /* Only a term has a kind. */
-static vptq_status parse_kind(const char *path, const vptq_metadata *meta, size_t count,
+static vptq_status parse_kind(const char *path, const vptq_metadata_list *meta,
                               vptq_hessian_file *h, vptq_err *err)
 {
-    const char *text = find_text(meta, count, kind_key);
+    const char *text = vptq_metadata_find(meta, kind_key);
     if (!text)
         return VPTQ_OK;
     h->kind = vptq_token_weights_find(text, strlen(text));
@@ -123,17 +85,17 @@ static vptq_status parse_kind(const char *path, const vptq_metadata *meta, size_
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: metadata '%s' is '%.100s', expected sink or attention", path,
                          kind_key, text);
-    return parse_count(path, meta, count, windows_key, &h->windows, err);
+    return parse_count(path, meta, windows_key, &h->windows, err);
 }
 
 /* The number of tokens may be unknown for a Hessian, but not for a term. */
-static vptq_status parse_tokens(const char *path, const vptq_metadata *meta, size_t count,
+static vptq_status parse_tokens(const char *path, const vptq_metadata_list *meta,
                                 vptq_hessian_file *h, vptq_err *err)
 {
-    const char *text = find_text(meta, count, tokens_key);
-    if (text && strcmp(text, unknown) == 0 && !find_text(meta, count, kind_key))
+    const char *text = vptq_metadata_find(meta, tokens_key);
+    if (text && strcmp(text, unknown) == 0 && !vptq_metadata_find(meta, kind_key))
         return VPTQ_OK;
-    return parse_count(path, meta, count, tokens_key, &h->tokens, err);
+    return parse_count(path, meta, tokens_key, &h->tokens, err);
 }
 
 static vptq_status require_vector(const vptq_tensor_set *set, const char *name, size_t n,
@@ -164,32 +126,19 @@ static vptq_status find_size(const char *path, const vptq_tensor_set *set, uint3
     return VPTQ_OK;
 }
 
-/* The tensor's numbers as an aligned array, copied if necessary. */
-static const float *as_floats(vptq_tensor_set *set, const vptq_tensor *t, vptq_err *err)
-{
-    const void *data = t->data;
-    if ((uintptr_t)data % _Alignof(float) == 0)
-        return data;
-    float *copy = vptq_arena_alloc(&set->arena, t->bytes, 1, err);
-    if (copy)
-        memcpy(copy, data, t->bytes);
-    return copy;
-}
-
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_metadata *meta = NULL;
-    size_t meta_count = 0;
+    vptq_metadata_list meta;
     const vptq_tensor *values, *mean;
     *h = (vptq_hessian_file){0};
     vptq_tensor_set_init(&h->set, mem);
-    VPTQ_TRY(vptq_safetensors_read(path, &h->set, &meta, &meta_count, err));
+    VPTQ_TRY(vptq_safetensors_read(path, &h->set, &meta, err));
     VPTQ_TRY(vptq_tensor_set_finish(&h->set, err));
     VPTQ_TRY(find_size(path, &h->set, expect_n, &h->n, err));
-    VPTQ_TRY(parse_tokens(path, meta, meta_count, h, err));
-    VPTQ_TRY(parse_kind(path, meta, meta_count, h, err));
+    VPTQ_TRY(parse_tokens(path, &meta, h, err));
+    VPTQ_TRY(parse_kind(path, &meta, h, err));
     VPTQ_TRY(require_vector(&h->set, "mean", h->n, &mean, err));
     const bool diagonal = vptq_tensor_find(&h->set, "diagonal") && !h->kind;
     if (diagonal && vptq_tensor_find(&h->set, "hessian"))
@@ -198,8 +147,8 @@ vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem
                            path));
     VPTQ_TRY(diagonal ? require_vector(&h->set, "diagonal", h->n, &values, err)
                       : require_vector(&h->set, "hessian", vptq_triangle(h->n), &values, err));
-    h->mean = as_floats(&h->set, mean, err);
-    const float *x = h->mean ? as_floats(&h->set, values, err) : NULL;
+    h->mean = vptq_tensor_aligned(mean, &h->set.arena, err);
+    const float *x = h->mean ? vptq_tensor_aligned(values, &h->set.arena, err) : NULL;
     if (!x)
         VPTQ_TRY(VPTQ_E_NOMEM);
     *(diagonal ? &h->diagonal : &h->lower) = x;

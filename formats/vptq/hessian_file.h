@@ -1,7 +1,7 @@
-/* Files of a Hessian directory: hessian.json (fingerprints of model and texts, windows,
- * settings) and one safetensors file per block input, "layer_003_qkv.safetensors".  It has
- * tensors `hessian` (lower triangle of H = E[x x^T] row by row, (0,0) (1,0) (1,1) ..., F32; or
- * `diagonal` if only that is known) and `mean` (E[x], F32; all zero if unknown) and metadata
+/* Internal: files of a Hessian directory: hessian.json (fingerprints of model and texts,
+ * windows, settings) and one safetensors file per block input, "layer_003_qkv.safetensors".  It
+ * has tensors `hessian` (lower triangle of H = E[x x^T] row by row, (0,0) (1,0) (1,1) ..., F32;
+ * or `diagonal` if only that is known) and `mean` (E[x], F32; all zero if unknown) and metadata
  * `tokens` (a number or "unknown").
  *
  * With token weights there is also "layer_003_kv.safetensors": the term T that k and v add to
@@ -41,18 +41,16 @@ typedef struct vptq_hessian_data {
     uint64_t tokens;     /* 0 = unknown */
     const float *values; /* lower triangle [n (n + 1) / 2], or diagonal [n] */
     const float *mean;   /* [n] */
+    bool diagonal;
+    vptq_token_weights kind; /* of a term; VPTQ_WEIGHTS_PLAIN for a Hessian */
+    uint64_t windows;        /* number averaged in a term */
+    const char
+        *extra_name;    /* of another tensor, which readers of Hessians ignore; NULL = none */
+    const float *extra; /* [n (n + 1) / 2] */
 } vptq_hessian_data;
-/* The writers are atomic and replace an old file. */
+/* Atomic; replaces an old file. */
 vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h,
                                     vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds a vector of n (n + 1) / 2 numbers, which readers of Hessians ignore. */
-vptq_status vptq_hessian_file_write_with(const char *path, const vptq_hessian_data *h,
-                                         const char *name, const float *extra,
-                                         vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_hessian_diagonal_write(const char *path, const vptq_hessian_data *h,
-                                        vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
-                                    const vptq_hessian_data *h, vptq_err *err) VPTQ_MUST_CHECK;
 /* Reads a file and checks shapes (n against `expect_n` unless that is 0) and metadata. */
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;

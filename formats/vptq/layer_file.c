@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/text.h"
+
 /* Version of the metadata and of what the checksum covers. */
 #define LAYER_FORMAT "1"
 
@@ -20,10 +22,7 @@ void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
 
 bool vptq_layer_file_is(const char *name)
 {
-    static const char prefix[] = "layer_", suffix[] = ".safetensors";
-    size_t n = strlen(name);
-    return n > sizeof suffix && strncmp(name, prefix, sizeof prefix - 1) == 0 &&
-           strcmp(name + n - (sizeof suffix - 1), suffix) == 0;
+    return strncmp(name, "layer_", 6) == 0 && vptq_text_before(name, ".safetensors") > 0;
 }
 
 static uint64_t hash_text(const char *text, uint64_t seed)
@@ -96,7 +95,7 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vp
                                       {"entry", entry},         {"fingerprint", f->fingerprint},
                                       {"report", f->report},    {"xxh3", hex}};
     checksum(list, count, meta, META_COUNT - 1, hex);
-    VPTQ_TRY(vptq_safetensors_save(path, true, list, count, meta, META_COUNT, err));
+    VPTQ_TRY(vptq_safetensors_save(path, list, count, meta, META_COUNT, err));
 out:
     free(entry);
     vptq_arena_release(&arena);
@@ -104,16 +103,13 @@ out:
 }
 
 /* Puts the metadata in the order of writing. */
-static vptq_status parse_metadata(const char *path, const vptq_metadata *found, size_t count,
+static vptq_status parse_metadata(const char *path, const vptq_metadata_list *found,
                                   vptq_metadata meta[META_COUNT], vptq_err *err)
 {
     static const char *const keys[META_COUNT] = {"format",      "name",   "entry",
                                                  "fingerprint", "report", "xxh3"};
     for (size_t i = 0; i < META_COUNT; i++) {
-        meta[i] = (vptq_metadata){keys[i], NULL};
-        for (size_t j = 0; j < count; j++)
-            if (strcmp(found[j].key, keys[i]) == 0)
-                meta[i].value = found[j].value;
+        meta[i] = (vptq_metadata){keys[i], vptq_metadata_find(found, keys[i])};
         if (!meta[i].value)
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: is not a finished matrix: '%s' is missing in its metadata",
@@ -136,14 +132,9 @@ static vptq_status read_float_codebook(vptq_layer_file *f, const char *path, con
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: tensor '%s' is missing or not F32 [%u, %u, %u]", path, name,
                          (unsigned)s->groups, (unsigned)k, (unsigned)s->v);
-    const float *codebook = (const float *)(const void *)t->data;
-    if ((uintptr_t)t->data % sizeof *codebook) {
-        float *copy = vptq_arena_alloc(&f->set.arena, t->bytes, 1, err);
-        if (!copy)
-            return VPTQ_E_NOMEM;
-        memcpy(copy, t->data, t->bytes);
-        codebook = copy;
-    }
+    const float *codebook = vptq_tensor_aligned(t, &f->set.arena, err);
+    if (!codebook)
+        return VPTQ_E_NOMEM;
     for (size_t i = 0; i < t->bytes / sizeof *codebook; i++)
         if (!isfinite(codebook[i]))
             return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g", path,
@@ -178,12 +169,12 @@ vptq_status vptq_layer_file_read(const char *path, vptq_mem *mem, vptq_layer_fil
     vptq_status st = VPTQ_OK;
     *f = (vptq_layer_file){0};
     vptq_tensor_set_init(&f->set, mem);
-    vptq_metadata *found = NULL, meta[META_COUNT];
-    size_t count = 0;
+    vptq_metadata_list found;
+    vptq_metadata meta[META_COUNT];
     char hex[HEX_SIZE];
-    VPTQ_TRY(vptq_safetensors_read(path, &f->set, &found, &count, err));
+    VPTQ_TRY(vptq_safetensors_read(path, &f->set, &found, err));
     VPTQ_TRY(vptq_tensor_set_finish(&f->set, err));
-    VPTQ_TRY(parse_metadata(path, found, count, meta, err));
+    VPTQ_TRY(parse_metadata(path, &found, meta, err));
     checksum(f->set.tensors, f->set.count, meta, META_COUNT - 1, hex);
     if (strcmp(hex, meta[META_COUNT - 1].value) != 0)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_CHECKSUM,

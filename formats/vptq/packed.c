@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/base/half.h"
+#include "lib/base/text.h"
 
 typedef struct matrix_reader {
     const vptq_packed_source *source;
@@ -178,16 +179,8 @@ static vptq_status read_packed_indices(const matrix_reader *r, const vptq_vq_sha
     vptq_status st = require_part(r, "indices", VPTQ_I32, VPTQ_U32, &want, &t);
     if (st || r->shapes_only)
         return st;
-    if ((uintptr_t)t.data % sizeof(uint32_t) == 0) {
-        *out = (const uint32_t *)(const void *)t.data;
-        return VPTQ_OK;
-    }
-    uint32_t *words = vptq_arena_alloc(r->arena, t.bytes, 1, r->err);
-    if (!words)
-        return VPTQ_E_NOMEM;
-    memcpy(words, t.data, t.bytes);
-    *out = words;
-    return VPTQ_OK;
+    *out = vptq_tensor_aligned(&t, r->arena, r->err);
+    return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 /* Reads the training form, one 16-bit number per index and codebook, and packs it. */
@@ -405,11 +398,8 @@ size_t vptq_packed_module_length(const char *tensor_name)
         ".centroids.weight", ".res_centroids.weight",     ".indices", ".res_indices",
         ".outlier_indices",  ".outlier_centroids.weight", ".perm",    ".weight_scale",
         ".weight_bias"};
-    size_t len = strlen(tensor_name);
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        size_t n = strlen(parts[i]);
-        if (len > n && strcmp(tensor_name + len - n, parts[i]) == 0)
-            return len - n;
-    }
-    return 0;
+    size_t len = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && !len; i++)
+        len = vptq_text_before(tensor_name, parts[i]);
+    return len;
 }

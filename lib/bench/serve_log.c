@@ -251,7 +251,7 @@ vptq_status vptq_serve_log_add(vptq_serve_log *log, const vptq_serve_record *r, 
     vptq_buf_init(&line, log->mem);
     if (!record)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_NOMEM, "out of memory"));
-    VPTQ_TRY(vptq_json_line(record, log->path, &text, err));
+    VPTQ_TRY(vptq_json_text(record, log->path, false, &text, err));
     VPTQ_TRY(vptq_buf_printf(&line, err, "%s\n", text));
     if (!vptq_write_at(log->fd, line.data, line.len, (uint64_t)log->end) || fsync(log->fd))
         VPTQ_TRY(fail_file(log, "write", err));

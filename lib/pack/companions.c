@@ -135,7 +135,7 @@ vptq_status vptq_package_make_config(const vptq_checkpoint *c, vptq_dtype type, 
 vptq_status vptq_package_add_config(vptq_package *o, const json_t *config, vptq_err *err)
 {
     char *text = NULL;
-    VPTQ_CHECK(vptq_json_text(config, "config.json", &text, err));
+    VPTQ_CHECK(vptq_json_text(config, "config.json", true, &text, err));
     size_t len = strlen(text);
     char *own = vptq_arena_strndup(&o->arena, text, len, err);
     free(text);

@@ -178,7 +178,7 @@ vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text,
         (planned || put_losses(doc, r)) && put_shape(doc, r) && (planned || put_work(doc, r)) &&
         put_bits(doc, &r->bits) &&
         put(doc, "settings", vptq_settings_json(r->settings, &usual)))
-        st = vptq_json_line(doc, r->name, text, err);
+        st = vptq_json_text(doc, r->name, false, text, err);
     else
         vptq_fail(err, st, "out of memory");
     json_decref(doc);

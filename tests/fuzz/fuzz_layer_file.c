@@ -50,17 +50,18 @@ static bool seal(const char *path, uint8_t *data, size_t size)
 {
     enum { DIGITS = 16 };
     vptq_tensor_set set;
-    vptq_metadata *found = NULL, meta[KEYS];
-    size_t count = 0, have = 0;
+    vptq_metadata_list found = {0};
+    vptq_metadata meta[KEYS];
+    size_t have = 0;
     char hex[DIGITS + 1];
     vptq_err err;
     vptq_tensor_set_init(&set, NULL);
-    bool read = !vptq_safetensors_read(path, &set, &found, &count, &err) &&
-                !vptq_tensor_set_finish(&set, &err);
+    bool read =
+        !vptq_safetensors_read(path, &set, &found, &err) && !vptq_tensor_set_finish(&set, &err);
     for (size_t k = 0; read && k < KEYS; k++)
-        for (size_t i = 0; i < count; i++)
-            if (have == k && strcmp(found[i].key, keys[k]) == 0)
-                meta[have++] = found[i];
+        for (size_t i = 0; i < found.count; i++)
+            if (have == k && strcmp(found.items[i].key, keys[k]) == 0)
+                meta[have++] = found.items[i];
     bool sealed = false;
     if (have == KEYS && strlen(meta[KEYS - 1].value) == DIGITS) {
         checksum(&set, meta, hex);

@@ -68,7 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (fuzz_input_file(path, end + 1, size - (size_t)(end + 1 - data))) {
         vptq_tensor_set set;
         vptq_tensor_set_init(&set, NULL);
-        if (vptq_safetensors_read(path, &set, NULL, NULL, NULL) == VPTQ_OK &&
+        if (vptq_safetensors_read(path, &set, NULL, NULL) == VPTQ_OK &&
             vptq_tensor_set_finish(&set, NULL) == VPTQ_OK)
             read_modules(config, &set);
         vptq_tensor_set_release(&set);

@@ -24,10 +24,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     vptq_err err;
     vptq_tensor_set set;
-    vptq_metadata *meta = NULL;
-    size_t meta_count = 0;
+    vptq_metadata_list meta;
     vptq_tensor_set_init(&set, NULL);
-    if (vptq_safetensors_read(path, &set, &meta, &meta_count, &err) == VPTQ_OK &&
+    if (vptq_safetensors_read(path, &set, &meta, &err) == VPTQ_OK &&
         vptq_tensor_set_finish(&set, &err) == VPTQ_OK)
         for (size_t i = 0; i < set.count; i++)
             read_all(&set.tensors[i]);

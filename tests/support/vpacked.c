@@ -165,7 +165,7 @@ void vpacked_write_directory(const vpacked_plan *p, const char *dir)
     vtest_path(path, sizeof path, dir, "config.json");
     vtest_write_file(path, text, strlen(text));
     vtest_path(path, sizeof path, dir, "model.safetensors");
-    assert_ok(vptq_safetensors_save(path, true, p->list, p->count, NULL, 0, &err), &err);
+    assert_ok(vptq_safetensors_save(path, p->list, p->count, NULL, 0, &err), &err);
     free(text);
 }
 

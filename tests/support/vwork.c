@@ -140,7 +140,7 @@ static size_t packed_tensors(const char *dir, const vptq_packed_matrix m[MATRICE
     size_t count = 0;
     vptq_err err = {0};
     path_in(path, dir, "base", "model.safetensors");
-    assert_ok(vptq_safetensors_read(path, base, NULL, NULL, &err), &err);
+    assert_ok(vptq_safetensors_read(path, base, NULL, &err), &err);
     assert_ok(vptq_tensor_set_finish(base, &err), &err);
     for (size_t i = 0; i < base->count; i++) {
         vptq_tensor t = base->tensors[i];
@@ -188,7 +188,7 @@ static void make_packed(const char *dir, const vptq_tensor *list, size_t count,
     path_in(path, dir, "packed", "config.json");
     assert_ok(vptq_json_save(path, config, &err), &err);
     path_in(path, dir, "packed", "model.safetensors");
-    assert_ok(vptq_safetensors_save(path, false, list, count, NULL, 0, &err), &err);
+    assert_ok(vptq_safetensors_save(path, list, count, NULL, 0, &err), &err);
 }
 
 static void make_archive(const char *dir, const vptq_tensor *list, size_t count,

@@ -245,6 +245,13 @@ static void test_refuses_keys(void **state)
     vgguf_u32(&w, "twice", 1);
     vgguf_u32(&w, "twice", 2);
     expect_refusal(state, &w, VPTQ_E_FORMAT, "duplicate key 'twice'");
+    vgguf_init(&w);
+    vgguf_u32(&w, "zero?byte", 1);
+    *(char *)memchr(w.keys.data, '?', w.keys.len) = 0;
+    expect_refusal(state, &w, VPTQ_E_FORMAT, "contains a control character");
+    one_tensor(&w);
+    *(char *)memchr(w.tensors.data, 'a', w.tensors.len) = 0;
+    expect_refusal(state, &w, VPTQ_E_FORMAT, "contains a control character");
     for (size_t i = 0; i < sizeof alignments / sizeof alignments[0]; i++) {
         one_tensor(&w);
         vgguf_u32(&w, "general.alignment", alignments[i]);

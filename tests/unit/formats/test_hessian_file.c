@@ -26,7 +26,10 @@ static void put_hessian(const char *path, float *lower, float *mean)
     for (int i = 0; i < N; i++)
         mean[i] = -(float)i;
     assert_ok(vptq_hessian_file_write(
-                  path, &(vptq_hessian_data){N, UINT64_C(1) << 40, lower, mean}, &err),
+                  path,
+                  &(vptq_hessian_data){
+                      .n = N, .tokens = UINT64_C(1) << 40, .values = lower, .mean = mean},
+                  &err),
               &err);
 }
 
@@ -70,8 +73,14 @@ static void test_metadata_terms(void **state)
     vtest_path(path, sizeof path, *state, "t.safetensors");
     put_hessian(path, lower, mean);
     for (int kind = VPTQ_WEIGHTS_SINK; kind < VPTQ_WEIGHTS_COUNT; kind++) {
-        assert_ok(vptq_hessian_term_write(path, (vptq_token_weights)kind, 7,
-                                          &(vptq_hessian_data){N, 70, lower, mean}, &err),
+        assert_ok(vptq_hessian_file_write(path,
+                                          &(vptq_hessian_data){.n = N,
+                                                               .tokens = 70,
+                                                               .values = lower,
+                                                               .mean = mean,
+                                                               .kind = (vptq_token_weights)kind,
+                                                               .windows = 7},
+                                          &err),
                   &err);
         assert_ok(vptq_hessian_file_read(path, N, NULL, &h, &err), &err);
         assert_int_equal(h.kind, kind);
@@ -91,7 +100,7 @@ static void test_metadata_terms(void **state)
                                     .shape = {N},
                                     .data = (const uint8_t *)mean}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_ok(vptq_safetensors_save(path, true, tensors, 2, bad[i].meta, 3, &err), &err);
+        assert_ok(vptq_safetensors_save(path, tensors, 2, bad[i].meta, 3, &err), &err);
         assert_fails(vptq_hessian_file_read(path, N, NULL, &h, &err), VPTQ_E_FORMAT, &err,
                      bad[i].part);
     }
@@ -115,19 +124,28 @@ static void test_not_finite(void **state)
     vtest_path(path, sizeof path, *state, "h.safetensors");
     put_hessian(path, lower, mean);
     lower[12] = NAN; /* rows begin at 0 1 3 6 10 */
-    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){N, 1, lower, mean}, &err),
+    assert_ok(vptq_hessian_file_write(
+                  path,
+                  &(vptq_hessian_data){.n = N, .tokens = 1, .values = lower, .mean = mean},
+                  &err),
               &err);
     assert_fails(
         read_and_check(path, &err), VPTQ_E_NUMERIC, &err,
         "h.safetensors: the Hessian has a value that is not finite in row 4, column 2");
     lower[12] = 0;
     lower[0] = INFINITY;
-    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){N, 1, lower, mean}, &err),
+    assert_ok(vptq_hessian_file_write(
+                  path,
+                  &(vptq_hessian_data){.n = N, .tokens = 1, .values = lower, .mean = mean},
+                  &err),
               &err);
     assert_fails(read_and_check(path, &err), VPTQ_E_NUMERIC, &err, "in row 0, column 0");
     lower[0] = 0;
     mean[3] = -INFINITY;
-    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){N, 1, lower, mean}, &err),
+    assert_ok(vptq_hessian_file_write(
+                  path,
+                  &(vptq_hessian_data){.n = N, .tokens = 1, .values = lower, .mean = mean},
+                  &err),
               &err);
     assert_fails(read_and_check(path, &err), VPTQ_E_NUMERIC, &err,
                  "the mean has a value that is not finite in column 3");
@@ -142,7 +160,7 @@ static void refuse(const char *path, vptq_tensor first, vptq_tensor second, vptq
     vptq_hessian_file h;
     vptq_tensor tensors[] = {first, second};
     tensors[0].data = tensors[1].data = (const uint8_t *)zeros;
-    assert_ok(vptq_safetensors_save(path, true, tensors, 2, &meta, 1, &err), &err);
+    assert_ok(vptq_safetensors_save(path, tensors, 2, &meta, 1, &err), &err);
     assert_fails(vptq_hessian_file_read(path, 0, NULL, &h, &err), code, &err, part);
     assert_non_null(strstr(err.text, "h.safetensors: "));
 }
@@ -153,8 +171,14 @@ static void refuse_both(const char *path)
     static const float zeros[TRIANGLE];
     vptq_err err = {0};
     vptq_hessian_file h;
-    assert_ok(vptq_hessian_file_write_with(path, &(vptq_hessian_data){N, 1, zeros, zeros},
-                                           "diagonal", zeros, &err),
+    assert_ok(vptq_hessian_file_write(path,
+                                      &(vptq_hessian_data){.n = N,
+                                                           .tokens = 1,
+                                                           .values = zeros,
+                                                           .mean = zeros,
+                                                           .extra_name = "diagonal",
+                                                           .extra = zeros},
+                                      &err),
               &err);
     assert_fails(vptq_hessian_file_read(path, N, NULL, &h, &err), VPTQ_E_FORMAT, &err,
                  "h.safetensors: has both tensors 'hessian' and 'diagonal', expected one");

@@ -36,6 +36,21 @@ static void test_bad_text(void **state)
     refuse("[\"\xff\"]", "unable to decode byte");
 }
 
+/* A zero byte is not the end of a text. */
+static void test_zero_bytes(void **state)
+{
+    (void)state;
+    static const char texts[][8] = {"123\0", "{}\0{}", "[1]\0\n", "[1,\0 2]", "\"a\0b\""};
+    static const size_t lengths[] = {4, 5, 5, 7, 5};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        vptq_err err = {0};
+        json_t *value = NULL;
+        assert_fails(vptq_json_parse(texts[i], lengths[i], "x.json", &value, &err),
+                     VPTQ_E_FORMAT, &err, "not valid JSON");
+        assert_null(value);
+    }
+}
+
 static void test_depth(void **state)
 {
     (void)state;
@@ -143,6 +158,6 @@ static void test_save(void **state)
     json_decref(o);
 }
 
-VTEST_MAIN(cmocka_unit_test(test_bad_text), cmocka_unit_test(test_depth),
-           cmocka_unit_test(test_memory_estimate), cmocka_unit_test(test_getters),
-           scratch_test(test_save))
+VTEST_MAIN(cmocka_unit_test(test_bad_text), cmocka_unit_test(test_zero_bytes),
+           cmocka_unit_test(test_depth), cmocka_unit_test(test_memory_estimate),
+           cmocka_unit_test(test_getters), scratch_test(test_save))

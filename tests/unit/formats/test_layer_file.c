@@ -178,16 +178,16 @@ static void test_other_files(void **state)
                      .shape = {4},
                      .data = (const uint8_t *)(const void *)x,
                      .bytes = sizeof x};
-    assert_ok(vptq_safetensors_save(path, true, &t, 1, NULL, 0, &err), &err);
+    assert_ok(vptq_safetensors_save(path, &t, 1, NULL, 0, &err), &err);
     assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_FORMAT, &err,
                  "is not a finished matrix");
     vptq_metadata meta[] = {{"format", "2"},      {"name", "n"},   {"entry", "{}"},
                             {"fingerprint", "f"}, {"report", "r"}, {"xxh3", "0"}};
-    assert_ok(vptq_safetensors_save(path, true, &t, 1, meta, 6, &err), &err);
+    assert_ok(vptq_safetensors_save(path, &t, 1, meta, 6, &err), &err);
     assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_UNSUPPORTED, &err,
                  "version '2' of the work format, expected 1");
     meta[0].value = "1";
-    assert_ok(vptq_safetensors_save(path, true, &t, 1, meta, 6, &err), &err);
+    assert_ok(vptq_safetensors_save(path, &t, 1, meta, 6, &err), &err);
     assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_CHECKSUM, &err, "damaged");
     vtest_path(path, sizeof path, *state, "none");
     assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_IO, &err, "none");

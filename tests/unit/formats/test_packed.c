@@ -51,7 +51,7 @@ static void open_golden(golden *g, const char *scratch)
     assert_ok(vptq_device_open(&g->ctx, "ref", &g->ref, &err), &err);
     layer_path(g, scratch, path);
     vptq_tensor_set_init(&g->set, NULL);
-    assert_ok(vptq_safetensors_read(path, &g->set, NULL, NULL, &err), &err);
+    assert_ok(vptq_safetensors_read(path, &g->set, NULL, &err), &err);
     assert_ok(vptq_tensor_set_finish(&g->set, &err), &err);
     vtest_path(path, sizeof path, g->dir, "config.json");
     assert_ok(vptq_json_load(path, 1 << 20, &g->config, &err), &err);

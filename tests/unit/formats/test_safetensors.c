@@ -31,7 +31,7 @@ static vptq_status read_file(const char *dir, const char *name, vptq_tensor_set 
     char path[4096];
     vtest_path(path, sizeof path, dir, name);
     vptq_tensor_set_init(set, NULL);
-    vptq_status st = vptq_safetensors_read(path, set, NULL, NULL, err);
+    vptq_status st = vptq_safetensors_read(path, set, NULL, err);
     return st ? st : vptq_tensor_set_finish(set, err);
 }
 
@@ -52,8 +52,7 @@ static void test_read(void **state)
     vptq_tensor_set set;
     vptq_err err = {0};
     char path[4096];
-    vptq_metadata *meta = NULL;
-    size_t meta_count = 0;
+    vptq_metadata_list meta;
     put_file(*state, "a.safetensors",
              "{\"b\":{\"dtype\":\"I16\",\"shape\":[2,3],\"data_offsets\":[4,16]},"
              "\"__metadata__\":{\"format\":\"pt\",\"x\":\"\"},"
@@ -63,12 +62,14 @@ static void test_read(void **state)
              16);
     vtest_path(path, sizeof path, *state, "a.safetensors");
     vptq_tensor_set_init(&set, NULL);
-    assert_ok(vptq_safetensors_read(path, &set, &meta, &meta_count, &err), &err);
+    assert_ok(vptq_safetensors_read(path, &set, &meta, &err), &err);
     assert_ok(vptq_tensor_set_finish(&set, &err), &err);
-    assert_int_equal(meta_count, 2);
-    assert_string_equal(meta[0].key, "format");
-    assert_string_equal(meta[0].value, "pt");
-    assert_string_equal(meta[1].value, "");
+    assert_int_equal(meta.count, 2);
+    assert_string_equal(meta.items[0].key, "format");
+    assert_string_equal(meta.items[0].value, "pt");
+    assert_string_equal(meta.items[1].value, "");
+    assert_string_equal(vptq_metadata_find(&meta, "x"), "");
+    assert_null(vptq_metadata_find(&meta, "y"));
     assert_int_equal(set.count, 3);
     const vptq_tensor *t = vptq_tensor_find(&set, "b");
     assert_int_equal(t->type, VPTQ_I16);
@@ -333,15 +334,13 @@ static void test_save_bytes(void **state)
     };
     const vptq_metadata meta = {"k", "v\"w"};
     vtest_path(path, sizeof path, *state, "x.safetensors");
-    assert_ok(vptq_safetensors_save(path, false, tensors, 3, &meta, 1, &err), &err);
+    assert_ok(vptq_safetensors_save(path, tensors, 3, &meta, 1, &err), &err);
     size_t size;
     char *got = vtest_read_file(path, &size);
     assert_int_equal(size, sizeof want - 1);
     assert_memory_equal(got, want, size);
     free(got);
-    assert_fails(vptq_safetensors_save(path, false, tensors, 3, &meta, 1, &err), VPTQ_E_EXISTS,
-                 &err, "x.safetensors");
-    assert_ok(vptq_safetensors_save(path, true, tensors, 2, NULL, 0, &err), &err);
+    assert_ok(vptq_safetensors_save(path, tensors, 2, NULL, 0, &err), &err);
     vptq_tensor_set set;
     assert_ok(read_file(*state, "x.safetensors", &set, &err), &err);
     assert_int_equal(set.count, 2);
@@ -356,9 +355,9 @@ static void test_save_refuses(void **state)
                                  {.name = "x", .type = VPTQ_U8, .dims = 1, .shape = {0}}};
     const vptq_tensor block = {.name = "q", .type = VPTQ_Q4_0, .dims = 1, .shape = {32}};
     vtest_path(path, sizeof path, *state, "x.safetensors");
-    assert_fails(vptq_safetensors_save(path, false, twice, 2, NULL, 0, &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_safetensors_save(path, twice, 2, NULL, 0, &err), VPTQ_E_ARG, &err,
                  "x.safetensors: duplicate tensor 'x'");
-    assert_fails(vptq_safetensors_save(path, false, &block, 1, NULL, 0, &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_safetensors_save(path, &block, 1, NULL, 0, &err), VPTQ_E_ARG, &err,
                  "tensor 'q' of type Q4_0 cannot be written");
     assert_int_not_equal(access(path, F_OK), 0);
 }

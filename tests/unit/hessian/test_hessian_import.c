@@ -170,14 +170,23 @@ static void test_export_checks_the_covariance(void **state)
     memcpy(mean, h.mean, sizeof mean);
     vptq_hessian_file_release(&h);
     extra[7] = NAN;
-    assert_ok(vptq_hessian_file_write_with(path, &(vptq_hessian_data){N, 5, lower, mean},
-                                           "covariance", extra, &err),
+    assert_ok(vptq_hessian_file_write(path,
+                                      &(vptq_hessian_data){.n = N,
+                                                           .tokens = 5,
+                                                           .values = lower,
+                                                           .mean = mean,
+                                                           .extra_name = "covariance",
+                                                           .extra = extra},
+                                      &err),
               &err);
     assert_fails(vptq_hessian_export(&d.dev, hdir, VPTQ_FOREIGN_COVARIANCE, out, &made, &err),
                  VPTQ_E_NUMERIC, &err,
                  "layer_003_o.safetensors: tensor 'covariance' has a value that is not finite");
     memset(lower, 0, sizeof lower);
-    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){N, 5, lower, mean}, &err),
+    assert_ok(vptq_hessian_file_write(
+                  path,
+                  &(vptq_hessian_data){.n = N, .tokens = 5, .values = lower, .mean = mean},
+                  &err),
               &err);
     assert_fails(vptq_hessian_export(&d.dev, hdir, VPTQ_FOREIGN_INVERSE, out, &made, &err),
                  VPTQ_E_NUMERIC, &err,

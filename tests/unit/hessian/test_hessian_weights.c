@@ -154,12 +154,21 @@ static void test_mixing(void **state)
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, &wider, 1, NULL, mixed, &err), VPTQ_E_SHAPE,
                  &err, "layer_001_kv.safetensors");
     /* a term is not a Hessian, a Hessian is not a term, and the two kinds of terms differ */
-    assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_ATTENTION, 2,
-                                      &(vptq_hessian_data){n, 40, term.lower, term.mean}, &err),
+    assert_ok(vptq_hessian_file_write(path,
+                                      &(vptq_hessian_data){.n = n,
+                                                           .tokens = 40,
+                                                           .values = term.lower,
+                                                           .mean = term.mean,
+                                                           .kind = VPTQ_WEIGHTS_ATTENTION,
+                                                           .windows = 2},
+                                      &err),
               &err);
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_MISMATCH,
                  &err, "weights of kind attention, expected sink");
-    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){n, 40, h.lower, h.mean}, &err),
+    assert_ok(vptq_hessian_file_write(
+                  path,
+                  &(vptq_hessian_data){.n = n, .tokens = 40, .values = h.lower, .mean = h.mean},
+                  &err),
               &err);
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_MISMATCH,
                  &err, "weights of kind plain, expected sink");
@@ -167,8 +176,14 @@ static void test_mixing(void **state)
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_FORMAT,
                  &err, "layer_001_kv.safetensors is missing");
     vtest_path(path, sizeof path, dir, "layer_001_qkv.safetensors");
-    assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_SINK, 2,
-                                      &(vptq_hessian_data){n, 40, term.lower, term.mean}, &err),
+    assert_ok(vptq_hessian_file_write(path,
+                                      &(vptq_hessian_data){.n = n,
+                                                           .tokens = 40,
+                                                           .values = term.lower,
+                                                           .mean = term.mean,
+                                                           .kind = VPTQ_WEIGHTS_SINK,
+                                                           .windows = 2},
+                                      &err),
               &err);
     vptq_hessian_file_release(&h);
     assert_fails(vptq_hessian_dir_load(dir, 1, VPTQ_INPUT_QKV, n, NULL, &h, &err),

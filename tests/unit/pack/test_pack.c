@@ -26,7 +26,7 @@ static void one_tensor_model(const char *dir, const float *x, uint64_t rows, uin
     assert_ok(vptq_dir_make(dir, &err), &err);
     vtest_copy_file(TINY "/config.json", dir, "config.json");
     vtest_path(path, sizeof path, dir, "model.safetensors");
-    assert_ok(vptq_safetensors_save(path, true, &t, 1, NULL, 0, &err), &err);
+    assert_ok(vptq_safetensors_save(path, &t, 1, NULL, 0, &err), &err);
 }
 
 static vptq_status unpack_with(const vptq_pack_options *opt, vptq_mem *mem, vptq_err *err)
@@ -286,7 +286,7 @@ static void misshapen_model(const char *dir, const char *name, uint32_t dims,
     }
     assert_in_range(t->bytes, 1, sizeof ones);
     vtest_path(path, sizeof path, dir, "model.safetensors");
-    assert_ok(vptq_safetensors_save(path, true, list, n, NULL, 0, &err), &err);
+    assert_ok(vptq_safetensors_save(path, list, n, NULL, 0, &err), &err);
     vptq_tensor_set_release(&set);
 }
 

@@ -60,14 +60,12 @@ static void write_moments(const char *dir, const char *name, uint32_t n, uint64_
     float mean[FFN] = {0};
     float *lower = moments(n, term ? 3 : TOKENS, seed);
     vtest_path(path, sizeof path, dir, name);
-    if (term)
-        assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_SINK, 3,
-                                          &(vptq_hessian_data){n, TOKENS, lower, mean}, &err),
-                  &err);
-    else
-        assert_ok(
-            vptq_hessian_file_write(path, &(vptq_hessian_data){n, TOKENS, lower, mean}, &err),
-            &err);
+    vptq_hessian_data data = {.n = n, .tokens = TOKENS, .values = lower, .mean = mean};
+    if (term) {
+        data.kind = VPTQ_WEIGHTS_SINK;
+        data.windows = 3;
+    }
+    assert_ok(vptq_hessian_file_write(path, &data, &err), &err);
     free(lower);
 }
 
