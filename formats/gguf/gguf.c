@@ -4,7 +4,6 @@
 #include "formats/gguf/gguf.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,16 +40,16 @@ static vptq_status take(cursor *c, uint64_t n, const char *what, const uint8_t *
 
 static vptq_status take_u64(cursor *c, const char *what, uint64_t *out, vptq_err *err)
 {
-    const uint8_t *number = c->data + c->at, *p;
-    VPTQ_CHECK(take(c, 8, what, &p, err));
+    const uint8_t *number = c->data + c->at, *taken;
+    VPTQ_CHECK(take(c, 8, what, &taken, err));
     *out = vptq_get_le(number, 8);
     return VPTQ_OK;
 }
 
 static vptq_status take_u32(cursor *c, const char *what, uint32_t *out, vptq_err *err)
 {
-    const uint8_t *number = c->data + c->at, *p;
-    VPTQ_CHECK(take(c, 4, what, &p, err));
+    const uint8_t *number = c->data + c->at, *taken;
+    VPTQ_CHECK(take(c, 4, what, &taken, err));
     *out = (uint32_t)vptq_get_le(number, 4);
     return VPTQ_OK;
 }
@@ -182,65 +181,44 @@ static vptq_status take_keys(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *
 
 /* ---- tensors ---- */
 
-/* ggml's type numbers. */
-typedef struct ggml_type {
-    const char *name; /* NULL = a number that is unused or was withdrawn */
-    vptq_dtype type;  /* VPTQ_DTYPE_COUNT = not supported */
-} ggml_type;
+/* ggml's types by number; those left out are unused or were withdrawn. */
+static const char *const ggml_types[] = {
+    [0] = "F32",     [1] = "F16",      [2] = "Q4_0",   [3] = "Q4_1",    [6] = "Q5_0",
+    [7] = "Q5_1",    [8] = "Q8_0",     [9] = "Q8_1",   [10] = "Q2_K",   [11] = "Q3_K",
+    [12] = "Q4_K",   [13] = "Q5_K",    [14] = "Q6_K",  [15] = "Q8_K",   [16] = "IQ2_XXS",
+    [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S",
+    [22] = "IQ2_S",  [23] = "IQ4_XS",  [24] = "I8",    [25] = "I16",    [26] = "I32",
+    [27] = "I64",    [28] = "F64",     [29] = "IQ1_M", [30] = "BF16",   [34] = "TQ1_0",
+    [35] = "TQ2_0",  [39] = "MXFP4",
+};
+enum { GGML_TYPES = sizeof ggml_types / sizeof ggml_types[0] };
 
-static ggml_type ggml_type_of(uint32_t number)
+uint32_t vptq_gguf_type_number(vptq_dtype type)
 {
-    static const ggml_type types[] = {
-        [0] = {"F32", VPTQ_F32},
-        [1] = {"F16", VPTQ_F16},
-        [2] = {"Q4_0", VPTQ_Q4_0},
-        [3] = {"Q4_1", VPTQ_Q4_1},
-        [6] = {"Q5_0", VPTQ_Q5_0},
-        [7] = {"Q5_1", VPTQ_Q5_1},
-        [8] = {"Q8_0", VPTQ_Q8_0},
-        [9] = {"Q8_1", VPTQ_DTYPE_COUNT},
-        [10] = {"Q2_K", VPTQ_Q2_K},
-        [11] = {"Q3_K", VPTQ_Q3_K},
-        [12] = {"Q4_K", VPTQ_Q4_K},
-        [13] = {"Q5_K", VPTQ_Q5_K},
-        [14] = {"Q6_K", VPTQ_Q6_K},
-        [15] = {"Q8_K", VPTQ_DTYPE_COUNT},
-        [16] = {"IQ2_XXS", VPTQ_DTYPE_COUNT},
-        [17] = {"IQ2_XS", VPTQ_DTYPE_COUNT},
-        [18] = {"IQ3_XXS", VPTQ_DTYPE_COUNT},
-        [19] = {"IQ1_S", VPTQ_DTYPE_COUNT},
-        [20] = {"IQ4_NL", VPTQ_DTYPE_COUNT},
-        [21] = {"IQ3_S", VPTQ_DTYPE_COUNT},
-        [22] = {"IQ2_S", VPTQ_DTYPE_COUNT},
-        [23] = {"IQ4_XS", VPTQ_DTYPE_COUNT},
-        [24] = {"I8", VPTQ_DTYPE_COUNT},
-        [25] = {"I16", VPTQ_DTYPE_COUNT},
-        [26] = {"I32", VPTQ_DTYPE_COUNT},
-        [27] = {"I64", VPTQ_DTYPE_COUNT},
-        [28] = {"F64", VPTQ_DTYPE_COUNT},
-        [29] = {"IQ1_M", VPTQ_DTYPE_COUNT},
-        [30] = {"BF16", VPTQ_BF16},
-        [34] = {"TQ1_0", VPTQ_DTYPE_COUNT},
-        [35] = {"TQ2_0", VPTQ_DTYPE_COUNT},
-        [39] = {"MXFP4", VPTQ_DTYPE_COUNT},
-    };
-    ggml_type unknown = {NULL, VPTQ_DTYPE_COUNT};
-    return number < sizeof types / sizeof types[0] && types[number].name ? types[number]
-                                                                         : unknown;
+    const char *name = vptq_dtype_get(type)->name;
+    uint32_t number = 0;
+    while (number < GGML_TYPES &&
+           (!ggml_types[number] || strcmp(ggml_types[number], name) != 0))
+        number++;
+    VPTQ_BUG_IF(number == GGML_TYPES);
+    return number;
 }
 
 static vptq_status find_type(const vptq_tensor *t, uint32_t number, vptq_dtype *type,
                              vptq_err *err)
 {
-    ggml_type found = ggml_type_of(number);
-    if (found.type == VPTQ_DTYPE_COUNT)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: tensor '%s' has type %s (%" PRIu32
-                         "); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K "
-                         "are supported",
-                         t->file, t->name, found.name ? found.name : "unknown", number);
-    *type = found.type;
-    return VPTQ_OK;
+    const char *name = number < GGML_TYPES ? ggml_types[number] : NULL;
+    for (int i = 0; name && i < VPTQ_DTYPE_COUNT; i++) {
+        const vptq_dtype_info *info = vptq_dtype_get((vptq_dtype)i);
+        *type = (vptq_dtype)i;
+        if (info->is_float && *type != VPTQ_F64 && strcmp(info->name, name) == 0)
+            return VPTQ_OK;
+    }
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: tensor '%s' has type %s (%" PRIu32
+                     "); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K "
+                     "are supported",
+                     t->file, t->name, name ? name : "unknown", number);
 }
 
 /* Takes rank and dimensions, which the file lists innermost first. */
@@ -429,8 +407,7 @@ out:
 
 void vptq_gguf_release(vptq_gguf *g)
 {
-    if (g->keys.slots)
-        vptq_strmap_release(&g->keys);
+    vptq_strmap_release(&g->keys);
     vptq_tensor_set_release(&g->set);
     *g = (vptq_gguf){0};
 }
@@ -438,14 +415,13 @@ void vptq_gguf_release(vptq_gguf *g)
 bool vptq_gguf_is(const char *path)
 {
     char magic[4];
-    if (vptq_path_is_dir(path))
+    vptq_file f;
+    if (vptq_file_open(path, &f, NULL))
         return false;
-    FILE *f = fopen(path, "rb");
-    if (!f)
-        return false;
-    size_t n = fread(magic, 1, sizeof magic, f);
-    fclose(f);
-    return n == sizeof magic && memcmp(magic, "GGUF", sizeof magic) == 0;
+    bool is = !vptq_file_read_at(&f, 0, magic, sizeof magic, NULL) &&
+              memcmp(magic, "GGUF", sizeof magic) == 0;
+    vptq_file_close(&f);
+    return is;
 }
 
 /* ---- look-ups ---- */
@@ -491,58 +467,60 @@ static vptq_status wrong_type(const vptq_gguf *g, const char *key, const char *e
                      expected);
 }
 
+/* Sets of types: bit T is type T. */
+enum {
+    INTEGERS = 1 << VPTQ_GGUF_U8 | 1 << VPTQ_GGUF_I8 | 1 << VPTQ_GGUF_U16 | 1 << VPTQ_GGUF_I16 |
+               1 << VPTQ_GGUF_U32 | 1 << VPTQ_GGUF_I32 | 1 << VPTQ_GGUF_U64 |
+               1 << VPTQ_GGUF_I64,
+    NUMBERS = INTEGERS | 1 << VPTQ_GGUF_F32 | 1 << VPTQ_GGUF_F64
+};
+
+/* Finds a scalar of one of these types; *kv is NULL if the key is missing. */
+static vptq_status find_scalar(const vptq_gguf *g, const char *key, int types,
+                               const char *expected, const vptq_gguf_kv **kv, vptq_err *err)
+{
+    *kv = vptq_gguf_find(g, key);
+    if (*kv && ((*kv)->is_array || !(types >> (*kv)->type & 1)))
+        return wrong_type(g, key, expected, err);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_gguf_u64_or(const vptq_gguf *g, const char *key, uint64_t fallback,
                              uint64_t *out, vptq_err *err)
 {
-    const vptq_gguf_kv *kv = vptq_gguf_find(g, key);
-    *out = fallback;
-    if (!kv)
-        return VPTQ_OK;
-    size_t size = value_size(kv->type);
-    if (kv->is_array || size == 0 || kv->type == VPTQ_GGUF_F32 || kv->type == VPTQ_GGUF_F64 ||
-        kv->type == VPTQ_GGUF_BOOL)
-        return wrong_type(g, key, "an integer", err);
-    if (vptq_gguf_num_at(kv, 0) < 0)
+    const vptq_gguf_kv *kv;
+    VPTQ_CHECK(find_scalar(g, key, INTEGERS, "an integer", &kv, err));
+    if (kv && vptq_gguf_num_at(kv, 0) < 0)
         return wrong_type(g, key, "zero or more", err);
-    *out = vptq_get_le(kv->data, (unsigned)size);
+    *out = kv ? vptq_get_le(kv->data, (unsigned)value_size(kv->type)) : fallback;
     return VPTQ_OK;
 }
 
 vptq_status vptq_gguf_f64_or(const vptq_gguf *g, const char *key, double fallback, double *out,
                              vptq_err *err)
 {
-    const vptq_gguf_kv *kv = vptq_gguf_find(g, key);
-    *out = fallback;
-    if (!kv)
-        return VPTQ_OK;
-    if (kv->is_array || value_size(kv->type) == 0 || kv->type == VPTQ_GGUF_BOOL)
-        return wrong_type(g, key, "a number", err);
-    *out = vptq_gguf_num_at(kv, 0);
+    const vptq_gguf_kv *kv;
+    VPTQ_CHECK(find_scalar(g, key, NUMBERS, "a number", &kv, err));
+    *out = kv ? vptq_gguf_num_at(kv, 0) : fallback;
     return VPTQ_OK;
 }
 
 vptq_status vptq_gguf_bool_or(const vptq_gguf *g, const char *key, bool fallback, bool *out,
                               vptq_err *err)
 {
-    const vptq_gguf_kv *kv = vptq_gguf_find(g, key);
-    *out = fallback;
-    if (!kv)
-        return VPTQ_OK;
-    if (kv->is_array || kv->type != VPTQ_GGUF_BOOL || kv->data[0] > 1)
+    const vptq_gguf_kv *kv;
+    VPTQ_CHECK(find_scalar(g, key, 1 << VPTQ_GGUF_BOOL, "true or false", &kv, err));
+    if (kv && kv->data[0] > 1)
         return wrong_type(g, key, "true or false", err);
-    *out = kv->data[0] != 0;
+    *out = kv ? kv->data[0] != 0 : fallback;
     return VPTQ_OK;
 }
 
 vptq_status vptq_gguf_str_or(const vptq_gguf *g, const char *key, vptq_gguf_str *out,
                              vptq_err *err)
 {
-    const vptq_gguf_kv *kv = vptq_gguf_find(g, key);
-    *out = (vptq_gguf_str){NULL, 0};
-    if (!kv)
-        return VPTQ_OK;
-    if (kv->is_array || kv->type != VPTQ_GGUF_STRING)
-        return wrong_type(g, key, "a string", err);
-    *out = kv->str[0];
+    const vptq_gguf_kv *kv;
+    VPTQ_CHECK(find_scalar(g, key, 1 << VPTQ_GGUF_STRING, "a string", &kv, err));
+    *out = kv ? kv->str[0] : (vptq_gguf_str){NULL, 0};
     return VPTQ_OK;
 }

@@ -1,6 +1,6 @@
-/* Reads GGUF files, versions 2 and 3, by mapping.  Checks magic, version, counts and lengths
- * against the file, types, nesting of arrays (one level), unique keys and names, and offsets.
- * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
+/* Internal: reads GGUF files, versions 2 and 3, by mapping.  Checks magic, version, counts and
+ * lengths against the file, types, nesting of arrays (one level), unique keys and names, and
+ * offsets. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 #ifndef VPTQ_FORMATS_GGUF_GGUF_H
 #define VPTQ_FORMATS_GGUF_GGUF_H
 
@@ -65,5 +65,8 @@ vptq_status vptq_gguf_str_or(const vptq_gguf *g, const char *key, vptq_gguf_str 
                              vptq_err *err) VPTQ_MUST_CHECK;
 /* Element i of a number or an array of numbers. */
 double vptq_gguf_num_at(const vptq_gguf_kv *kv, uint64_t i);
+
+/* ggml's number of a type that the format has. */
+uint32_t vptq_gguf_type_number(vptq_dtype type);
 
 #endif

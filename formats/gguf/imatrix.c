@@ -8,9 +8,9 @@
 
 #include "formats/gguf/gguf.h"
 #include "lib/base/le.h"
+#include "lib/base/text.h"
 
 enum { MAX_NAME = 255, MAX_LAYER_DIGITS = 4 };
-static const char sum2_suffix[] = ".in_sum2";
 
 static vptq_status add_entry(vptq_imatrix *im, const char *path, const vptq_imatrix_entry *e,
                              vptq_err *err)
@@ -136,10 +136,10 @@ static vptq_status read_mean(vptq_imatrix *im, const vptq_tensor *sum, double to
     return VPTQ_OK;
 }
 
-static vptq_status read_entry(const vptq_gguf *g, const vptq_tensor *sum2, vptq_imatrix *im,
-                              vptq_err *err)
+/* Reads the entry of tensor NAME.in_sum2. */
+static vptq_status read_entry(const vptq_gguf *g, const vptq_tensor *sum2, size_t name_len,
+                              vptq_imatrix *im, vptq_err *err)
 {
-    const size_t len = strlen(sum2->name) - (sizeof sum2_suffix - 1);
     const vptq_tensor *counts, *sum;
     vptq_imatrix_entry e = {.n = (uint32_t)vptq_tensor_cols(sum2)};
     float tokens = 0;
@@ -148,7 +148,7 @@ static vptq_status read_entry(const vptq_gguf *g, const vptq_tensor *sum2, vptq_
     if (sum2->type != VPTQ_F32 || vptq_tensor_cols(sum2) > UINT32_MAX)
         return vptq_fail(err, VPTQ_E_SHAPE, "%s: tensor '%s' is not a vector of type F32",
                          g->path, sum2->name);
-    e.name = vptq_arena_strndup(&im->arena, sum2->name, len, err);
+    e.name = vptq_arena_strndup(&im->arena, sum2->name, name_len, err);
     if (!e.name)
         return VPTQ_E_NOMEM;
     VPTQ_CHECK(find_part(g, &e, ".counts", 1, &counts, err));
@@ -177,9 +177,9 @@ static vptq_status read_gguf(const char *path, vptq_mem *mem, vptq_imatrix *im, 
     VPTQ_TRY(vptq_strmap_init(&im->by_name, mem, g.set.count, err));
     for (size_t i = 0; i < g.set.count; i++) {
         const vptq_tensor *t = &g.set.tensors[i];
-        const size_t len = strlen(t->name), suffix = sizeof sum2_suffix - 1;
-        if (len > suffix && strcmp(t->name + len - suffix, sum2_suffix) == 0)
-            VPTQ_TRY(read_entry(&g, t, im, err));
+        const size_t name_len = vptq_text_before(t->name, ".in_sum2");
+        if (name_len)
+            VPTQ_TRY(read_entry(&g, t, name_len, im, err));
     }
     if (im->count == 0)
         st = vptq_fail(err, VPTQ_E_FORMAT,

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "lib/base/half.h"
+#include "lib/base/le.h"
 #include "lib/base/status.h"
 
 enum { SMALL = 32, SUPER = 256 }; /* elements of a plain block and of a K-quant super-block */
@@ -15,11 +16,6 @@ enum { SMALL = 32, SUPER = 256 }; /* elements of a plain block and of a K-quant 
 static float half_at(const uint8_t *p)
 {
     return vptq_f16_to_f32((uint16_t)(p[0] | p[1] << 8));
-}
-
-static uint32_t u32_at(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
 /* d f16, qs[16]: element j in the low nibble of qs[j], element j + 16 in the high one. */
@@ -44,8 +40,9 @@ static void q4_1(const uint8_t *b, float *y)
 
 /* Five-bit blocks: element j is a nibble of qs[16] with bit j of the word qh as its high bit.
  */
-static void five_bits(uint32_t qh, const uint8_t *qs, int value[SMALL])
+static void five_bits(const uint8_t *qh_bytes, const uint8_t *qs, int value[SMALL])
 {
+    uint32_t qh = (uint32_t)vptq_get_le(qh_bytes, 4);
     for (int j = 0; j < SMALL / 2; j++) {
         value[j] = (qs[j] & 15) + (qh & UINT32_C(1) << j ? 16 : 0);
         value[j + SMALL / 2] = (qs[j] >> 4) + (qh & UINT32_C(0x10000) << j ? 16 : 0);
@@ -57,7 +54,7 @@ static void q5_0(const uint8_t *b, float *y)
 {
     int value[SMALL];
     float d = half_at(b);
-    five_bits(u32_at(b + 2), b + 6, value);
+    five_bits(b + 2, b + 6, value);
     for (int j = 0; j < SMALL; j++)
         y[j] = (float)(value[j] - 16) * d;
 }
@@ -67,7 +64,7 @@ static void q5_1(const uint8_t *b, float *y)
 {
     int value[SMALL];
     float d = half_at(b), m = half_at(b + 2);
-    five_bits(u32_at(b + 4), b + 8, value);
+    five_bits(b + 4, b + 8, value);
     for (int j = 0; j < SMALL; j++)
         y[j] = (float)value[j] * d + m;
 }
@@ -195,9 +192,7 @@ void vptq_ggml_quantize_q8_0(const float *x, size_t n, uint8_t *dst)
             max = fabsf(x[j]) > max ? fabsf(x[j]) : max;
         const float d = max / 127;
         const float inverse = d > 1 / FLT_MAX ? 1 / d : 0; /* 1 / d would be infinite */
-        const uint16_t half = vptq_f32_to_f16(d);
-        dst[0] = (uint8_t)(half & 255);
-        dst[1] = (uint8_t)(half >> 8);
+        vptq_put_le(dst, vptq_f32_to_f16(d), 2);
         for (int j = 0; j < SMALL; j++)
             dst[2 + j] = (uint8_t)(int8_t)roundf(x[j] * inverse);
     }

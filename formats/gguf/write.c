@@ -102,21 +102,6 @@ void vptq_gguf_add_f32(vptq_gguf_keys *k, float x)
 
 /* ---- the file ---- */
 
-static uint32_t type_number(vptq_dtype type)
-{
-    switch (type) {
-    case VPTQ_F32:
-        return 0;
-    case VPTQ_F16:
-        return 1;
-    case VPTQ_Q8_0:
-        return 8;
-    default:
-        VPTQ_BUG_IF(type != VPTQ_BF16);
-        return 30;
-    }
-}
-
 /* Bytes from `offset` to the next multiple of the alignment. */
 static uint64_t padding(uint64_t offset)
 {
@@ -132,7 +117,7 @@ static void put_tensor_list(vptq_gguf_keys *k, const vptq_tensor *tensors, size_
         add_number(k, t->dims, 4);
         for (uint32_t d = t->dims; d-- > 0;)
             add_number(k, t->shape[d], 8);
-        add_number(k, type_number(t->type), 4);
+        add_number(k, vptq_gguf_type_number(t->type), 4);
         add_number(k, offset, 8);
         offset += t->bytes + padding(t->bytes);
     }

@@ -6,6 +6,7 @@
 
 #include "formats/torch/pickle.h"
 #include "formats/torch/zip.h"
+#include "lib/base/text.h"
 
 static const char pickle_name[] = "/data.pkl";
 
@@ -37,23 +38,18 @@ static vptq_zip_entry *find_entry(const reader *r, const char *folder, const cha
 
 static vptq_status find_pickle(reader *r, const vptq_zip_entry **pickle, vptq_err *err)
 {
-    const size_t tail = sizeof pickle_name - 1;
     vptq_zip_entry *found = NULL;
-    for (size_t i = 0; i < r->zip.count && !found; i++) {
-        vptq_zip_entry *e = &r->zip.entries[i];
-        size_t len = strlen(e->name);
-        if (len > tail && strcmp(e->name + len - tail, pickle_name) == 0) {
-            found = e;
-            r->prefix = e->name;
-            r->prefix_len = len - tail;
-        }
+    for (size_t i = 0; i < r->zip.count && !r->prefix_len; i++) {
+        found = &r->zip.entries[i];
+        r->prefix = found->name;
+        r->prefix_len = vptq_text_before(found->name, pickle_name);
     }
-    if (!found)
+    if (!r->prefix_len)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: is not a PyTorch file: the zip has no entry 'NAME%s'", r->path,
                          pickle_name);
     const vptq_zip_entry *order = find_entry(r, "/byteorder", "", 0);
-    if (order && (order->size != 6 || memcmp(order->data, "little", 6) != 0))
+    if (order && !vptq_text_is(order->data, order->size, "little"))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: its byte order is '%.*s', expected 'little'", r->path,
                          (int)(order->size < 20 ? order->size : 20), (const char *)order->data);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lib/base/le.h"
+#include "lib/base/text.h"
 
 static const char magic[] = "\x93NUMPY";
 enum { MAGIC_BYTES = sizeof magic - 1, MAX_HEADER = 1 << 16, MAX_SHOWN = 40 };
@@ -28,16 +29,7 @@ static void skip_spaces(header *h)
         h->at++;
 }
 
-static bool take(header *h, char c)
-{
-    skip_spaces(h);
-    if (h->at == h->end || *h->at != c)
-        return false;
-    h->at++;
-    return true;
-}
-
-static bool take_word(header *h, const char *word)
+static bool take(header *h, const char *word)
 {
     size_t n = strlen(word);
     skip_spaces(h);
@@ -78,17 +70,12 @@ static bool take_size(header *h, uint64_t *n)
 static bool take_shape(header *h)
 {
     vptq_tensor *t = &h->out->tensor;
-    if (!take(h, '('))
+    if (!take(h, "("))
         return false;
-    while (!take(h, ')')) {
-        if (t->dims == VPTQ_MAX_DIMS || !take_size(h, &t->shape[t->dims]))
+    for (bool more = true; !take(h, ")"); t->dims++) {
+        if (!more || t->dims == VPTQ_MAX_DIMS || !take_size(h, &t->shape[t->dims]))
             return false;
-        t->dims++;
-        if (take(h, ','))
-            continue;
-        if (!take(h, ')'))
-            return false;
-        break;
+        more = take(h, ",");
     }
     return true;
 }
@@ -97,17 +84,17 @@ static vptq_status take_entry(header *h, vptq_err *err)
 {
     const char *key;
     size_t len;
-    if (!take_string(h, &key, &len) || !take(h, ':'))
+    if (!take_string(h, &key, &len) || !take(h, ":"))
         return bad_header(h, "is not a dictionary", err);
-    if (len == 5 && memcmp(key, "descr", len) == 0 && !h->descr) {
+    if (vptq_text_is(key, len, "descr") && !h->descr) {
         if (!take_string(h, &h->descr, &h->descr_len))
             return bad_header(h, "has a type that is not a string (an array of records?)", err);
-    } else if (len == 13 && memcmp(key, "fortran_order", len) == 0 && !h->has_order) {
+    } else if (vptq_text_is(key, len, "fortran_order") && !h->has_order) {
         h->has_order = true;
-        h->out->fortran = take_word(h, "True");
-        if (!h->out->fortran && !take_word(h, "False"))
+        h->out->fortran = take(h, "True");
+        if (!h->out->fortran && !take(h, "False"))
             return bad_header(h, "has a fortran_order that is neither True nor False", err);
-    } else if (len == 5 && memcmp(key, "shape", len) == 0 && !h->has_shape) {
+    } else if (vptq_text_is(key, len, "shape") && !h->has_shape) {
         h->has_shape = true;
         if (!take_shape(h))
             return bad_header(h, "has no usable shape", err);
@@ -120,11 +107,11 @@ static vptq_status take_entry(header *h, vptq_err *err)
 
 static vptq_status parse(header *h, vptq_err *err)
 {
-    if (!take(h, '{'))
+    if (!take(h, "{"))
         return bad_header(h, "is not a dictionary", err);
-    while (!take(h, '}')) {
+    while (!take(h, "}")) {
         VPTQ_CHECK(take_entry(h, err));
-        if (!take(h, ',') && (h->at == h->end || *h->at != '}'))
+        if (!take(h, ",") && (h->at == h->end || *h->at != '}'))
             return bad_header(h, "is not a dictionary", err);
     }
     skip_spaces(h);
@@ -136,9 +123,9 @@ static vptq_status parse(header *h, vptq_err *err)
 static vptq_status take_type(const header *h, vptq_err *err)
 {
     vptq_tensor *t = &h->out->tensor;
-    if (h->descr_len == 3 && memcmp(h->descr, "<f4", 3) == 0)
+    if (vptq_text_is(h->descr, h->descr_len, "<f4"))
         t->type = VPTQ_F32;
-    else if (h->descr_len == 3 && memcmp(h->descr, "<f8", 3) == 0)
+    else if (vptq_text_is(h->descr, h->descr_len, "<f8"))
         t->type = VPTQ_F64;
     else
         return vptq_fail(

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/base/le.h"
+#include "lib/base/text.h"
 
 /* The globals that a pickle may name. */
 typedef struct known_global {
@@ -26,8 +27,18 @@ enum { GLOBALS = sizeof globals / sizeof globals[0] };
 
 /* Every opcode makes at most one value, and every cell takes one value off the stack, so that
  * the length of the pickle bounds all arrays. */
-typedef struct machine {
+typedef struct machine machine;
+
+/* What an opcode does, with up to two settings. */
+typedef struct opcode {
+    vptq_status (*run)(machine *m);
+    uint32_t n;            /* bytes of its argument, values it takes, or a value */
+    vptq_pickle_kind kind; /* of what it makes or fills */
+} opcode;
+
+struct machine {
     const char *path;
+    const opcode *op; /* the running one */
     const uint8_t *data;
     size_t size, at, op_at;
     vptq_pickle_value *values; /* value 0 is the mark */
@@ -35,7 +46,7 @@ typedef struct machine {
     uint32_t *stack, *memo; /* memo 0 = empty */
     uint32_t value_count, cell_count, depth, memo_count;
     vptq_err *err;
-} machine;
+};
 
 static vptq_status broken(const machine *m, const char *what)
 {
@@ -121,17 +132,17 @@ static vptq_status make_tuple(machine *m, uint32_t first, bool has_mark)
     return push(m, v);
 }
 
-static vptq_status make_marked_tuple(machine *m, uint32_t unused)
+static vptq_status make_marked_tuple(machine *m)
 {
-    (void)unused;
     uint32_t first;
     if (!find_mark(m, &first))
         return broken(m, "a tuple without a mark");
     return make_tuple(m, first, true);
 }
 
-static vptq_status make_short_tuple(machine *m, uint32_t n)
+static vptq_status make_short_tuple(machine *m)
 {
+    const uint32_t n = m->op->n;
     bool enough = m->depth >= n;
     for (uint32_t i = 0; enough && i < n; i++)
         enough = m->stack[m->depth - 1 - i] != 0;
@@ -142,8 +153,10 @@ static vptq_status make_short_tuple(machine *m, uint32_t n)
 
 /* Moves everything after the mark, or with n > 0 the last n values, into the container below.
  */
-static vptq_status fill(machine *m, vptq_pickle_kind kind, uint32_t n)
+static vptq_status fill(machine *m)
 {
+    const uint32_t n = m->op->n;
+    const vptq_pickle_kind kind = m->op->kind;
     uint32_t first = m->depth > n ? m->depth - n : 0;
     bool found = n > 0 ? first > 0 : find_mark(m, &first);
     uint32_t below = first - (n == 0);
@@ -193,9 +206,8 @@ static vptq_status push_global(machine *m, const char *module, size_t module_len
                      (int)(name_len < 100 ? name_len : 100), name);
 }
 
-static vptq_status read_global(machine *m, uint32_t unused)
+static vptq_status read_global(machine *m)
 {
-    (void)unused;
     size_t module_len, name_len;
     const char *module = take_line(m, &module_len);
     const char *name = module ? take_line(m, &name_len) : NULL;
@@ -204,9 +216,8 @@ static vptq_status read_global(machine *m, uint32_t unused)
     return push_global(m, module, module_len, name, name_len);
 }
 
-static vptq_status stack_global(machine *m, uint32_t unused)
+static vptq_status stack_global(machine *m)
 {
-    (void)unused;
     const vptq_pickle_value *name = pop(m), *module = name ? pop(m) : NULL;
     if (!module || name->kind != VPTQ_PICKLE_TEXT || module->kind != VPTQ_PICKLE_TEXT)
         return broken(m, "a global without a name");
@@ -231,9 +242,8 @@ static bool unpack(const machine *m, const vptq_pickle_value *tuple, uint32_t mi
 }
 
 /* BINPERSID of ("storage", storage type, key of its entry, device, elements). */
-static vptq_status make_storage(machine *m, uint32_t unused)
+static vptq_status make_storage(machine *m)
 {
-    (void)unused;
     static const vptq_pickle_kind kinds[5] = {VPTQ_PICKLE_TEXT, VPTQ_PICKLE_GLOBAL,
                                               VPTQ_PICKLE_TEXT, VPTQ_PICKLE_TEXT,
                                               VPTQ_PICKLE_INT};
@@ -243,8 +253,8 @@ static vptq_status make_storage(machine *m, uint32_t unused)
     const vptq_pickle_value *word = &m->values[items[0]];
     const known_global *g = &globals[m->values[items[1]].as.i];
     int64_t count = m->values[items[4]].as.i;
-    if (word->as.text.len != 7 || memcmp(word->as.text.at, "storage", 7) != 0 ||
-        !g->is_storage || count < 0)
+    if (!vptq_text_is(word->as.text.at, word->as.text.len, "storage") || !g->is_storage ||
+        count < 0)
         return broken(m, "a storage in a form that PyTorch does not write");
     vptq_pickle_value v = {.kind = VPTQ_PICKLE_STORAGE};
     v.as.storage.count = (uint64_t)count;
@@ -271,9 +281,8 @@ static vptq_status rebuild_tensor(machine *m, const vptq_pickle_value *args)
     return push(m, v);
 }
 
-static vptq_status reduce(machine *m, uint32_t unused)
+static vptq_status reduce(machine *m)
 {
-    (void)unused;
     const vptq_pickle_value *args = pop(m), *what = args ? pop(m) : NULL;
     if (!what || what->kind != VPTQ_PICKLE_GLOBAL || globals[what->as.i].is_storage ||
         args->kind != VPTQ_PICKLE_TUPLE)
@@ -287,11 +296,6 @@ static vptq_status reduce(machine *m, uint32_t unused)
 
 /* ---- opcodes ---- */
 
-static vptq_status push_int(machine *m, vptq_pickle_kind kind, int64_t i)
-{
-    return push(m, (vptq_pickle_value){.kind = kind, .as.i = i});
-}
-
 /* Pushes a little-endian number, in two's complement if signed. */
 static vptq_status push_bytes(machine *m, unsigned bytes, bool is_signed)
 {
@@ -302,23 +306,21 @@ static vptq_status push_bytes(machine *m, unsigned bytes, bool is_signed)
         return broken(m, "it ends within a number");
     if (is_signed && bytes > 0 && bytes < 8 && x >> (8 * bytes - 1))
         x |= UINT64_MAX << (8 * bytes);
-    int64_t i;
-    memcpy(&i, &x, sizeof i);
-    return push_int(m, VPTQ_PICKLE_INT, i);
+    vptq_pickle_value v = {.kind = VPTQ_PICKLE_INT};
+    memcpy(&v.as.i, &x, sizeof x);
+    return push(m, v);
 }
 
-static vptq_status push_long(machine *m, uint32_t unused)
+static vptq_status push_long(machine *m)
 {
-    (void)unused;
     uint64_t bytes;
     if (!take_number(m, 1, &bytes))
         return broken(m, "it ends within a number");
     return push_bytes(m, (unsigned)bytes, true);
 }
 
-static vptq_status push_float(machine *m, uint32_t unused)
+static vptq_status push_float(machine *m)
 {
-    (void)unused;
     const uint8_t *p = take(m, 8);
     uint64_t x = 0;
     if (!p)
@@ -330,10 +332,10 @@ static vptq_status push_float(machine *m, uint32_t unused)
     return push(m, v);
 }
 
-static vptq_status push_text(machine *m, uint32_t length_bytes)
+static vptq_status push_text(machine *m)
 {
     uint64_t len;
-    const uint8_t *p = take_number(m, length_bytes, &len) ? take(m, (size_t)len) : NULL;
+    const uint8_t *p = take_number(m, m->op->n, &len) ? take(m, (size_t)len) : NULL;
     if (!p)
         return broken(m, "it ends within a text");
     vptq_pickle_value v = {.kind = VPTQ_PICKLE_TEXT};
@@ -342,117 +344,89 @@ static vptq_status push_text(machine *m, uint32_t length_bytes)
     return push(m, v);
 }
 
-static vptq_status skip_op(machine *m, uint32_t bytes)
+static vptq_status skip(machine *m)
 {
-    return take(m, bytes) ? VPTQ_OK : broken(m, "it ends early");
+    return take(m, m->op->n) ? VPTQ_OK : broken(m, "it ends early");
 }
 
-static vptq_status mark_op(machine *m, uint32_t unused)
+static vptq_status push_mark(machine *m)
 {
-    (void)unused;
     m->stack[m->depth++] = 0;
     return VPTQ_OK;
 }
 
-static vptq_status new_op(machine *m, uint32_t kind)
+/* Pushes a bool, None or an empty container. */
+static vptq_status push_new(machine *m)
 {
-    return push(m, (vptq_pickle_value){.kind = (vptq_pickle_kind)kind});
+    vptq_pickle_value v = {.kind = m->op->kind};
+    if (v.kind == VPTQ_PICKLE_BOOL)
+        v.as.i = m->op->n;
+    return push(m, v);
 }
 
-static vptq_status bool_op(machine *m, uint32_t value)
+static vptq_status push_unsigned(machine *m)
 {
-    return push_int(m, VPTQ_PICKLE_BOOL, value);
+    return push_bytes(m, m->op->n, false);
 }
 
-static vptq_status unsigned_op(machine *m, uint32_t bytes)
+static vptq_status push_signed(machine *m)
 {
-    return push_bytes(m, bytes, false);
+    return push_bytes(m, m->op->n, true);
 }
 
-static vptq_status signed_op(machine *m, uint32_t bytes)
-{
-    return push_bytes(m, bytes, true);
-}
-
-static vptq_status put_op(machine *m, uint32_t bytes)
+static vptq_status put(machine *m)
 {
     uint64_t i;
-    return take_number(m, bytes, &i) ? put_memo(m, i) : broken(m, "it ends within a number");
+    return take_number(m, m->op->n, &i) ? put_memo(m, i) : broken(m, "it ends within a number");
 }
 
-static vptq_status get_op(machine *m, uint32_t bytes)
+static vptq_status get(machine *m)
 {
     uint64_t i;
-    return take_number(m, bytes, &i) ? get_memo(m, i) : broken(m, "it ends within a number");
+    return take_number(m, m->op->n, &i) ? get_memo(m, i) : broken(m, "it ends within a number");
 }
 
-static vptq_status memoize_op(machine *m, uint32_t unused)
+static vptq_status memoize(machine *m)
 {
-    (void)unused;
     return put_memo(m, m->memo_count++);
 }
 
-static vptq_status append_op(machine *m, uint32_t count)
-{
-    return fill(m, VPTQ_PICKLE_LIST, count);
-}
-
-static vptq_status set_items_op(machine *m, uint32_t count)
-{
-    return fill(m, VPTQ_PICKLE_DICT, count);
-}
-
-/* Opcodes of protocols 2 to 5, each with the argument of its function. */
-typedef struct opcode {
-    vptq_status (*run)(machine *m, uint32_t arg);
-    uint32_t arg;
-} opcode;
-
+/* Opcodes of protocols 2 to 5. */
 static const opcode opcodes[256] = {
-    [0x80] = {skip_op, 1},               /* PROTO */
-    [0x95] = {skip_op, 8},               /* FRAME */
-    ['('] = {mark_op, 0},                /* MARK */
-    ['N'] = {new_op, VPTQ_PICKLE_NONE},  /* NONE */
-    [0x88] = {bool_op, 1},               /* NEWTRUE */
-    [0x89] = {bool_op, 0},               /* NEWFALSE */
-    ['J'] = {signed_op, 4},              /* BININT */
-    ['K'] = {unsigned_op, 1},            /* BININT1 */
-    ['M'] = {unsigned_op, 2},            /* BININT2 */
-    [0x8a] = {push_long, 0},             /* LONG1 */
-    ['G'] = {push_float, 0},             /* BINFLOAT */
-    ['X'] = {push_text, 4},              /* BINUNICODE */
-    [0x8c] = {push_text, 1},             /* SHORT_BINUNICODE */
-    ['}'] = {new_op, VPTQ_PICKLE_DICT},  /* EMPTY_DICT */
-    [']'] = {new_op, VPTQ_PICKLE_LIST},  /* EMPTY_LIST */
-    [')'] = {new_op, VPTQ_PICKLE_TUPLE}, /* EMPTY_TUPLE */
-    ['t'] = {make_marked_tuple, 0},      /* TUPLE */
-    [0x85] = {make_short_tuple, 1},      /* TUPLE1 */
-    [0x86] = {make_short_tuple, 2},      /* TUPLE2 */
-    [0x87] = {make_short_tuple, 3},      /* TUPLE3 */
-    ['a'] = {append_op, 1},              /* APPEND */
-    ['e'] = {append_op, 0},              /* APPENDS */
-    ['s'] = {set_items_op, 2},           /* SETITEM */
-    ['u'] = {set_items_op, 0},           /* SETITEMS */
-    ['q'] = {put_op, 1},                 /* BINPUT */
-    ['r'] = {put_op, 4},                 /* LONG_BINPUT */
-    ['h'] = {get_op, 1},                 /* BINGET */
-    ['j'] = {get_op, 4},                 /* LONG_BINGET */
-    [0x94] = {memoize_op, 0},            /* MEMOIZE */
-    ['c'] = {read_global, 0},            /* GLOBAL */
-    [0x93] = {stack_global, 0},          /* STACK_GLOBAL */
-    ['Q'] = {make_storage, 0},           /* BINPERSID */
-    ['R'] = {reduce, 0},                 /* REDUCE */
+    [0x80] = {skip, 1, 0},                    /* PROTO */
+    [0x95] = {skip, 8, 0},                    /* FRAME */
+    ['('] = {push_mark, 0, 0},                /* MARK */
+    ['N'] = {push_new, 0, VPTQ_PICKLE_NONE},  /* NONE */
+    [0x88] = {push_new, 1, VPTQ_PICKLE_BOOL}, /* NEWTRUE */
+    [0x89] = {push_new, 0, VPTQ_PICKLE_BOOL}, /* NEWFALSE */
+    ['J'] = {push_signed, 4, 0},              /* BININT */
+    ['K'] = {push_unsigned, 1, 0},            /* BININT1 */
+    ['M'] = {push_unsigned, 2, 0},            /* BININT2 */
+    [0x8a] = {push_long, 0, 0},               /* LONG1 */
+    ['G'] = {push_float, 0, 0},               /* BINFLOAT */
+    ['X'] = {push_text, 4, 0},                /* BINUNICODE */
+    [0x8c] = {push_text, 1, 0},               /* SHORT_BINUNICODE */
+    ['}'] = {push_new, 0, VPTQ_PICKLE_DICT},  /* EMPTY_DICT */
+    [']'] = {push_new, 0, VPTQ_PICKLE_LIST},  /* EMPTY_LIST */
+    [')'] = {push_new, 0, VPTQ_PICKLE_TUPLE}, /* EMPTY_TUPLE */
+    ['t'] = {make_marked_tuple, 0, 0},        /* TUPLE */
+    [0x85] = {make_short_tuple, 1, 0},        /* TUPLE1 */
+    [0x86] = {make_short_tuple, 2, 0},        /* TUPLE2 */
+    [0x87] = {make_short_tuple, 3, 0},        /* TUPLE3 */
+    ['a'] = {fill, 1, VPTQ_PICKLE_LIST},      /* APPEND */
+    ['e'] = {fill, 0, VPTQ_PICKLE_LIST},      /* APPENDS */
+    ['s'] = {fill, 2, VPTQ_PICKLE_DICT},      /* SETITEM */
+    ['u'] = {fill, 0, VPTQ_PICKLE_DICT},      /* SETITEMS */
+    ['q'] = {put, 1, 0},                      /* BINPUT */
+    ['r'] = {put, 4, 0},                      /* LONG_BINPUT */
+    ['h'] = {get, 1, 0},                      /* BINGET */
+    ['j'] = {get, 4, 0},                      /* LONG_BINGET */
+    [0x94] = {memoize, 0, 0},                 /* MEMOIZE */
+    ['c'] = {read_global, 0, 0},              /* GLOBAL */
+    [0x93] = {stack_global, 0, 0},            /* STACK_GLOBAL */
+    ['Q'] = {make_storage, 0, 0},             /* BINPERSID */
+    ['R'] = {reduce, 0, 0},                   /* REDUCE */
 };
-
-static vptq_status step(machine *m, uint8_t op)
-{
-    if (opcodes[op].run)
-        return opcodes[op].run(m, opcodes[op].arg);
-    return vptq_fail(m->err, VPTQ_E_UNSUPPORTED,
-                     "%s: pickle opcode 0x%02x at byte %zu, expected one that makes "
-                     "dictionaries, numbers or tensors",
-                     m->path, op, m->op_at);
-}
 
 static vptq_status run(machine *m)
 {
@@ -462,7 +436,13 @@ static vptq_status run(machine *m)
         if (op == '.')
             return m->depth == 1 && m->stack[0] ? VPTQ_OK
                                                 : broken(m, "it ends with more than one value");
-        VPTQ_CHECK(step(m, op));
+        m->op = &opcodes[op];
+        if (!m->op->run)
+            return vptq_fail(m->err, VPTQ_E_UNSUPPORTED,
+                             "%s: pickle opcode 0x%02x at byte %zu, expected one that makes "
+                             "dictionaries, numbers or tensors",
+                             m->path, op, m->op_at);
+        VPTQ_CHECK(m->op->run(m));
     }
     m->op_at = m->size;
     return broken(m, "it has no STOP opcode");
