@@ -21,6 +21,8 @@ typedef struct shadow {
     vptq_backend table; /* the table that tests call */
     copy copies[MAX_COPIES];
     size_t count;
+    vptq_kv_rows rows; /* of the op in progress, with device arrays */
+    vptq_kv_pool pool;
 } shadow;
 
 /* A search index of the device, and the device's copies of its codebooks. */
@@ -89,8 +91,18 @@ static void *out(shadow *s, void *host, size_t count, size_t size)
 }
 
 /* Replace an array of the args `a` by its copy in `d`, the args for the device. */
-#define IN(field, count)  (d.field = in(s, a->field, count, sizeof *a->field))
-#define OUT(field, count) (d.field = out(s, a->field, count, sizeof *a->field))
+#define IN(field, count)  (d->field = in(s, a->field, count, sizeof *a->field))
+#define OUT(field, count) (d->field = out(s, a->field, count, sizeof *a->field))
+
+/* Defines shadow_OP for an op with an args struct, whose arrays OP_arrays replaces. */
+#define SHADOW_OP(op, type)                                                                    \
+    static vptq_status shadow_##op(vptq_dev *dev, const type *a, vptq_err *err)                \
+    {                                                                                          \
+        shadow *s = of(dev);                                                                   \
+        type d = *a;                                                                           \
+        op##_arrays(s, a, &d);                                                                 \
+        return done(s, s->ops->op(s->dev, &d, err));                                           \
+    }
 
 /* Elements from the first to the last of `rows` rows of `columns` elements, ld apart. */
 static size_t span(size_t rows, size_t columns, size_t ld)
@@ -170,27 +182,23 @@ static vptq_status shadow_sync(vptq_dev *dev, vptq_err *err)
 
 /* ---- linear algebra ---- */
 
-static vptq_status shadow_gemm(vptq_dev *dev, const vptq_gemm_args *a, vptq_err *err)
+static void gemm_arrays(shadow *s, const vptq_gemm_args *a, vptq_gemm_args *d)
 {
-    shadow *s = of(dev);
-    vptq_gemm_args d = *a;
     IN(a, a->trans_a ? span(a->k, a->m, a->lda) : span(a->m, a->k, a->lda));
     IN(b, a->trans_b ? span(a->n, a->k, a->ldb) : span(a->k, a->n, a->ldb));
     OUT(c, span(a->m, a->n, a->ldc));
     IN(bias, a->n);
-    return done(s, s->ops->gemm(s->dev, &d, err));
 }
+SHADOW_OP(gemm, vptq_gemm_args)
 
-static vptq_status shadow_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err)
+static void syrk_add_arrays(shadow *s, const vptq_syrk_args *a, vptq_syrk_args *d)
 {
-    shadow *s = of(dev);
-    vptq_syrk_args d = *a;
     IN(x, span(a->tokens, a->n, a->ldx));
     IN(w, a->tokens);
     OUT(h, a->n * a->n);
     OUT(sum, a->n);
-    return done(s, s->ops->syrk_add(s->dev, &d, err));
 }
+SHADOW_OP(syrk_add, vptq_syrk_args)
 
 static vptq_status shadow_potrf(vptq_dev *dev, size_t n, double *a, size_t lda,
                                 size_t *bad_pivot, vptq_err *err)
@@ -207,53 +215,43 @@ static vptq_status shadow_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, 
     return done(s, s->ops->trtri(s->dev, n, d, lda, err));
 }
 
-static vptq_status shadow_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a,
-                                     vptq_err *err)
+static void quad_trace_arrays(shadow *s, const vptq_quad_trace_args *a, vptq_quad_trace_args *d)
 {
-    shadow *s = of(dev);
-    vptq_quad_trace_args d = *a;
     IN(e, span(a->m, a->n, a->lde));
     IN(h, span(a->n, a->n, a->ldh));
-    return done(s, s->ops->quad_trace(s->dev, &d, err));
 }
+SHADOW_OP(quad_trace, vptq_quad_trace_args)
 
 /* ---- clustering ---- */
 
-static vptq_status shadow_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
+static void assign_arrays(shadow *s, const vptq_assign_args *a, vptq_assign_args *d)
 {
-    shadow *s = of(dev);
-    vptq_assign_args d = *a;
     IN(x, a->n * a->v);
     IN(centroids, (size_t)a->k * a->v);
     OUT(idx, a->n);
     OUT(dist, a->n);
-    return done(s, s->ops->assign(s->dev, &d, err));
 }
+SHADOW_OP(assign, vptq_assign_args)
 
-static vptq_status shadow_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
+static void reassign_arrays(shadow *s, const vptq_assign_args *a, vptq_assign_args *d)
 {
-    shadow *s = of(dev);
-    vptq_assign_args d = *a;
     IN(x, a->n * a->v);
     IN(centroids, (size_t)a->k * a->v);
     OUT(idx, a->n);
     IN(previous, (size_t)a->k * a->v);
-    return done(s, s->ops->reassign(s->dev, &d, err));
 }
+SHADOW_OP(reassign, vptq_assign_args)
 
-static vptq_status shadow_accumulate(vptq_dev *dev, const vptq_accumulate_args *a,
-                                     vptq_err *err)
+static void accumulate_arrays(shadow *s, const vptq_accumulate_args *a, vptq_accumulate_args *d)
 {
-    shadow *s = of(dev);
-    vptq_accumulate_args d = *a;
     IN(x, a->n * a->v);
     IN(w, a->n);
     IN(idx, a->n);
     IN(centroids, (size_t)a->k * a->v);
     OUT(sums, (size_t)a->k * a->v);
     OUT(weights, a->k);
-    return done(s, s->ops->accumulate(s->dev, &d, err));
 }
+SHADOW_OP(accumulate, vptq_accumulate_args)
 
 /* ---- vector quantization ---- */
 
@@ -364,154 +362,137 @@ static vptq_status shadow_search_index_open(vptq_dev *dev, const vptq_codebooks 
     return st;
 }
 
-static vptq_status shadow_search(vptq_dev *dev, const vptq_search_args *a, vptq_err *err)
+static void search_arrays(shadow *s, const vptq_search_args *a, vptq_search_args *d)
 {
-    shadow *s = of(dev);
-    vptq_search_args d = *a;
     const shadow_search_index *index = index_of(a->index);
-    d.index = index->index;
+    d->index = index->index;
     IN(x, a->n * index->v);
     OUT(idx, a->n);
     OUT(idx_res, a->n);
     OUT(dist, a->n);
-    return done(s, s->ops->search(s->dev, &d, err));
 }
+SHADOW_OP(search, vptq_search_args)
 
-static vptq_status shadow_vq_pass(vptq_dev *dev, const vptq_pass_args *a, vptq_err *err)
+static void vq_pass_arrays(shadow *s, const vptq_pass_args *a, vptq_pass_args *d)
 {
-    shadow *s = of(dev);
     const shadow_search_index *index = index_of(a->index);
     const size_t vector_rows = a->rows / index->v;
-    vptq_pass_args d = *a;
-    d.index = index->index;
+    d->index = index->index;
     OUT(z, span(a->cols, a->rows, a->ldz));
     IN(u, span(a->cols, a->cols, a->ldu));
     OUT(idx, span(a->cols, vector_rows, a->ldi));
     OUT(idx_res, span(a->cols, vector_rows, a->ldi));
     OUT(q, span(a->cols, a->rows, a->ldq));
     OUT(err, span(a->cols, a->rows, a->lde));
-    return done(s, s->ops->vq_pass(s->dev, &d, err));
 }
+SHADOW_OP(vq_pass, vptq_pass_args)
 
-static vptq_status shadow_vq_descend(vptq_dev *dev, const vptq_descend_args *a, vptq_err *err)
+static void vq_descend_arrays(shadow *s, const vptq_descend_args *a, vptq_descend_args *d)
 {
-    shadow *s = of(dev);
     const shadow_search_index *index = index_of(a->index);
     const size_t vector_rows = a->rows / index->v;
-    vptq_descend_args d = *a;
-    d.index = index->index;
+    d->index = index->index;
     IN(g, span(a->cols, a->rows, a->ldg));
     IN(h, span(a->cols, a->cols, a->ldh));
     OUT(idx, span(a->cols, vector_rows, a->ldi));
     OUT(idx_res, span(a->cols, vector_rows, a->ldi));
     OUT(q, span(a->cols, a->rows, a->ldq));
     OUT(delta, span(a->cols, a->rows, a->ldd));
-    return done(s, s->ops->vq_descend(s->dev, &d, err));
 }
+SHADOW_OP(vq_descend, vptq_descend_args)
 
-static vptq_status shadow_vq_gather(vptq_dev *dev, const vptq_gather_args *a, vptq_err *err)
+static void vq_gather_arrays(shadow *s, const vptq_gather_args *a, vptq_gather_args *d)
 {
-    shadow *s = of(dev);
     const size_t vector_rows = a->rows / a->v;
-    vptq_gather_args d = *a;
     IN(centroids, (size_t)a->k * a->v);
     IN(res_centroids, (size_t)a->k_res * a->v);
     IN(idx, span(a->cols, vector_rows, a->ldi));
     IN(idx_res, span(a->cols, vector_rows, a->ldi));
     OUT(q, span(a->cols, a->rows, a->ldq));
-    return done(s, s->ops->vq_gather(s->dev, &d, err));
 }
+SHADOW_OP(vq_gather, vptq_gather_args)
 
-static vptq_status shadow_vq_scatter(vptq_dev *dev, const vptq_scatter_args *a, vptq_err *err)
+static void vq_scatter_arrays(shadow *s, const vptq_scatter_args *a, vptq_scatter_args *d)
 {
-    shadow *s = of(dev);
-    vptq_scatter_args d = *a;
     IN(y, span(a->cols, a->rows, a->ldy));
     IN(weight, a->cols);
     IN(idx, span(a->cols, a->rows / a->v, a->ldi));
     OUT(sums, (size_t)a->k * a->v);
     OUT(weights, a->k);
-    return done(s, s->ops->vq_scatter(s->dev, &d, err));
 }
+SHADOW_OP(vq_scatter, vptq_scatter_args)
 
 /* ---- transformer ---- */
 
-static vptq_status shadow_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
+static void embed_arrays(shadow *s, const vptq_embed_args *a, vptq_embed_args *d)
 {
-    shadow *s = of(dev);
-    vptq_embed_args d = *a;
     int32_t last = 0; /* the table may end after the largest id */
     for (size_t i = 0; i < a->n; i++)
         last = a->ids[i] > last ? a->ids[i] : last;
-    d.table = in(s, a->table, ((size_t)last + 1) * a->dim, vptq_dtype_get(a->type)->bytes);
+    d->table = in(s, a->table, ((size_t)last + 1) * a->dim, vptq_dtype_get(a->type)->bytes);
     IN(ids, a->n);
     OUT(out, a->n * a->dim);
-    return done(s, s->ops->embed(s->dev, &d, err));
 }
+SHADOW_OP(embed, vptq_embed_args)
 
-static vptq_status shadow_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
+static void rmsnorm_arrays(shadow *s, const vptq_rmsnorm_args *a, vptq_rmsnorm_args *d)
 {
-    shadow *s = of(dev);
-    vptq_rmsnorm_args d = *a;
     IN(x, span(a->n, a->dim, a->ldx));
     IN(weight, a->dim);
     OUT(y, span(a->n, a->dim, a->ldy));
-    return done(s, s->ops->rmsnorm(s->dev, &d, err));
+}
+SHADOW_OP(rmsnorm, vptq_rmsnorm_args)
+
+static void rope_tables(shadow *s, const vptq_rope_args *a, size_t positions, vptq_rope_args *d)
+{
+    IN(cos_table, positions * (a->head_dim / 2));
+    IN(sin_table, positions * (a->head_dim / 2));
 }
 
-static vptq_status shadow_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
+static void rope_arrays(shadow *s, const vptq_rope_args *a, vptq_rope_args *d)
 {
-    shadow *s = of(dev);
-    vptq_rope_args d = *a;
-    const size_t angles = (a->pos0 + a->n) * (a->head_dim / 2);
     OUT(x, span(a->n, a->heads * a->head_dim, a->ldx));
-    IN(cos_table, angles);
-    IN(sin_table, angles);
-    return done(s, s->ops->rope(s->dev, &d, err));
+    rope_tables(s, a, a->pos0 + a->n, d);
 }
+SHADOW_OP(rope, vptq_rope_args)
 
 static void attention_arrays(shadow *s, const vptq_attention_args *a, vptq_attention_args *d)
 {
     const size_t width = a->kv_heads * a->head_dim, wide = a->heads * a->head_dim;
-    *d = *a;
-    d->q = in(s, a->q, span(a->n, wide, a->ldq), sizeof *a->q);
-    d->keys = in(s, a->keys, span(a->pos0 + a->n, width, a->ldk), sizeof *a->keys);
-    d->values = in(s, a->values, span(a->pos0 + a->n, width, a->ldv), sizeof *a->values);
-    d->out = out(s, a->out, span(a->n, wide, a->ldo), sizeof *a->out);
+    IN(q, span(a->n, wide, a->ldq));
+    IN(keys, span(a->pos0 + a->n, width, a->ldk));
+    IN(values, span(a->pos0 + a->n, width, a->ldv));
+    OUT(out, span(a->n, wide, a->ldo));
 }
-
-static vptq_status shadow_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err)
-{
-    shadow *s = of(dev);
-    vptq_attention_args d;
-    attention_arrays(s, a, &d);
-    return done(s, s->ops->attention(s->dev, &d, err));
-}
+SHADOW_OP(attention, vptq_attention_args)
 
 static vptq_status shadow_attention_mass(vptq_dev *dev, const vptq_attention_args *a,
                                          double *mass, vptq_err *err)
 {
     shadow *s = of(dev);
-    vptq_attention_args d;
+    vptq_attention_args d = *a;
     attention_arrays(s, a, &d);
     double *dm = out(s, mass, a->pos0 + a->n, sizeof *mass);
     return done(s, s->ops->attention_mass(s->dev, &d, dm, err));
 }
 
 /* Copies page tables up to the last page of each sequence; entries after it may be anything. */
-static void kv_rows_arrays(shadow *s, const vptq_kv_rows *r, vptq_kv_rows *d)
+static const vptq_kv_rows *kv_rows_arrays(shadow *s, const vptq_kv_rows *r)
 {
+    vptq_kv_rows *d = &s->rows;
     *d = *r;
     d->starts = in(s, r->starts, r->sequences + 1, sizeof *r->starts);
     d->positions = in(s, r->positions, r->sequences, sizeof *r->positions);
     const size_t pages = (r->max_tokens + VPTQ_KV_PAGE - 1) / VPTQ_KV_PAGE;
     d->table = in(s, r->table, span(r->sequences, pages, r->ld_table), sizeof *r->table);
+    return d;
 }
 
 /* Copies the pool up to the last page of these sequences. */
-static void kv_pool_arrays(shadow *s, const vptq_kv_rows *r, const vptq_kv_pool *pool,
-                           vptq_kv_pool *d)
+static const vptq_kv_pool *kv_pool_arrays(shadow *s, const vptq_kv_rows *r,
+                                          const vptq_kv_pool *pool)
 {
+    vptq_kv_pool *d = &s->pool;
     size_t last = 0;
     for (size_t q = 0; q < r->sequences; q++) {
         const size_t tokens = r->positions[q] + r->starts[q + 1] - r->starts[q];
@@ -523,85 +504,65 @@ static void kv_pool_arrays(shadow *s, const vptq_kv_rows *r, const vptq_kv_pool 
     *d = *pool;
     d->keys = out(s, pool->keys, numbers, vptq_dtype_get(pool->type)->bytes);
     d->values = out(s, pool->values, numbers, vptq_dtype_get(pool->type)->bytes);
+    return d;
 }
 
 static vptq_status shadow_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows,
                                     const vptq_rope_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    vptq_rope_args d = *a;
-    const size_t angles = rows->max_tokens * (a->head_dim / 2);
+    vptq_rope_args args = *a, *d = &args;
     vptq_kv_rows r = *rows;
     r.starts = in(s, rows->starts, rows->sequences + 1, sizeof *rows->starts);
     r.positions = in(s, rows->positions, rows->sequences, sizeof *rows->positions);
     OUT(x, span(rows->rows, a->heads * a->head_dim, a->ldx));
-    IN(cos_table, angles);
-    IN(sin_table, angles);
-    return done(s, s->ops->rope_rows(s->dev, &r, &d, err));
+    rope_tables(s, a, rows->max_tokens, d);
+    return done(s, s->ops->rope_rows(s->dev, &r, d, err));
 }
 
-static vptq_status shadow_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err)
+static void kv_store_arrays(shadow *s, const vptq_kv_store_args *a, vptq_kv_store_args *d)
 {
-    shadow *s = of(dev);
-    vptq_kv_store_args d = *a;
     const size_t width = a->pool->kv_heads * a->pool->head_dim;
-    vptq_kv_rows rows;
-    vptq_kv_pool pool;
-    kv_rows_arrays(s, a->rows, &rows);
-    kv_pool_arrays(s, a->rows, a->pool, &pool);
-    d.rows = &rows;
-    d.pool = &pool;
+    d->rows = kv_rows_arrays(s, a->rows);
+    d->pool = kv_pool_arrays(s, a->rows, a->pool);
     IN(keys, span(a->rows->rows, width, a->ldk));
     IN(values, span(a->rows->rows, width, a->ldv));
-    return done(s, s->ops->kv_store(s->dev, &d, err));
 }
+SHADOW_OP(kv_store, vptq_kv_store_args)
 
-static vptq_status shadow_attention_paged(vptq_dev *dev, const vptq_paged_args *a,
-                                          vptq_err *err)
+static void attention_paged_arrays(shadow *s, const vptq_paged_args *a, vptq_paged_args *d)
 {
-    shadow *s = of(dev);
     const size_t wide = a->heads * a->pool->head_dim;
-    vptq_paged_args d = *a;
-    vptq_kv_rows rows;
-    vptq_kv_pool pool;
-    kv_rows_arrays(s, a->rows, &rows);
-    kv_pool_arrays(s, a->rows, a->pool, &pool);
-    d.rows = &rows;
-    d.pool = &pool;
+    d->rows = kv_rows_arrays(s, a->rows);
+    d->pool = kv_pool_arrays(s, a->rows, a->pool);
     IN(q, span(a->rows->rows, wide, a->ldq));
     OUT(out, span(a->rows->rows, wide, a->ldo));
-    return done(s, s->ops->attention_paged(s->dev, &d, err));
 }
+SHADOW_OP(attention_paged, vptq_paged_args)
 
-static vptq_status shadow_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)
+static void swiglu_arrays(shadow *s, const vptq_swiglu_args *a, vptq_swiglu_args *d)
 {
-    shadow *s = of(dev);
-    vptq_swiglu_args d = *a;
     IN(gate, a->n * a->dim);
     IN(up, a->n * a->dim);
     OUT(y, a->n * a->dim);
-    return done(s, s->ops->swiglu(s->dev, &d, err));
 }
+SHADOW_OP(swiglu, vptq_swiglu_args)
 
-static vptq_status shadow_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
+static void nll_arrays(shadow *s, const vptq_nll_args *a, vptq_nll_args *d)
 {
-    shadow *s = of(dev);
-    vptq_nll_args d = *a;
     IN(logits, span(a->n, a->width, a->ld));
     IN(targets, a->n);
     OUT(state, a->n);
-    return done(s, s->ops->nll(s->dev, &d, err));
 }
+SHADOW_OP(nll, vptq_nll_args)
 
-static vptq_status shadow_sample(vptq_dev *dev, const vptq_sample_args *a, vptq_err *err)
+static void sample_arrays(shadow *s, const vptq_sample_args *a, vptq_sample_args *d)
 {
-    shadow *s = of(dev);
-    vptq_sample_args d = *a;
     IN(logits, span(a->n, a->vocab, a->ld));
     IN(u, a->n);
     OUT(ids, a->n);
-    return done(s, s->ops->sample(s->dev, &d, err));
 }
+SHADOW_OP(sample, vptq_sample_args)
 
 /* ---- the table ---- */
 
