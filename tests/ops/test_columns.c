@@ -627,21 +627,17 @@ static void descend_gives_the_same_bits_on_a_device(void **state)
 
 /* ---- out of memory ---- */
 
-static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status run_all(void *arg, vptq_device *dev, vptq_err *err)
 {
     const pass_case *a = arg;
     const vptq_codebooks codebooks = {a->v, a->k, a->k_res, 2, false, a->c, a->res};
-    vptq_ctx ctx = {.mem = mem, .threads = 2};
-    vptq_device dev;
     vptq_search_index *index = NULL;
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
+    vptq_status st = VPTQ_OK;
     pass_result r = pass_result_make(a);
     double *sums = vtest_alloc((size_t)a->k * a->v, sizeof *sums);
-    VPTQ_TRY(dev.ops->search_index_open(dev.state, &codebooks, &index, err));
+    VPTQ_TRY(dev->ops->search_index_open(dev->state, &codebooks, &index, err));
     r.args.index = index;
-    VPTQ_TRY(dev.ops->vq_pass(dev.state, &r.args, err));
+    VPTQ_TRY(dev->ops->vq_pass(dev->state, &r.args, err));
     const vptq_descend_args d = {.cols = a->cols,
                                  .rows = a->rows,
                                  .index = index,
@@ -665,13 +661,12 @@ static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
                                  .sums = sums,
                                  .ldy = a->rows,
                                  .ldi = r.args.ldi};
-    VPTQ_TRY(dev.ops->vq_descend(dev.state, &d, err));
-    VPTQ_TRY(dev.ops->vq_scatter(dev.state, &s, err));
+    VPTQ_TRY(dev->ops->vq_descend(dev->state, &d, err));
+    VPTQ_TRY(dev->ops->vq_scatter(dev->state, &s, err));
 out:
-    dev.ops->search_index_close(dev.state, index);
+    dev->ops->search_index_close(dev->state, index);
     free(sums);
     pass_result_free(&r);
-    vptq_device_close(&dev);
     return st;
 }
 
@@ -679,7 +674,7 @@ static void survives_every_failed_allocation(void **state)
 {
     (void)state;
     pass_case a = pass_case_make(6, 600, 4, 520, 3);
-    assert_true(vtest_oom_walk(run_all, &a) >= 5);
+    assert_true(devices_oom_walk("cpu", 2, run_all, &a) >= 5);
     pass_case_free(&a);
 }
 

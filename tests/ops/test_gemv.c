@@ -432,27 +432,22 @@ static void products_with_many_rows(void **state)
     }
 }
 
-static vptq_status multiply_in(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status multiply_in(void *arg, vptq_device *dev, vptq_err *err)
 {
     enum { N = 40 };
     static const float x[N * N], w[N * N];
     static float y[N * N];
     const vmatrix *q = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 2};
     const vptq_gemv_args g = {.n = N, .x = x, .y = y, .ldx = N, .ldy = N};
-    vptq_device dev;
     vptq_matrix *m = NULL;
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
+    vptq_status st = VPTQ_OK;
     if (q) {
-        VPTQ_TRY(dev.ops->matrix_open(dev.state, &q->q, &m, err));
-        VPTQ_TRY(dev.ops->vq_gemv(dev.state, m, &g, err));
+        VPTQ_TRY(dev->ops->matrix_open(dev->state, &q->q, &m, err));
+        VPTQ_TRY(dev->ops->vq_gemv(dev->state, m, &g, err));
     } else
-        VPTQ_TRY(dev.ops->gemv(dev.state, N, N, VPTQ_F32, w, &g, err));
+        VPTQ_TRY(dev->ops->gemv(dev->state, N, N, VPTQ_F32, w, &g, err));
 out:
-    dev.ops->matrix_close(dev.state, m);
-    vptq_device_close(&dev);
+    dev->ops->matrix_close(dev->state, m);
     return st;
 }
 
@@ -462,8 +457,9 @@ static void many_rows_survive_failed_allocations(void **state)
     const vptq_vq_shape s = {40, 40, 8, 16, 0, 1, 40, 0, 0, 0, false, false};
     vmatrix m;
     vmatrix_make(&m, &s);
-    assert_true(vtest_oom_walk(multiply_in, NULL) >= 2); /* the device, the panels */
-    assert_true(vtest_oom_walk(multiply_in, &m) >= 4);   /* and the handle */
+    /* at least the device and the panels, then also the handle */
+    assert_true(devices_oom_walk("cpu", 2, multiply_in, NULL) >= 2);
+    assert_true(devices_oom_walk("cpu", 2, multiply_in, &m) >= 4);
     vmatrix_free(&m);
 }
 

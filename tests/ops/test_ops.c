@@ -245,14 +245,10 @@ static void test_long_ops_are_cancelled(void **state)
 
 /* ---- out of memory ---- */
 
-static vptq_status run_ops_with_scratch(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status run_ops_with_scratch(void *arg, vptq_device *dev, vptq_err *err)
 {
     enum { N = 20 };
-    vptq_ctx ctx = {.mem = mem, .threads = 2};
-    vptq_device dev;
-    vptq_status st = vptq_device_open(&ctx, arg, &dev, err);
-    if (st)
-        return st;
+    (void)arg;
     float x[N * N] = {0};
     double h[N * N], sum[N], trace = 0;
     const vptq_attention_args a = {.n = N,
@@ -285,29 +281,26 @@ static vptq_status run_ops_with_scratch(void *arg, vptq_mem *mem, vptq_err *err)
     for (size_t i = 0; i < N * N; i++)
         h[i] = i % (N + 1) == 0;
     memset(sum, 0, sizeof sum);
-    VPTQ_TRY(dev.ops->quad_trace(
-        dev.state,
+    VPTQ_CHECK(dev->ops->quad_trace(
+        dev->state,
         &(vptq_quad_trace_args){
             .m = N, .n = N, .e = x, .lde = N, .h = h, .ldh = N, .trace = &trace},
         err));
-    VPTQ_TRY(dev.ops->trtri(dev.state, N, h, N, err));
-    VPTQ_TRY(dev.ops->syrk_add(
-        dev.state, &(vptq_syrk_args){.tokens = N, .n = N, .x = x, .ldx = N, .h = h, .sum = sum},
-        err));
-    VPTQ_TRY(dev.ops->attention(dev.state, &a, err));
-    VPTQ_TRY(dev.ops->attention_mass(dev.state, &a, sum, err));
-    VPTQ_TRY(dev.ops->attention_paged(dev.state, &paged, err));
-out:
-    vptq_device_close(&dev);
-    return st;
+    VPTQ_CHECK(dev->ops->trtri(dev->state, N, h, N, err));
+    VPTQ_CHECK(dev->ops->syrk_add(
+        dev->state,
+        &(vptq_syrk_args){.tokens = N, .n = N, .x = x, .ldx = N, .h = h, .sum = sum}, err));
+    VPTQ_CHECK(dev->ops->attention(dev->state, &a, err));
+    VPTQ_CHECK(dev->ops->attention_mass(dev->state, &a, sum, err));
+    VPTQ_CHECK(dev->ops->attention_paged(dev->state, &paged, err));
+    return VPTQ_OK;
 }
 
 static void test_out_of_memory(void **state)
 {
     (void)state;
-    char ref[] = "ref", cpu[] = "cpu";
-    assert_true(vtest_oom_walk(run_ops_with_scratch, ref) >= 2);
-    assert_true(vtest_oom_walk(run_ops_with_scratch, cpu) >= 3);
+    assert_true(devices_oom_walk("ref", 2, run_ops_with_scratch, NULL) >= 2);
+    assert_true(devices_oom_walk("cpu", 2, run_ops_with_scratch, NULL) >= 3);
 }
 
 VTEST_MAIN(cmocka_unit_test(test_open_unknown),

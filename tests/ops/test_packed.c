@@ -425,26 +425,23 @@ static void survives_a_full_device(void **state)
     free(w);
 }
 
-static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status run_all(void *arg, vptq_device *dev, vptq_err *err)
 {
     const vmatrix *m = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 2};
-    vptq_device dev;
     vptq_matrix *matrix = NULL;
-    vptq_status st = vptq_device_open(&ctx, "emu", &dev, err);
+    vptq_status st = VPTQ_OK;
     void *x = NULL, *y = NULL;
     if (st)
         return st;
-    VPTQ_TRY(dev.ops->alloc(dev.state, small.in, sizeof(float), &x, err));
-    VPTQ_TRY(dev.ops->alloc(dev.state, small.out, sizeof(float), &y, err));
-    VPTQ_TRY(dev.ops->matrix_open(dev.state, &m->q, &matrix, err));
+    VPTQ_TRY(dev->ops->alloc(dev->state, small.in, sizeof(float), &x, err));
+    VPTQ_TRY(dev->ops->alloc(dev->state, small.out, sizeof(float), &y, err));
+    VPTQ_TRY(dev->ops->matrix_open(dev->state, &m->q, &matrix, err));
     const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = small.in, .ldy = small.out};
-    VPTQ_TRY(dev.ops->vq_gemv(dev.state, matrix, &g, err));
+    VPTQ_TRY(dev->ops->vq_gemv(dev->state, matrix, &g, err));
 out:
-    dev.ops->release(dev.state, x);
-    dev.ops->release(dev.state, y);
-    dev.ops->matrix_close(dev.state, matrix);
-    vptq_device_close(&dev);
+    dev->ops->release(dev->state, x);
+    dev->ops->release(dev->state, y);
+    dev->ops->matrix_close(dev->state, matrix);
     return st;
 }
 
@@ -453,7 +450,7 @@ static void survives_every_failed_allocation(void **state)
     (void)state;
     vmatrix m;
     vmatrix_make(&m, &small);
-    assert_true(vtest_oom_walk(run_all, &m) >= 5);
+    assert_true(devices_oom_walk("emu", 2, run_all, &m) >= 5);
     assert_int_equal(cuda_emu_memory_used(), 0);
     vmatrix_free(&m);
 }

@@ -455,25 +455,20 @@ static void search_does_not_depend_on_position_on_a_device(void **state)
 
 /* ---- memory ---- */
 
-static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status run_all(void *arg, vptq_device *dev, vptq_err *err)
 {
     const vcodebooks *p = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 2};
-    vptq_device dev;
     vptq_search_index *index = NULL;
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
+    vptq_status st = VPTQ_OK;
     choices to = choices_make(p->n);
     vptq_search_args f = {.n = p->n, .x = p->x, .idx = to.idx, .idx_res = to.idx_res};
-    VPTQ_TRY(dev.ops->search_index_open(dev.state, &p->codebooks, &index, err));
+    VPTQ_TRY(dev->ops->search_index_open(dev->state, &p->codebooks, &index, err));
     f.index = index;
-    VPTQ_TRY(dev.ops->search(dev.state, &f, err));
+    VPTQ_TRY(dev->ops->search(dev->state, &f, err));
     f.keep = true;
-    VPTQ_TRY(dev.ops->search(dev.state, &f, err));
+    VPTQ_TRY(dev->ops->search(dev->state, &f, err));
 out:
-    dev.ops->search_index_close(dev.state, index);
-    vptq_device_close(&dev);
+    dev->ops->search_index_close(dev->state, index);
     choices_free(&to);
     return st;
 }
@@ -483,7 +478,7 @@ static void survives_every_failed_allocation(void **state)
     (void)state;
     vcodebooks p = vcodebooks_make(40, 4, 300, 20, 4);
     p.codebooks.local = true;
-    assert_true(vtest_oom_walk(run_all, &p) >= 3);
+    assert_true(devices_oom_walk("cpu", 2, run_all, &p) >= 3);
     vcodebooks_free(&p);
 }
 

@@ -396,45 +396,40 @@ static void dequant_matches_the_formula(void **state)
 
 /* ---- memory ---- */
 
-static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status run_all(void *arg, vptq_device *dev, vptq_err *err)
 {
     const assign_case *a = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 2};
-    vptq_device dev;
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
+    vptq_status st = VPTQ_OK;
     uint32_t *idx = vtest_alloc(a->n, sizeof *idx);
     double *sums = vtest_alloc((size_t)a->k * (a->v + 1), sizeof *sums), objective;
-    VPTQ_TRY(dev.ops->assign(
-        dev.state,
+    VPTQ_TRY(dev->ops->assign(
+        dev->state,
         &(vptq_assign_args){
             .n = a->n, .v = a->v, .k = a->k, .x = a->x, .centroids = a->c, .idx = idx},
         err));
-    VPTQ_TRY(dev.ops->reassign(dev.state,
-                               &(vptq_assign_args){.n = a->n,
-                                                   .v = a->v,
-                                                   .k = a->k,
-                                                   .x = a->x,
-                                                   .previous = a->c,
-                                                   .centroids = a->c,
-                                                   .idx = idx},
-                               err));
-    VPTQ_TRY(dev.ops->accumulate(dev.state,
-                                 &(vptq_accumulate_args){.n = a->n,
-                                                         .v = a->v,
-                                                         .k = a->k,
-                                                         .x = a->x,
-                                                         .idx = idx,
-                                                         .centroids = a->c,
-                                                         .sums = sums,
-                                                         .weights = sums + a->k * a->v,
-                                                         .objective = &objective},
-                                 err));
+    VPTQ_TRY(dev->ops->reassign(dev->state,
+                                &(vptq_assign_args){.n = a->n,
+                                                    .v = a->v,
+                                                    .k = a->k,
+                                                    .x = a->x,
+                                                    .previous = a->c,
+                                                    .centroids = a->c,
+                                                    .idx = idx},
+                                err));
+    VPTQ_TRY(dev->ops->accumulate(dev->state,
+                                  &(vptq_accumulate_args){.n = a->n,
+                                                          .v = a->v,
+                                                          .k = a->k,
+                                                          .x = a->x,
+                                                          .idx = idx,
+                                                          .centroids = a->c,
+                                                          .sums = sums,
+                                                          .weights = sums + a->k * a->v,
+                                                          .objective = &objective},
+                                  err));
 out:
     free(idx);
     free(sums);
-    vptq_device_close(&dev);
     return st;
 }
 
@@ -444,7 +439,7 @@ static void survives_every_failed_allocation(void **state)
     enum { N = 3600, V = 4, K = 520 };
     float *x = vtest_normals(N * V, 1), *c = vtest_normals(K * V, 2);
     assign_case a = {N, V, K, x, c, NULL};
-    assert_true(vtest_oom_walk(run_all, &a) >= 3);
+    assert_true(devices_oom_walk("cpu", 2, run_all, &a) >= 3);
     free(x);
     free(c);
 }

@@ -151,3 +151,27 @@ void devices_check_emu(const devices_op *op, void *out)
         memcpy(out, want, op->count * op->size);
     free(want);
 }
+
+typedef struct oom_call {
+    const char *name;
+    int threads;
+    devices_oom_fn fn;
+    void *arg;
+} oom_call;
+
+static vptq_status call_on_device(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const oom_call *c = arg;
+    const vptq_ctx ctx = {.mem = mem, .threads = c->threads};
+    vptq_device dev;
+    VPTQ_CHECK(vptq_device_open(&ctx, c->name, &dev, err));
+    const vptq_status st = c->fn(c->arg, &dev, err);
+    vptq_device_close(&dev);
+    return st;
+}
+
+size_t devices_oom_walk(const char *name, int threads, devices_oom_fn fn, void *arg)
+{
+    oom_call c = {name, threads, fn, arg};
+    return vtest_oom_walk(call_on_device, &c);
+}

@@ -42,4 +42,9 @@ void devices_check(const devices_op *op, void *out);
  * threads. */
 void devices_check_emu(const devices_op *op, void *out);
 
+/* As vtest_oom_walk, calls fn on a device with this number of threads. Opening the device is
+ * part of the walk. */
+typedef vptq_status (*devices_oom_fn)(void *arg, vptq_device *dev, vptq_err *err);
+size_t devices_oom_walk(const char *name, int threads, devices_oom_fn fn, void *arg);
+
 #endif

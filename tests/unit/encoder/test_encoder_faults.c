@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/devices.h"
 #include "tests/support/vencoder.h"
 #include "tests/support/vtest.h"
 
@@ -455,26 +456,19 @@ static void test_cancelled_in_every_step(void **state)
 typedef struct walk {
     const problem *p;
     const vptq_encoder_settings *s;
-    const char *backend;
 } walk;
 
-static vptq_status quantize_with(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status quantize_with(void *arg, vptq_device *dev, vptq_err *err)
 {
     const walk *a = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
     vptq_encoder_input input = vencoder_input(a->p);
     vptq_encoder_result r;
-    vptq_device dev;
     vptq_arena arena;
-    vptq_status st = vptq_device_open(&ctx, a->backend, &dev, err);
-    if (st)
-        return st;
     input.held_out = a->p->lower;
     input.metric = a->p->lower;
-    vptq_arena_init(&arena, mem);
-    st = vptq_encode_matrix(&dev, a->s, &input, &arena, &r, err);
+    vptq_arena_init(&arena, dev->ctx->mem);
+    const vptq_status st = vptq_encode_matrix(dev, a->s, &input, &arena, &r, err);
     vptq_arena_release(&arena);
-    vptq_device_close(&dev);
     return st;
 }
 
@@ -483,12 +477,11 @@ static void test_out_of_memory(void **state)
     (void)state;
     problem p = problem_make(9, 14, 19);
     const vptq_encoder_settings best = everything(), other = published();
-    walk a = {&p, &best, "cpu"};
-    assert_true(vtest_oom_walk(quantize_with, &a) > 50);
+    walk a = {&p, &best};
+    assert_true(devices_oom_walk("cpu", 1, quantize_with, &a) > 50);
     a.s = &other;
-    assert_true(vtest_oom_walk(quantize_with, &a) > 30);
-    a.backend = "ref";
-    assert_true(vtest_oom_walk(quantize_with, &a) > 30);
+    assert_true(devices_oom_walk("cpu", 1, quantize_with, &a) > 30);
+    assert_true(devices_oom_walk("ref", 1, quantize_with, &a) > 30);
     problem_free(&p);
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/base/half.h"
+#include "tests/support/devices.h"
 #include "tests/support/vencoder.h"
 #include "tests/support/vtest.h"
 
@@ -195,25 +196,19 @@ static void test_cancelled(void **state)
     problem_free(&p);
 }
 
-static vptq_status quantize_with(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status quantize_with(void *arg, vptq_device *dev, vptq_err *err)
 {
     const problem *p = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev = {0};
     vptq_encoder_result r;
     vptq_encoder_settings s = vptq_encoder_defaults();
     vptq_arena arena;
 
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
-    vptq_arena_init(&arena, mem);
-    st = vptq_encode_matrix(
-        &dev, &s,
+    vptq_arena_init(&arena, dev->ctx->mem);
+    const vptq_status st = vptq_encode_matrix(
+        dev, &s,
         &(vptq_encoder_input){.out = p->out, .in = p->in, .w = p->w, .lower = p->lower}, &arena,
         &r, err);
     vptq_arena_release(&arena);
-    vptq_device_close(&dev);
     return st;
 }
 
@@ -221,7 +216,7 @@ static void test_out_of_memory(void **state)
 {
     (void)state;
     problem p = problem_make(32, 24, 91);
-    assert_true(vtest_oom_walk(quantize_with, &p) > 10);
+    assert_true(devices_oom_walk("cpu", 1, quantize_with, &p) > 10);
     problem_free(&p);
 }
 

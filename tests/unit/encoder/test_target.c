@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/encoder/target.h"
+#include "tests/support/devices.h"
 #include "tests/support/vtest.h"
 
 enum { OUT = 7, IN = 24, COUNT = OUT * IN };
@@ -184,20 +185,13 @@ static void test_no_shift(void **state)
     unload(&p);
 }
 
-static vptq_status both(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status both(void *arg, vptq_device *dev, vptq_err *err)
 {
     problem *p = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev;
     vptq_target_choice choice;
     float target[COUNT];
     const vptq_target_moments m = moments_of(p, false);
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
-    st = vptq_target_find(&dev, &m, &m, 1, target, &choice, err);
-    vptq_device_close(&dev);
-    return st;
+    return vptq_target_find(dev, &m, &m, 1, target, &choice, err);
 }
 
 static void test_out_of_memory(void **state)
@@ -205,7 +199,7 @@ static void test_out_of_memory(void **state)
     problem p;
     (void)state;
     load("many", &p);
-    assert_true(vtest_oom_walk(both, &p) >= 5);
+    assert_true(devices_oom_walk("cpu", 1, both, &p) >= 5);
     unload(&p);
 }
 

@@ -7,6 +7,7 @@
 
 #include "formats/json.h"
 #include "lib/eval/kld.h"
+#include "tests/support/devices.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 #include "tests/support/vwork.h"
@@ -499,20 +500,13 @@ static void test_refused(void **state)
     vrig_close(&r);
 }
 
-static vptq_status divergence(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status divergence(void *arg, vptq_device *dev, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vrig *r = arg;
     vptq_kld_result got;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev;
     const char *files[] = {r->ctx.user};
     vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 16};
-    VPTQ_TRY(vptq_device_open(&ctx, "cpu", &dev, err));
-    st = vptq_eval_kld(&dev, &r->m, &r->base, &opt, NULL, NULL, &got, err);
-    vptq_device_close(&dev);
-out:
-    return st;
+    return vptq_eval_kld(dev, &r->m, &r->base, &opt, NULL, NULL, &got, err);
 }
 
 static void test_out_of_memory(void **state)
@@ -523,7 +517,7 @@ static void test_out_of_memory(void **state)
     vrig_open(&r, VRIG_TINY, NULL, false);
     vrig_open_base(&r, VRIG_TINY);
     r.ctx.user = path;
-    assert_true(vtest_oom_walk(divergence, &r) > 10);
+    assert_true(devices_oom_walk("cpu", 1, divergence, &r) > 10);
     vrig_close(&r);
 }
 

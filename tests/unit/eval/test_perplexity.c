@@ -7,6 +7,7 @@
 #include "formats/json.h"
 #include "lib/eval/perplexity.h"
 #include "lib/model/forward.h"
+#include "tests/support/devices.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 
@@ -224,31 +225,20 @@ static void test_not_finite(void **state)
     vrig_close(&r);
 }
 
-static vptq_status small_ppl(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status small_ppl(void *arg, vptq_device *dev, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const char *files[] = {arg};
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev;
     vptq_model m;
-    bool has_model = false;
     vptq_checkpoint_options none = {.tokenizer = NULL};
     vptq_ppl_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 16};
     vptq_ppl_result res;
     double *nll;
     vptq_arena arena;
-    st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
-    vptq_arena_init(&arena, mem);
-    VPTQ_TRY(vptq_model_open(&ctx, VRIG_TINY, &none, false, &m, err));
-    has_model = true;
-    VPTQ_TRY(vptq_eval_ppl(&dev, &m, &opt, NULL, NULL, &arena, &nll, &res, err));
-out:
+    VPTQ_CHECK(vptq_model_open(dev->ctx, VRIG_TINY, &none, false, &m, err));
+    vptq_arena_init(&arena, dev->ctx->mem);
+    const vptq_status st = vptq_eval_ppl(dev, &m, &opt, NULL, NULL, &arena, &nll, &res, err);
     vptq_arena_release(&arena);
-    if (has_model)
-        vptq_model_release(&m);
-    vptq_device_close(&dev);
+    vptq_model_release(&m);
     return st;
 }
 
@@ -256,7 +246,7 @@ static void test_no_memory(void **state)
 {
     char path[4096];
     free(vrig_ids(*state, 100, path, sizeof path));
-    assert_true(vtest_oom_walk(small_ppl, path) > 10);
+    assert_true(devices_oom_walk("cpu", 1, small_ppl, path) > 10);
 }
 
 /* ---- perplexity of trained models ---- */

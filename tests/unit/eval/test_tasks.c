@@ -11,6 +11,7 @@
 #include "lib/eval/tasks.h"
 #include "lib/model/forward.h"
 #include "tests/emu/emu.h"
+#include "tests/support/devices.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 
@@ -482,28 +483,19 @@ typedef struct small_run {
     vptq_task_file file;
 } small_run;
 
-static vptq_status run_small(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status run_small(void *arg, vptq_device *dev, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const small_run *s = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev;
     vptq_model m;
     vptq_arena arena;
     vptq_task_answer *answers;
     vptq_task_result result;
-    bool opened = false;
-    vptq_arena_init(&arena, mem);
-    VPTQ_TRY(vptq_device_open(&ctx, "cpu", &dev, err));
-    st = vptq_model_open(&ctx, s->model, &(vptq_checkpoint_options){0}, true, &m, err);
-    opened = !st;
-    if (opened)
-        st = vptq_eval_task(&dev, &m, "x", &s->file, &(vptq_task_options){0}, &arena, &answers,
-                            &result, err);
-    if (opened)
-        vptq_model_release(&m);
-    vptq_device_close(&dev);
-out:
+    VPTQ_CHECK(
+        vptq_model_open(dev->ctx, s->model, &(vptq_checkpoint_options){0}, true, &m, err));
+    vptq_arena_init(&arena, dev->ctx->mem);
+    const vptq_status st = vptq_eval_task(dev, &m, "x", &s->file, &(vptq_task_options){0},
+                                          &arena, &answers, &result, err);
+    vptq_model_release(&m);
     vptq_arena_release(&arena);
     return st;
 }
@@ -516,7 +508,7 @@ static void test_no_memory(void **state)
     if (!vtest_data(s.model, sizeof s.model, STORIES))
         skip();
     assert_ok(vptq_task_file_read(GOLDEN "schema.jsonl", &plain, NULL, &s.file, &err), &err);
-    vtest_oom_walk(run_small, &s);
+    devices_oom_walk("cpu", 1, run_small, &s);
     vptq_task_file_release(&s.file);
 }
 

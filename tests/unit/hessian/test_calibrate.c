@@ -8,6 +8,7 @@
 #include "hessian/calibrate.h"
 #include "lib/base/file.h"
 #include "lib/base/rng.h"
+#include "tests/support/devices.h"
 #include "tests/support/vtest.h"
 
 /* Two layers, 6 windows of 16 ids, the last 2 of them held out. */
@@ -549,11 +550,9 @@ static vptq_status no_sums(void *arg, vptq_calibrator *c, vptq_part part, vptq_e
     return VPTQ_OK;
 }
 
-static vptq_status both_streams(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status both_streams(void *arg, vptq_device *dev, vptq_err *err)
 {
     const oom_run *run = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev;
     vptq_calibrator c = {.dev = NULL};
     const char *files[] = {run->r->path};
     const vptq_calibrate_options opt = {.corpus = {.tokens = files, .token_count = 1},
@@ -562,16 +561,13 @@ static vptq_status both_streams(void *arg, vptq_mem *mem, vptq_err *err)
                                         .holdout = 0.5,
                                         .weights = VPTQ_WEIGHTS_ATTENTION,
                                         .sequential = true};
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
-    VPTQ_TRY(vptq_calibrator_plan(&dev, &run->r->m, &opt, &c, err));
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_calibrator_plan(dev, &run->r->m, &opt, &c, err));
     VPTQ_TRY(vptq_calibrator_start(&c, run->dir, 0, 1, err));
     while (c.layer == 0)
         VPTQ_TRY(vptq_calibrator_step(&c, NULL, no_sums, NULL, err));
 out:
     vptq_calibrator_release(&c);
-    vptq_device_close(&dev);
     return st;
 }
 
@@ -580,7 +576,7 @@ static void test_out_of_memory(void **state)
     rig r;
     rig_open(&r, *state, "cpu");
     oom_run run = {&r, *state};
-    assert_true(vtest_oom_walk(both_streams, &run) > 20);
+    assert_true(devices_oom_walk("cpu", 1, both_streams, &run) > 20);
     rig_close(&r);
 }
 

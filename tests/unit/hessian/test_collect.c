@@ -8,6 +8,7 @@
 #include "hessian/collect.h"
 #include "lib/base/file.h"
 #include "lib/base/rng.h"
+#include "tests/support/devices.h"
 #include "tests/support/vtest.h"
 
 /* Two layers, 8 windows of 16 ids. */
@@ -552,11 +553,9 @@ typedef struct oom_run {
     const char *dir;
 } oom_run;
 
-static vptq_status collect_in(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status collect_in(void *arg, vptq_device *dev, vptq_err *err)
 {
     oom_run *run = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 2};
-    vptq_device dev;
     vptq_collect_result result;
     const char *files[] = {run->r->ids};
     const vptq_collect_options opt = {
@@ -569,12 +568,7 @@ static vptq_status collect_in(void *arg, vptq_mem *mem, vptq_err *err)
         .last_layer = 0,
         .force = true,
         .tool_version = "test"};
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
-    st = vptq_hessian_collect(&dev, &run->r->m, &opt, run->dir, &result, err);
-    vptq_device_close(&dev);
-    return st;
+    return vptq_hessian_collect(dev, &run->r->m, &opt, run->dir, &result, err);
 }
 
 static void test_out_of_memory(void **state)
@@ -584,7 +578,7 @@ static void test_out_of_memory(void **state)
     rig_open(&r, *state);
     vtest_path(one, sizeof one, *state, "one");
     oom_run run = {&r, one};
-    assert_true(vtest_oom_walk(collect_in, &run) > 20);
+    assert_true(devices_oom_walk("cpu", 2, collect_in, &run) > 20);
     rig_close(&r);
 }
 

@@ -563,20 +563,13 @@ static void cancel_stops(void **state)
     vptq_device_close(&dev);
 }
 
-static vptq_status run_once(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status run_once(void *arg, vptq_device *dev, vptq_err *err)
 {
     const float *x = arg;
     float centroids[24 * V];
-    vptq_ctx ctx = {.mem = mem, .threads = 2};
     vptq_kmeans_stats stats;
     vptq_kmeans_options opt = options(V, 24);
-    vptq_device dev;
-    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
-    if (st)
-        return st;
-    st = vptq_kmeans_run(&dev, &opt, 200, x, NULL, centroids, NULL, &stats, NULL, err);
-    vptq_device_close(&dev);
-    return st;
+    return vptq_kmeans_run(dev, &opt, 200, x, NULL, centroids, NULL, &stats, NULL, err);
 }
 
 static void every_allocation_may_fail(void **state)
@@ -585,7 +578,7 @@ static void every_allocation_may_fail(void **state)
     static float x[200 * V]; /* few distinct points, so that repair runs as well */
     for (size_t i = 0; i < 200 * V; i++)
         x[i] = (float)(i / V % 27 * (i % V + 1));
-    assert_true(vtest_oom_walk(run_once, x) >= 8);
+    assert_true(devices_oom_walk("cpu", 2, run_once, x) >= 8);
 }
 
 VTEST_MAIN(cmocka_unit_test(objective_never_rises), cmocka_unit_test(more_centroids_are_better),

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/emu/emu.h"
+#include "tests/support/devices.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 
@@ -300,34 +301,26 @@ static void test_bad_input(void **state)
 }
 
 /* Opens a model, runs every part of the forward pass and closes it. */
-static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status run_all(void *arg, vptq_device *dev, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const int32_t *ids = arg;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev;
     vptq_model m;
     vptq_forward *f = NULL;
     vptq_checkpoint_options opt = {.tokenizer = NULL};
     size_t starts[3] = {0, 13, TOKENS};
     float hidden[TOKENS * HIDDEN], logits[VOCAB];
     vptq_nll_state nll[TOKENS];
-    bool has_model = false;
-    st = vptq_device_open(&ctx, "cpu", &dev, err);
+    vptq_status st = vptq_model_open(dev->ctx, VRIG_TINY_OF("qwen2"), &opt, false, &m, err);
     if (st)
         return st;
-    VPTQ_TRY(vptq_model_open(&ctx, VRIG_TINY_OF("qwen2"), &opt, false, &m, err));
-    has_model = true;
-    VPTQ_TRY(vptq_forward_open(&m, &dev, TOKENS, &f, err));
+    VPTQ_TRY(vptq_forward_open(&m, dev, TOKENS, &f, err));
     VPTQ_TRY(vptq_forward_embed(f, ids, TOKENS, hidden, err));
     VPTQ_TRY(vptq_forward_block(f, 0, starts, 2, hidden, err));
     VPTQ_TRY(vptq_forward_loss(f, TOKENS, hidden, ids, nll, err));
     VPTQ_TRY(vrig_step(f, ids, 5, logits, err));
 out:
     vptq_forward_close(f);
-    if (has_model)
-        vptq_model_release(&m);
-    vptq_device_close(&dev);
+    vptq_model_release(&m);
     return st;
 }
 
@@ -335,7 +328,7 @@ static void test_out_of_memory(void **state)
 {
     (void)state;
     int32_t *ids = vrig_tiny_ids("qwen2");
-    assert_true(vtest_oom_walk(run_all, ids) > 10);
+    assert_true(devices_oom_walk("cpu", 1, run_all, ids) > 10);
     free(ids);
 }
 

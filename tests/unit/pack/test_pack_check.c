@@ -12,6 +12,7 @@
 #include "lib/base/half.h"
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
+#include "tests/support/devices.h"
 #include "tests/support/vpacked.h"
 #include "tests/support/vtest.h"
 
@@ -613,17 +614,12 @@ typedef struct oom_case {
 } oom_case;
 
 /* Lack of memory ends the run and is never taken for a fault of the file. */
-static vptq_status check_short_of_memory(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status check_short_of_memory(void *arg, vptq_device *dev, vptq_err *err)
 {
     const oom_case *o = arg;
     findings f = {0};
-    vptq_device ref;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_status st = vptq_device_open(&ctx, "ref", &ref, err);
-    if (st)
-        return st;
-    st = vptq_check_model(&ref, o->in, NULL, take, &f, &f.errors, &f.warnings, err);
-    vptq_device_close(&ref);
+    const vptq_status st =
+        vptq_check_model(dev, o->in, NULL, take, &f, &f.errors, &f.warnings, err);
     assert_null(strstr(f.text, "memory"));
     return st;
 }
@@ -651,7 +647,7 @@ static void test_out_of_memory(void **state)
         vtest_path(o.in, PATH, *state, archive ? "bad.vptq" : "bad");
         vtest_path(o.out, PATH, *state, archive ? "good2" : "good");
         archive ? vpacked_write_archive(&p, o.in) : vpacked_write_directory(&p, o.in);
-        vtest_oom_walk(check_short_of_memory, &o);
+        devices_oom_walk("ref", 1, check_short_of_memory, &o);
         vtest_oom_walk(repair_short_of_memory, &o);
         vpacked_free(&p);
     }

@@ -11,6 +11,7 @@
 #include "lib/encoder/rates.h"
 #include "lib/eval/kld.h"
 #include "lib/quantize/sensitivity.h"
+#include "tests/support/devices.h"
 #include "tests/support/vtest.h"
 
 #define TINY "tests/golden/tiny_mistral"
@@ -335,24 +336,18 @@ static void test_measured_again(void **state)
     rig_close(&r);
 }
 
-static vptq_status measure_in(void *arg, vptq_mem *mem, vptq_err *err)
+static vptq_status measure_in(void *arg, vptq_device *dev, vptq_err *err)
 {
     rig *r = arg;
-    vptq_status st = VPTQ_OK;
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev;
     vptq_arena arena;
     vptq_sensitivity *rows;
     vptq_hessian_source source = r->source;
     vptq_sensitivity_options opt = r->opt;
     opt.hessians = &source;
     opt.file = NULL;
-    source.mem = mem;
-    vptq_arena_init(&arena, mem);
-    VPTQ_TRY(vptq_device_open(&ctx, "cpu", &dev, err));
-    st = vptq_sensitivity_measure(&dev, &r->m, &opt, &arena, &rows, err);
-    vptq_device_close(&dev);
-out:
+    source.mem = dev->ctx->mem;
+    vptq_arena_init(&arena, dev->ctx->mem);
+    const vptq_status st = vptq_sensitivity_measure(dev, &r->m, &opt, &arena, &rows, err);
     vptq_arena_release(&arena);
     return st;
 }
@@ -361,7 +356,7 @@ static void test_out_of_memory(void **state)
 {
     rig r;
     rig_open(&r, *state, 1);
-    assert_true(vtest_oom_walk(measure_in, &r) > 50);
+    assert_true(devices_oom_walk("cpu", 1, measure_in, &r) > 50);
     rig_close(&r);
 }
 
