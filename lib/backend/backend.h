@@ -1,8 +1,8 @@
-/* The backend seam: one const table of ops (function pointers) per kind of device.
+/* The backend seam: one const table of ops (function pointers) per kind of device.  Each op is
+ * documented at its arguments and its type, vptq_op_NAME.
  *
- * `ref` is plain C, implements every op and is the oracle, with sums in double. `cpu` overrides
- * the ops that it computes faster and takes the others from `ref`; `cuda` implements all.  No
- * pointer is ever NULL.  Algorithms are written once, against the table.
+ * `ref` is plain C and the oracle, with sums in double; `cpu` and `cuda` are fast.  Every backend
+ * implements every op; no pointer is ever NULL.  Algorithms are written once, against the table.
  *
  *     vptq_device dev;
  *     VPTQ_TRY(vptq_device_open(&ctx, "auto", &dev, err));
@@ -46,6 +46,7 @@ typedef struct vptq_gemm_args {
     float alpha, beta; /* beta is 0 (C is not read) or 1 */
     const float *bias; /* [n] or NULL */
 } vptq_gemm_args;
+typedef vptq_status vptq_op_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
 
 /* Second moments: h[i][j] += sum_t w_t x_t[i] x_t[j] for j <= i, and sum[i] += sum_t w_t
  * x_t[i].  Products are summed in float over at most 256 tokens; these sums are added in double
@@ -58,6 +59,7 @@ typedef struct vptq_syrk_args {
     double *h;      /* [n, n]; only the lower triangle is updated */
     double *sum;    /* [n] */
 } vptq_syrk_args;
+typedef vptq_status vptq_op_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err);
 
 /* *trace = tr(E H E^T), the proxy loss, in double. */
 typedef struct vptq_quad_trace_args {
@@ -68,11 +70,25 @@ typedef struct vptq_quad_trace_args {
     size_t ldh;
     double *trace; /* host memory */
 } vptq_quad_trace_args;
+typedef vptq_status vptq_op_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a,
+                                       vptq_err *err);
+
+/* Replaces the lower triangle of a [n, n] by its lower Cholesky factor; the upper triangle is
+ * neither read nor written.  Returns VPTQ_E_NUMERIC if a pivot is not positive, and its index
+ * in *bad_pivot (may be NULL). */
+typedef vptq_status vptq_op_potrf(vptq_dev *dev, size_t n, double *a, size_t lda,
+                                  size_t *bad_pivot, vptq_err *err);
+
+/* Inverts a lower triangular matrix in place; VPTQ_E_NUMERIC if it is singular. */
+typedef vptq_status vptq_op_trtri(vptq_dev *dev, size_t n, double *a, size_t lda,
+                                  vptq_err *err);
 
 /* ---- clustering ---- */
 
 /* Nearest centroids: idx[i] = argmin_j |x_i - c_j|^2, the lowest j on ties of the computed
- * score. */
+ * score.  assign stores nothing of size n * k.  reassign starts from given labels idx[i] < k,
+ * with the same result; it is faster the nearer the vectors are to the centroids of their
+ * labels and the fewer centroids differ from `previous`. */
 typedef struct vptq_assign_args {
     size_t n;
     uint32_t v, k;
@@ -84,6 +100,7 @@ typedef struct vptq_assign_args {
     uint32_t *idx; /* [n] */
     float *dist;   /* [n] |x_i - c_idx|^2 from the differences, or NULL; NULL for reassign */
 } vptq_assign_args;
+typedef vptq_status vptq_op_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
 
 /* Weighted sums per centroid; outputs are overwritten. */
 typedef struct vptq_accumulate_args {
@@ -97,6 +114,8 @@ typedef struct vptq_accumulate_args {
     double *weights;        /* [k] sum of w_i over idx[i] == j */
     double *objective;      /* sum of w_i |x_i - c_idx(i)|^2; host memory */
 } vptq_accumulate_args;
+typedef vptq_status vptq_op_accumulate(vptq_dev *dev, const vptq_accumulate_args *a,
+                                       vptq_err *err);
 
 /* ---- codebook search ---- */
 
@@ -120,6 +139,10 @@ typedef struct vptq_codebooks {
  * pairs).  Belongs to the device that opened it.  The arrays of the codebooks must live and
  * keep their values as long as the index. */
 typedef struct vptq_search_index vptq_search_index;
+typedef vptq_status vptq_op_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                              vptq_search_index **index, vptq_err *err);
+/* Accepts NULL. */
+typedef void vptq_op_search_index_close(vptq_dev *dev, vptq_search_index *index);
 
 /* Quantizes n vectors.  With `keep`, idx and idx_res hold current choices, which change only to
  * a strictly nearer one (distances compared in the same arithmetic); otherwise they are only
@@ -132,6 +155,7 @@ typedef struct vptq_search_args {
     uint32_t *idx, *idx_res; /* [n]; idx_res NULL without a residual codebook */
     float *dist;             /* [n] |x - (c + r)|^2 from the differences, or NULL */
 } vptq_search_args;
+typedef vptq_status vptq_op_search(vptq_dev *dev, const vptq_search_args *s, vptq_err *err);
 
 /* One block of the column pass (paper, Algorithm 1), transposed: column j of the normalized and
  * ordered matrix is a contiguous run of `rows` floats; rows is a multiple of v.  For t =
@@ -147,6 +171,7 @@ typedef struct vptq_pass_args {
     float *err;              /* [cols, rows] */
     size_t ldz, ldu, ldi, ldq, lde;
 } vptq_pass_args;
+typedef vptq_status vptq_op_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
 
 /* One block of a coordinate-descent sweep over indices, in the layout of the column pass.  With
  * E = q - w and G = E H, the loss tr(E H E^T) as a function of column t alone is
@@ -165,6 +190,8 @@ typedef struct vptq_descend_args {
     float *delta;            /* [cols, rows] out */
     size_t ldg, ldh, ldi, ldq, ldd;
 } vptq_descend_args;
+typedef vptq_status vptq_op_vq_descend(vptq_dev *dev, const vptq_descend_args *d,
+                                       vptq_err *err);
 
 /* q = centroids[idx] + res_centroids[idx_res], in the layout of the column pass. */
 typedef struct vptq_gather_args {
@@ -175,6 +202,7 @@ typedef struct vptq_gather_args {
     float *q;                      /* [cols, rows] */
     size_t ldi, ldq;
 } vptq_gather_args;
+typedef vptq_status vptq_op_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
 
 /* Sums of y per centroid; outputs are overwritten. */
 typedef struct vptq_scatter_args {
@@ -187,6 +215,8 @@ typedef struct vptq_scatter_args {
     double *weights;     /* [k] sum of weight[t] over its uses, or NULL */
     size_t ldy, ldi;
 } vptq_scatter_args;
+typedef vptq_status vptq_op_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s,
+                                       vptq_err *err);
 
 /* ---- products with stored weights ---- */
 
@@ -203,11 +233,33 @@ typedef struct vptq_gemv_args {
     const float *bias; /* [out] or NULL */
 } vptq_gemv_args;
 
+/* Multiplies by w [out, in] of type F32, F16 or BF16, without gaps, at any alignment. */
+typedef vptq_status vptq_op_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type,
+                                 const void *w, const vptq_gemv_args *g, vptq_err *err);
+
+/* gemv of F32 by the standard library (OpenBLAS, cuBLAS) with all threads, as a yardstick for
+ * benchmarks; VPTQ_E_UNSUPPORTED if the backend has none. */
+typedef vptq_status vptq_op_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
+                                         const vptq_gemv_args *g, vptq_err *err);
+
 /* A packed matrix prepared by a backend.  Belongs to the device that opened it.  The arrays of
  * the vptq_vq are in HOST memory for every backend and must live and keep their values as long
  * as the handle; the vptq_vq itself need not.  A device with memory of its own copies them on
  * first use. */
 typedef struct vptq_matrix vptq_matrix;
+typedef vptq_status vptq_op_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
+                                        vptq_err *err);
+typedef void vptq_op_matrix_close(vptq_dev *dev, vptq_matrix *m); /* accepts NULL */
+
+/* Decodes rows [r0, r0 + n) of the matrix into w [n, ldw], bit-exact in the order of operations
+ * of lib/base/vq.h. */
+typedef vptq_status vptq_op_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
+                                       float *w, size_t ldw, vptq_err *err);
+
+/* Multiplies by the packed matrix, looking centroids up as it goes; from more than 8 tokens on,
+ * cuda decodes tiles (docs/gpu.md). */
+typedef vptq_status vptq_op_vq_gemv(vptq_dev *dev, const vptq_matrix *m,
+                                    const vptq_gemv_args *g, vptq_err *err);
 
 /* ---- transformer ---- */
 
@@ -219,6 +271,7 @@ typedef struct vptq_embed_args {
     const int32_t *ids;
     float *out; /* [n, dim] */
 } vptq_embed_args;
+typedef vptq_status vptq_op_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err);
 
 /* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight.  y may be x. */
 typedef struct vptq_rmsnorm_args {
@@ -230,6 +283,7 @@ typedef struct vptq_rmsnorm_args {
     float *y; /* [n, dim] */
     size_t ldy;
 } vptq_rmsnorm_args;
+typedef vptq_status vptq_op_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err);
 
 /* Rotates x in place with "rotate half" pairing (i, i + head_dim / 2). */
 typedef struct vptq_rope_args {
@@ -239,6 +293,7 @@ typedef struct vptq_rope_args {
     const float *cos_table, *sin_table; /* [positions, head_dim / 2] */
     size_t pos0;                        /* position of the first row */
 } vptq_rope_args;
+typedef vptq_status vptq_op_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err);
 
 /* Causal attention of one sequence with grouped query heads: head h reads kv head h / (heads /
  * kv_heads).  Query i has position pos0 + i and sees positions 0..pos0 + i, or only the last
@@ -251,6 +306,13 @@ typedef struct vptq_attention_args {
     float *out;                 /* [n, heads * head_dim] */
     size_t ldq, ldk, ldv, ldo;
 } vptq_attention_args;
+typedef vptq_status vptq_op_attention(vptq_dev *dev, const vptq_attention_args *a,
+                                      vptq_err *err);
+
+/* mass[j] += sum over heads and queries of p^2 for every position j < pos0 + n, where p is the
+ * probability with which a query attends to j.  values and out are not used. */
+typedef vptq_status vptq_op_attention_mass(vptq_dev *dev, const vptq_attention_args *a,
+                                           double *mass, vptq_err *err);
 
 /* y = silu(gate) * up, all [n, dim].  y may be gate or up. */
 typedef struct vptq_swiglu_args {
@@ -258,6 +320,7 @@ typedef struct vptq_swiglu_args {
     const float *gate, *up;
     float *y;
 } vptq_swiglu_args;
+typedef vptq_status vptq_op_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err);
 
 /* Running cross entropy of one token over column tiles of its logits. */
 typedef struct vptq_nll_state {
@@ -278,6 +341,7 @@ typedef struct vptq_nll_args {
     bool start;             /* resets the states first */
     vptq_nll_state *state;  /* [n] */
 } vptq_nll_args;
+typedef vptq_status vptq_op_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err);
 
 /* Samples one token per row of logits; rows are independent.
  *
@@ -298,6 +362,7 @@ typedef struct vptq_sample_args {
     const double *u; /* [n] in [0, 1); not read at temperature 0 */
     int32_t *ids;    /* [n] */
 } vptq_sample_args;
+typedef vptq_status vptq_op_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
 
 /* ---- paged key-value cache ---- */
 
@@ -323,6 +388,10 @@ typedef struct vptq_kv_rows {
     size_t ld_table;
 } vptq_kv_rows;
 
+/* rope with each row at its position in its sequence; n and pos0 of `a` are not read. */
+typedef vptq_status vptq_op_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows,
+                                      const vptq_rope_args *a, vptq_err *err);
+
 /* Stores keys and values in their pages, rounded to the pool's type. */
 typedef struct vptq_kv_store_args {
     const vptq_kv_rows *rows;
@@ -332,9 +401,11 @@ typedef struct vptq_kv_store_args {
     const float *values; /* [rows, kv_heads * head_dim] */
     size_t ldv;
 } vptq_kv_store_args;
+typedef vptq_status vptq_op_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err);
 
 /* Causal attention of every sequence to its own keys and values; the pool already holds those
- * of these rows. */
+ * of these rows.  The rounding of a row may depend on how many rows its sequence has, but not
+ * on the other sequences. */
 typedef struct vptq_paged_args {
     const vptq_kv_rows *rows;
     const vptq_kv_pool *pool;
@@ -344,8 +415,22 @@ typedef struct vptq_paged_args {
     float *out;     /* [rows, heads * head_dim] */
     size_t ldq, ldo;
 } vptq_paged_args;
+typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args *a,
+                                            vptq_err *err);
 
 /* ---- the table ---- */
+
+/* The ops, each a function vptq_BACKEND_NAME of type vptq_op_NAME in every backend. */
+/* clang-format off */
+#define VPTQ_BACKEND_OPS(OP)                                                                   \
+    OP(gemm) OP(syrk_add) OP(potrf) OP(trtri) OP(quad_trace)                                   \
+    OP(assign) OP(accumulate)                                                                  \
+    OP(search_index_open) OP(search_index_close) OP(search)                                    \
+    OP(vq_pass) OP(vq_descend) OP(vq_gather) OP(vq_scatter)                                    \
+    OP(gemv) OP(library_gemv) OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)      \
+    OP(embed) OP(rmsnorm) OP(rope) OP(attention) OP(attention_mass) OP(swiglu) OP(nll)         \
+    OP(sample) OP(rope_rows) OP(kv_store) OP(attention_paged)
+/* clang-format on */
 
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
@@ -377,75 +462,9 @@ typedef struct vptq_backend {
                             vptq_err *err);
     vptq_status (*sync)(vptq_dev *dev, vptq_err *err);
 
-    /* Linear algebra. */
-    vptq_status (*gemm)(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
-    vptq_status (*syrk_add)(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err);
-    /* Replaces the lower triangle of a [n, n] by its lower Cholesky factor; the upper triangle
-     * is neither read nor written.  Returns VPTQ_E_NUMERIC if a pivot is not positive, and its
-     * index in *bad_pivot (may be NULL). */
-    vptq_status (*potrf)(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
-                         vptq_err *err);
-    /* Inverts a lower triangular matrix in place; VPTQ_E_NUMERIC if it is singular. */
-    vptq_status (*trtri)(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
-    vptq_status (*quad_trace)(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err);
-
-    /* Clustering.  assign stores nothing of size n * k. */
-    vptq_status (*assign)(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
-    /* assign from given labels idx[i] < k, with the same result.  Faster the nearer the vectors
-     * are to the centroids of their labels and the fewer centroids differ from `previous`. */
-    vptq_status (*reassign)(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
-    vptq_status (*accumulate)(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err);
-
-    /* Stored weights. */
-    vptq_status (*matrix_open)(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m, vptq_err *err);
-    void (*matrix_close)(vptq_dev *dev, vptq_matrix *m); /* accepts NULL */
-    /* Decodes rows [r0, r0 + n) of the matrix into w [n, ldw], bit-exact in the order of
-     * operations of lib/base/vq.h. */
-    vptq_status (*vq_dequant)(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
-                              float *w, size_t ldw, vptq_err *err);
-    /* Multiplies by the packed matrix, looking centroids up as it goes; from more than 8 tokens
-     * on, cuda decodes tiles (docs/gpu.md). */
-    vptq_status (*vq_gemv)(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
-                           vptq_err *err);
-    /* Multiplies by w [out, in] of type F32, F16 or BF16, without gaps, at any alignment. */
-    vptq_status (*gemv)(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
-                        const vptq_gemv_args *g, vptq_err *err);
-    /* gemv of F32 by the standard library (OpenBLAS, cuBLAS) with all threads, as a yardstick
-     * for benchmarks; VPTQ_E_UNSUPPORTED if the backend has none. */
-    vptq_status (*library_gemv)(vptq_dev *dev, size_t out, size_t in, const float *w,
-                                const vptq_gemv_args *g, vptq_err *err);
-
-    /* Codebook search. */
-    vptq_status (*search_index_open)(vptq_dev *dev, const vptq_codebooks *codebooks,
-                                     vptq_search_index **index, vptq_err *err);
-    void (*search_index_close)(vptq_dev *dev, vptq_search_index *index); /* accepts NULL */
-    vptq_status (*search)(vptq_dev *dev, const vptq_search_args *s, vptq_err *err);
-    vptq_status (*vq_pass)(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
-    vptq_status (*vq_descend)(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
-    vptq_status (*vq_gather)(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
-    vptq_status (*vq_scatter)(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
-
-    /* Transformer. */
-    vptq_status (*embed)(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err);
-    vptq_status (*rmsnorm)(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err);
-    vptq_status (*rope)(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err);
-    vptq_status (*attention)(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
-    /* mass[j] += sum over heads and queries of p^2 for every position j < pos0 + n, where p is
-     * the probability with which a query attends to j.  values and out are not used. */
-    vptq_status (*attention_mass)(vptq_dev *dev, const vptq_attention_args *a, double *mass,
-                                  vptq_err *err);
-    vptq_status (*swiglu)(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err);
-    vptq_status (*nll)(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err);
-    vptq_status (*sample)(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
-
-    /* Paged key-value cache. */
-    /* rope with each row at its position in its sequence; n and pos0 of `a` are not read. */
-    vptq_status (*rope_rows)(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_rope_args *a,
-                             vptq_err *err);
-    vptq_status (*kv_store)(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err);
-    /* The rounding of a row may depend on how many rows its sequence has, but not on the other
-     * sequences. */
-    vptq_status (*attention_paged)(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err);
+    vptq_op_assign *reassign;
+#define VPTQ_OP_FIELD(op) vptq_op_##op *op;
+    VPTQ_BACKEND_OPS(VPTQ_OP_FIELD)
 } vptq_backend;
 
 extern const vptq_backend vptq_backend_ref;

@@ -79,58 +79,7 @@ static __device__ inline void vptq_cuda_rope_row(unsigned heads, unsigned head_d
     }
 }
 
-/* Linear algebra: gemm.cu, syrk.cu, factor.cu. */
-vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
-vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err);
-vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err);
-
-vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
-                            vptq_err *err);
-vptq_status vptq_cuda_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
-
-/* Clustering: assign.cu, accumulate.cu. */
-vptq_status vptq_cuda_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
-vptq_status vptq_cuda_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err);
-vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
-
-/* Packed matrices: matrix.cu, vq.cu, vq_gemv.cu. */
-vptq_status vptq_cuda_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
-                                  vptq_err *err);
-void vptq_cuda_matrix_close(vptq_dev *dev, vptq_matrix *m);
-vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
-                                 float *w, size_t ldw, vptq_err *err);
-vptq_status vptq_cuda_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
-                              vptq_err *err);
-
-/* Other stored weights: vq.cu, gemv.cu. */
-vptq_status vptq_cuda_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
-
-vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
-                           const vptq_gemv_args *g, vptq_err *err);
-vptq_status vptq_cuda_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
-                                   const vptq_gemv_args *g, vptq_err *err);
-
-/* Codebook search: search.cu, columns.cu. */
-vptq_status vptq_cuda_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
-                                        vptq_search_index **index, vptq_err *err);
-void vptq_cuda_search_index_close(vptq_dev *dev, vptq_search_index *index);
-vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err);
-vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
-vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
-
-/* Transformer: model.cu, attention.cu, paged.cu, sample.cu. */
-vptq_status vptq_cuda_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err);
-vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err);
-vptq_status vptq_cuda_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err);
-vptq_status vptq_cuda_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err);
-vptq_status vptq_cuda_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
-vptq_status vptq_cuda_attention_mass(vptq_dev *dev, const vptq_attention_args *a, double *mass,
-                                     vptq_err *err);
-vptq_status vptq_cuda_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows,
-                                const vptq_rope_args *a, vptq_err *err);
-vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err);
-vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err);
-vptq_status vptq_cuda_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err);
-vptq_status vptq_cuda_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
+#define VPTQ_CUDA_OP(op) vptq_op_##op vptq_cuda_##op;
+VPTQ_BACKEND_OPS(VPTQ_CUDA_OP)
 
 #endif
