@@ -1,8 +1,9 @@
 /* The backend seam: one const table of ops (function pointers) per kind of device.  Each op is
  * documented at its arguments and its type, vptq_op_NAME.
  *
- * `ref` is plain C and the oracle, with sums in double; `cpu` and `cuda` are fast.  Every backend
- * implements every op; no pointer is ever NULL.  Algorithms are written once, against the table.
+ * `ref` is plain C and the oracle, with sums in double; `cpu` and `cuda` are fast.  Every
+ * backend implements every op; no pointer is ever NULL.  Algorithms are written once, against
+ * the table.
  *
  *     vptq_device dev;
  *     VPTQ_TRY(vptq_device_open(&ctx, "auto", &dev, err));
