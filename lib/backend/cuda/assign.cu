@@ -119,41 +119,22 @@ __global__ static void __launch_bounds__(THREADS)
 }
 
 template <unsigned V, unsigned EACH>
-static cudaError_t launch(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                          const float *c, uint32_t *idx, float *dist)
+static cudaError_t launch(vptq_dev *dev, const vptq_assign_args *a, size_t first, size_t count)
 {
-    return port_launch(assign_kernel<V, EACH>, vptq_cuda_blocks(n, THREADS * EACH), THREADS, 0,
-                       dev->stream, n, v, k, x, c, idx, dist);
-}
-
-static cudaError_t launch_class(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                                const float *c, uint32_t *idx, float *dist)
-{
-    if (v <= 4)
-        return launch<4, 4>(dev, n, v, k, x, c, idx, dist);
-    if (v <= 6)
-        return launch<6, 4>(dev, n, v, k, x, c, idx, dist);
-    if (v <= 8)
-        return launch<8, 4>(dev, n, v, k, x, c, idx, dist);
-    if (v <= 16)
-        return launch<16, 2>(dev, n, v, k, x, c, idx, dist);
-    return launch<MAX_V, 1>(dev, n, v, k, x, c, idx, dist);
+    return port_launch(assign_kernel<V, EACH>, vptq_cuda_blocks(count, THREADS * EACH), THREADS,
+                       0, dev->stream, count, a->v, a->k, a->x + first * a->v, a->centroids,
+                       a->idx + first, a->dist ? a->dist + first : NULL);
 }
 
 vptq_status vptq_cuda_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
-    const double each = (double)a->k * (a->v + 1);
-    const size_t piece = vptq_cuda_piece(a->n, each, THREADS * 4);
-    vptq_status st = VPTQ_OK;
     VPTQ_BUG_IF(a->v > MAX_V);
-    for (size_t i = 0; i < a->n && !st; i += piece) {
-        const size_t now = min(piece, a->n - i);
-        st = vptq_cuda_pace(dev, each * (double)now, err);
-        if (!st)
-            st = vptq_cuda_check(launch_class(dev, now, a->v, a->k, a->x + i * a->v,
-                                              a->centroids, a->idx + i,
-                                              a->dist ? a->dist + i : NULL),
-                                 "assign", err);
-    }
-    return st;
+    const auto by_class = a->v <= 4    ? launch<4, 4>
+                          : a->v <= 6  ? launch<6, 4>
+                          : a->v <= 8  ? launch<8, 4>
+                          : a->v <= 16 ? launch<16, 2>
+                                       : launch<MAX_V, 1>;
+    return vptq_cuda_in_pieces(
+        dev, "assign", a->n, (double)a->k * (a->v + 1), THREADS * 4,
+        [&](size_t first, size_t count) { return by_class(dev, a, first, count); }, err);
 }

@@ -303,24 +303,6 @@ template <class T> static double panel_work(const attention_job &job, size_t chu
            (double)(chunks + 1);
 }
 
-/* Calls launch(count) for blocks n - 1 .. 0 in pieces; a piece goes from job->last downwards.
- */
-template <class F>
-static vptq_status in_pieces(vptq_dev *dev, attention_job *job, size_t n, double each, F launch,
-                             vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    const size_t piece = vptq_cuda_piece(n, each, 1);
-    for (size_t left = n, now; left && !st; left -= now) {
-        now = min(piece, left);
-        job->last = left - 1;
-        st = vptq_cuda_pace(dev, each * (double)now, err);
-        if (!st)
-            st = launch((unsigned)now);
-    }
-    return st;
-}
-
 template <class T> static vptq_status attend(vptq_dev *dev, attention_job *job, vptq_err *err)
 {
     const vptq_attention_args *a = &job->a;
@@ -337,27 +319,23 @@ template <class T> static vptq_status attend(vptq_dev *dev, attention_job *job, 
     if (job->splits > 1) {
         void *memory = NULL;
         const size_t floats = job->splits * all * (a->head_dim + 2);
-        const vptq_status st = vptq_cuda_scratch(dev, floats * sizeof(float), &memory, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_cuda_scratch(dev, floats * sizeof(float), &memory, err));
         job->partial = static_cast<float *>(memory);
         job->stat = job->partial + job->splits * all * a->head_dim;
     }
-    const double each = panel_work<T>(*job, chunks);
-    vptq_status st = in_pieces(
-        dev, job, panels, each,
-        [&](unsigned count) {
-            const dim3 grid(count, (unsigned)a->kv_heads, (unsigned)(job->splits * chunks));
-            return vptq_cuda_check(
-                port_launch(attention_kernel<T>, grid, THREADS, 0, dev->stream, *job),
-                "attention", err);
-        },
+    const auto launch = [&](size_t first, size_t count) {
+        const dim3 grid((unsigned)count, (unsigned)a->kv_heads,
+                        (unsigned)(job->splits * chunks));
+        job->last = panels - 1 - first;
+        return port_launch(attention_kernel<T>, grid, THREADS, 0, dev->stream, *job);
+    };
+    VPTQ_CHECK(vptq_cuda_in_pieces(dev, "attention", panels, panel_work<T>(*job, chunks), 1,
+                                   launch, err));
+    if (job->splits == 1)
+        return VPTQ_OK;
+    return vptq_cuda_check(
+        port_launch(merge_kernel, (unsigned)all, THREADS, 0, dev->stream, *job), "attention",
         err);
-    if (!st && job->splits > 1)
-        st = vptq_cuda_check(
-            port_launch(merge_kernel, (unsigned)all, THREADS, 0, dev->stream, *job),
-            "attention", err);
-    return st;
 }
 
 static attention_job job_of(const vptq_attention_args *a)
@@ -492,29 +470,24 @@ vptq_status vptq_cuda_attention_mass(vptq_dev *dev, const vptq_attention_args *a
         return VPTQ_OK;
     const size_t keys = a->pos0 + a->n, all = a->kv_heads * job.of.rows;
     void *memory = NULL;
-    vptq_status st = vptq_cuda_scratch(
-        dev, a->kv_heads * keys * sizeof(double) + all * 2 * sizeof(float), &memory, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_cuda_scratch(
+        dev, a->kv_heads * keys * sizeof(double) + all * 2 * sizeof(float), &memory, err));
     job.part = static_cast<double *>(memory);
     job.stat = reinterpret_cast<float *>(job.part + a->kv_heads * keys);
-    const auto launch = [&](void (*kernel)(mass_job), unsigned count) {
-        return vptq_cuda_check(port_launch(kernel, dim3(count, (unsigned)a->kv_heads), THREADS,
-                                           0, dev->stream, job),
-                               "attention_mass", err);
+    /* Starts a kernel for blocks n - 1 - first downwards. */
+    const auto run = [&](void (*kernel)(mass_job), size_t n, double each) {
+        const auto launch = [&](size_t first, size_t count) {
+            const dim3 grid((unsigned)count, (unsigned)a->kv_heads);
+            job.of.last = n - 1 - first;
+            return port_launch(kernel, grid, THREADS, 0, dev->stream, job);
+        };
+        return vptq_cuda_in_pieces(dev, "attention_mass", n, each, 1, launch, err);
     };
     const size_t panels = vptq_cuda_blocks(job.of.rows, T::ROWS),
                  tiles = vptq_cuda_blocks(keys, T::KEYS);
     const double each = panel_work<T>(job.of, 0);
-    st = in_pieces(
-        dev, &job.of, panels, each,
-        [&](unsigned count) { return launch(mass_stat_kernel, count); }, err);
-    if (!st)
-        st = in_pieces(
-            dev, &job.of, tiles, each * (double)panels / (double)tiles,
-            [&](unsigned count) { return launch(mass_receive_kernel, count); }, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(run(mass_stat_kernel, panels, each));
+    VPTQ_CHECK(run(mass_receive_kernel, tiles, each * (double)panels / (double)tiles));
     return vptq_cuda_check(port_launch(mass_add_kernel, vptq_cuda_blocks(keys, THREADS),
                                        THREADS, 0, dev->stream, keys, a->kv_heads, job.part,
                                        mass),

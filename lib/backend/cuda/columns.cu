@@ -1,4 +1,4 @@
-/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_pace). Vector rows are
+/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_in_pieces). Vector rows are
  * independent, so a block takes a few of them through all columns and only its own barriers
  * order the work. Shared memory holds a panel of columns of its vector rows; every change is
  * applied to the later columns of the panel at once, and a later panel first receives the
@@ -216,45 +216,31 @@ __global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
 
 /* ---- the ops ---- */
 
+/* By class of v. */
 template <bool DESCEND>
-static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
-                                const columns_job &a, const char *row, vptq_err *err)
-{
-    switch (length) {
-    case 4:
-        return search_launch(dev, columns_kernel<4, DESCEND>, a.layout, blocks, a, row, err);
-    case 6:
-        return search_launch(dev, columns_kernel<6, DESCEND>, a.layout, blocks, a, row, err);
-    case 8:
-        return search_launch(dev, columns_kernel<8, DESCEND>, a.layout, blocks, a, row, err);
-    case 12:
-        return search_launch(dev, columns_kernel<12, DESCEND>, a.layout, blocks, a, row, err);
-    case 16:
-        return search_launch(dev, columns_kernel<16, DESCEND>, a.layout, blocks, a, row, err);
-    default:
-        return search_launch(dev, columns_kernel<SEARCH_LONG, DESCEND>, a.layout, blocks, a,
-                             row, err);
-    }
-}
+static void (*const kernels[])(columns_job) = {
+    columns_kernel<4, DESCEND>,  columns_kernel<6, DESCEND>,
+    columns_kernel<8, DESCEND>,  columns_kernel<12, DESCEND>,
+    columns_kernel<16, DESCEND>, columns_kernel<SEARCH_LONG, DESCEND>};
 
-/* The job without its first vector rows. */
-static columns_job without_first(columns_job a, size_t vector_rows)
+/* The job for vector rows [first, first + count) only. */
+static columns_job part_of(columns_job a, size_t first, size_t count)
 {
-    const size_t rows = vector_rows * a.layout.v;
-    a.vector_rows -= vector_rows;
+    const size_t rows = first * a.layout.v;
+    a.vector_rows = count;
     a.from += rows;
     a.z = a.z ? a.z + rows : NULL;
     a.q += rows;
     a.change += rows;
-    a.idx += vector_rows;
-    a.idx_res = a.idx_res ? a.idx_res + vector_rows : NULL;
+    a.idx += first;
+    a.idx_res = a.idx_res ? a.idx_res + first : NULL;
     return a;
 }
 
 /* Runs the job in pieces of vector rows, which are independent. */
 template <bool DESCEND>
-static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
-                       const char *row, vptq_err *err)
+static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a, const char *op,
+                       vptq_err *err)
 {
     const double cols = (double)a.cols;
     const double each = cols * (vptq_cuda_search_work(f) + cols / 2 * f->v);
@@ -263,19 +249,12 @@ static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
         return VPTQ_OK;
     a.layout = vptq_cuda_search_layout(dev, f, panel);
     a.idx_res = f->res.stride ? a.idx_res : NULL;
-    vptq_status st = VPTQ_OK;
-    for (const size_t piece = vptq_cuda_piece(a.vector_rows, each, SEARCH_UNIT);
-         a.vector_rows && !st;) {
-        const size_t now = min(piece, a.vector_rows);
-        columns_job part = a;
-        part.vector_rows = now;
-        const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, now, &part.each);
-        st = vptq_cuda_pace(dev, each * (double)now, err);
-        if (!st)
-            st = launch_class<DESCEND>(dev, f->length, blocks, part, row, err);
-        a = without_first(a, now);
-    }
-    return st;
+    const auto launch = [&](size_t first, size_t count) {
+        columns_job part = part_of(a, first, count);
+        const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, count, &part.each);
+        return search_launch(dev, kernels<DESCEND>[f->size], a.layout, blocks, part);
+    };
+    return vptq_cuda_in_pieces(dev, op, a.vector_rows, each, SEARCH_UNIT, launch, err);
 }
 
 vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)

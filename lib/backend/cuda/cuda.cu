@@ -110,9 +110,7 @@ size_t vptq_cuda_piece(size_t n, double each, size_t unit)
 
 vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err)
 {
-    const vptq_status st = vptq_check_cancel(dev->ctx, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
     dev->queued += work;
     if (dev->queued <= port_launch_work())
         return VPTQ_OK;
@@ -184,9 +182,7 @@ vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err 
         (void)cudaFree(dev->scratch);
         dev->scratch = NULL;
         dev->scratch_bytes = 0;
-        const vptq_status st = vptq_cuda_alloc(bytes, &dev->scratch, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_cuda_alloc(bytes, &dev->scratch, err));
         dev->scratch_bytes = bytes;
     }
     *ptr = dev->scratch;

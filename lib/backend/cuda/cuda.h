@@ -40,11 +40,26 @@ vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err 
  * multiplications and check the caller's cancel flag before each.  At most twice that much work
  * is queued, so that a cancellation takes effect soon.
  *
- * Returns how many of n items of `work_each` multiplications go into one launch: all of them or
- * a multiple of `unit`. */
-size_t vptq_cuda_piece(size_t n, double work_each, size_t unit);
-/* Call before each launch.  Returns VPTQ_E_CANCELLED, or the status of earlier work. */
+ * vptq_cuda_piece returns how many of n items of `each` multiplications go into one launch: all
+ * of them or a multiple of `unit`.  vptq_cuda_pace is called before each launch; it returns
+ * VPTQ_E_CANCELLED, or the status of earlier work. */
+size_t vptq_cuda_piece(size_t n, double each, size_t unit);
 vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err);
+
+/* Calls launch(first, count), which starts the kernel of `op` and returns its cudaError_t, for
+ * n items in such pieces. */
+template <class F>
+static inline vptq_status vptq_cuda_in_pieces(vptq_dev *dev, const char *op, size_t n,
+                                              double each, size_t unit, F launch, vptq_err *err)
+{
+    const size_t piece = vptq_cuda_piece(n, each, unit);
+    for (size_t first = 0; first < n; first += piece) {
+        const size_t count = min(piece, n - first);
+        VPTQ_CHECK(vptq_cuda_pace(dev, each * (double)count, err));
+        VPTQ_CHECK(vptq_cuda_check(launch(first, count), op, err));
+    }
+    return VPTQ_OK;
+}
 
 /* Copies from host to device memory. The host memory may change as soon as it returns. */
 vptq_status vptq_cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,

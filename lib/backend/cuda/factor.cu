@@ -32,9 +32,7 @@ static vptq_status first_fault(vptq_dev *dev, size_t n, const double *a, size_t 
     *first = n;
     if (!n)
         return VPTQ_OK;
-    vptq_status st = vptq_cuda_scratch(dev, sizeof found, &memory, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_cuda_scratch(dev, sizeof found, &memory, err));
     unsigned *at = static_cast<unsigned *>(memory);
     cudaError_t e = cudaMemsetAsync(at, 0xff, sizeof *at, dev->stream);
     if (!e)
@@ -42,10 +40,9 @@ static vptq_status first_fault(vptq_dev *dev, size_t n, const double *a, size_t 
                         n, a, lda, fault, at);
     if (e)
         return vptq_cuda_check(e, "looking at a diagonal", err);
-    st = vptq_cuda_download(dev, &found, at, sizeof found, err);
-    if (!st && found < n)
-        *first = found;
-    return st;
+    VPTQ_CHECK(vptq_cuda_download(dev, &found, at, sizeof found, err));
+    *first = found < n ? found : n;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
@@ -54,12 +51,10 @@ vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size
     size_t info = 0, first = 0;
     if (!n)
         return VPTQ_OK;
-    vptq_status st = vptq_cuda_library_potrf(dev, n, a, lda, &info, err);
-    const size_t factored = info ? info - 1 : n;
-    if (!st)
-        st = first_fault(dev, factored, a, lda, NOT_POSITIVE, &first, err);
-    if (st || first == n)
-        return st;
+    VPTQ_CHECK(vptq_cuda_library_potrf(dev, n, a, lda, &info, err));
+    VPTQ_CHECK(first_fault(dev, info ? info - 1 : n, a, lda, NOT_POSITIVE, &first, err));
+    if (first == n)
+        return VPTQ_OK;
     if (bad_pivot)
         *bad_pivot = first;
     return vptq_fail(err, VPTQ_E_NUMERIC,
@@ -71,11 +66,9 @@ vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size
 vptq_status vptq_cuda_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err)
 {
     size_t first = 0;
-    const vptq_status st = first_fault(dev, n, a, lda, ZERO, &first, err);
-    if (st || !n)
-        return st;
+    VPTQ_CHECK(first_fault(dev, n, a, lda, ZERO, &first, err));
     if (first < n)
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "triangular matrix is singular: diagonal %zu of %zu is 0", first, n);
-    return vptq_cuda_library_trtri(dev, n, a, lda, err);
+    return n ? vptq_cuda_library_trtri(dev, n, a, lda, err) : VPTQ_OK;
 }

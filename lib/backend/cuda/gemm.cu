@@ -63,23 +63,16 @@ __global__ static void __launch_bounds__(THREADS)
 
 vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
 {
-    operand a = {g->a, g->trans_a ? 1 : g->lda, g->trans_a ? g->lda : 1, g->m};
+    const operand a = {g->a, g->trans_a ? 1 : g->lda, g->trans_a ? g->lda : 1, g->m};
     const operand b = {g->b, g->trans_b ? g->ldb : 1, g->trans_b ? 1 : g->ldb, g->n};
     if (!g->m || !g->n)
         return VPTQ_OK;
     const double row = (double)g->n * (double)(g->k + 1);
-    const size_t piece = vptq_cuda_piece(g->m, row, TILE);
-    vptq_status st = VPTQ_OK;
-    for (size_t r = 0; r < g->m && !st; r += piece) {
-        a.at = g->a + r * a.row;
-        a.rows = min(piece, g->m - r);
-        st = vptq_cuda_pace(dev, row * (double)a.rows, err);
-        if (st)
-            break;
-        const dim3 grid(vptq_cuda_blocks(a.rows, TILE), vptq_cuda_blocks(g->n, TILE));
-        st = vptq_cuda_check(port_launch(gemm_kernel, grid, THREADS, 0, dev->stream, a, b, g->k,
-                                         g->c + r * g->ldc, g->ldc, g->alpha, g->beta, g->bias),
-                             "gemm", err);
-    }
-    return st;
+    const auto launch = [&](size_t first, size_t count) {
+        const operand part = {a.at + first * a.row, a.row, a.step, count};
+        const dim3 grid(vptq_cuda_blocks(count, TILE), vptq_cuda_blocks(g->n, TILE));
+        return port_launch(gemm_kernel, grid, THREADS, 0, dev->stream, part, b, g->k,
+                           g->c + first * g->ldc, g->ldc, g->alpha, g->beta, g->bias);
+    };
+    return vptq_cuda_in_pieces(dev, "gemm", g->m, row, TILE, launch, err);
 }

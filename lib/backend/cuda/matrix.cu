@@ -219,13 +219,11 @@ template <class T> static T *arena_array(vptq_arena *arena, size_t n, vptq_err *
 static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena,
                          layout_build *b, vptq_err *err)
 {
-    vptq_status st = vptq_cuda_layout_build(&m->q, &b->choice->smem.tables, dev->ctx->threads,
-                                            arena, &b->layout, err);
-    const uint32_t n = st ? 0 : b->layout.segments;
+    VPTQ_CHECK(vptq_cuda_layout_build(&m->q, &b->choice->smem.tables, dev->ctx->threads, arena,
+                                      &b->layout, err));
+    const uint32_t n = b->layout.segments;
     b->blocks = max(vptq_cuda_blocks(m->q.shape.out, b->choice->rows),
                     (unsigned)dev->properties.multiProcessorCount);
-    if (st)
-        return st;
     b->stripes = arena_array<vptq_cuda_stripe>(arena, n, err);
     b->small = arena_array<vptq_cuda_stripe>(arena, n, err);
     b->main = arena_array<const uint16_t *>(arena, n, err);
@@ -234,9 +232,9 @@ static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena,
     if (!b->stripes || !b->small || !b->main || !b->residual || !b->zeros)
         return VPTQ_E_NOMEM;
     memset(b->zeros, 0, b->blocks * sizeof *b->zeros);
-    for (uint32_t i = 0; i < n && !st; i++)
-        st = make_stripe(arena, b, i, err);
-    return st;
+    for (uint32_t i = 0; i < n; i++)
+        VPTQ_CHECK(make_stripe(arena, b, i, err));
+    return VPTQ_OK;
 }
 
 static size_t codes_of(const vptq_cuda_segment *g)

@@ -362,28 +362,20 @@ __global__ static void __launch_bounds__(THREADS) merge_ranges_kernel(paged_job 
 
 static vptq_status launch_panels(vptq_dev *dev, paged_job *job, size_t panels, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_kv_rows *rows = &job->rows;
     const size_t dynamic = STACK * job->pool.head_dim * sizeof(float);
     const double each = (double)(rows->sequences * job->pool.kv_heads * STACK) *
                         (double)rows->max_tokens * (double)job->pool.head_dim *
                         (double)(job->chunks + 1);
-    const size_t piece = vptq_cuda_piece(panels, each, 1);
-    for (size_t now; job->first < panels && !st; job->first += now) {
-        now = min(piece, panels - job->first);
-        st = vptq_cuda_pace(dev, each * (double)now, err);
-        if (st)
-            break;
-        const dim3 grid((unsigned)(now * rows->sequences), (unsigned)job->pool.kv_heads,
+    const auto kernel = job->pool.type == VPTQ_F16 ? attention_paged_kernel<unsigned short>
+                                                   : attention_paged_kernel<float>;
+    const auto launch = [&](size_t first, size_t count) {
+        const dim3 grid((unsigned)(count * rows->sequences), (unsigned)job->pool.kv_heads,
                         (unsigned)(job->ranges * job->chunks));
-        st = vptq_cuda_check(job->pool.type == VPTQ_F16
-                                 ? port_launch(attention_paged_kernel<unsigned short>, grid,
-                                               THREADS, dynamic, dev->stream, *job)
-                                 : port_launch(attention_paged_kernel<float>, grid, THREADS,
-                                               dynamic, dev->stream, *job),
-                             "attention_paged", err);
-    }
-    return st;
+        job->first = first;
+        return port_launch(kernel, grid, THREADS, dynamic, dev->stream, *job);
+    };
+    return vptq_cuda_in_pieces(dev, "attention_paged", panels, each, 1, launch, err);
 }
 
 vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err)
@@ -403,14 +395,11 @@ vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, v
     job.chunks = (d + DIMS - 1) / DIMS;
     const size_t parts = a->rows->sequences * a->pool->kv_heads * job.ranges * STACK;
     void *memory = NULL;
-    vptq_status st = vptq_cuda_scratch(dev, parts * (d + 2) * sizeof(float), &memory, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_cuda_scratch(dev, parts * (d + 2) * sizeof(float), &memory, err));
     job.partial = static_cast<float *>(memory);
     job.stat = job.partial + parts * d;
-    st = launch_panels(dev, &job, (a->rows->max_rows * job.group + STACK - 1) / STACK, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(
+        launch_panels(dev, &job, (a->rows->max_rows * job.group + STACK - 1) / STACK, err));
     const dim3 grid(STACK, (unsigned)a->rows->sequences, (unsigned)a->pool->kv_heads);
     return vptq_cuda_check(port_launch(merge_ranges_kernel, grid, THREADS, 0, dev->stream, job),
                            "attention_paged", err);

@@ -212,9 +212,7 @@ vptq_status vptq_cuda_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err 
     void *weights = NULL;
     if (!s->n)
         return VPTQ_OK;
-    const vptq_status st = vptq_cuda_scratch(dev, s->n * s->vocab * sizeof(u64), &weights, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_cuda_scratch(dev, s->n * s->vocab * sizeof(u64), &weights, err));
     const sample_job j = {s->vocab, s->ld, s->logits, s->temperature,
                           s->top_p, s->u,  s->ids,    static_cast<u64 *>(weights)};
     return vptq_cuda_check(

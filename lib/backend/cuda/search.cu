@@ -46,10 +46,8 @@ static vptq_status pack_codebooks(vptq_dev *dev, const vptq_codebooks *codebooks
                                   vptq_search_index *f, vptq_err *err)
 {
     const size_t floats = codebook_floats(f, &f->main);
-    const vptq_status st = vptq_cuda_alloc(
-        (floats + codebook_floats(f, &f->res)) * sizeof(float), &f->memory, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_cuda_alloc((floats + codebook_floats(f, &f->res)) * sizeof(float),
+                               &f->memory, err));
     float *data = static_cast<float *>(f->memory);
     f->main.data = data;
     f->res.data = data + floats;
@@ -65,15 +63,6 @@ void vptq_cuda_search_index_close(vptq_dev *dev, vptq_search_index *index)
         return;
     (void)cudaFree(index->memory); /* waits for running kernels */
     vptq_mem_free(dev->ctx->mem, index);
-}
-
-static unsigned class_of(uint32_t v)
-{
-    static const unsigned classes[] = {4, 6, 8, 12, 16};
-    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
-        if (v <= classes[i])
-            return classes[i];
-    return SEARCH_LONG;
 }
 
 static unsigned beam_of(const vptq_codebooks *b)
@@ -102,7 +91,9 @@ vptq_status vptq_cuda_search_index_open(vptq_dev *dev, const vptq_codebooks *cod
         return VPTQ_E_NOMEM;
     memset(f, 0, sizeof *f);
     f->v = codebooks->v;
-    f->length = class_of(codebooks->v);
+    while (search_classes[f->size] < f->v)
+        f->size++;
+    f->length = search_classes[f->size];
     f->beam = beam_of(codebooks);
     f->main = codebook_of(codebooks->k);
     f->res = codebook_of(codebooks->k_res);
@@ -246,44 +237,25 @@ __global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     }
 }
 
-static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
-                                const search_job &a, vptq_err *err)
-{
-    switch (length) {
-    case 4:
-        return search_launch(dev, search_kernel<4>, a.layout, blocks, a, "search", err);
-    case 6:
-        return search_launch(dev, search_kernel<6>, a.layout, blocks, a, "search", err);
-    case 8:
-        return search_launch(dev, search_kernel<8>, a.layout, blocks, a, "search", err);
-    case 12:
-        return search_launch(dev, search_kernel<12>, a.layout, blocks, a, "search", err);
-    case 16:
-        return search_launch(dev, search_kernel<16>, a.layout, blocks, a, "search", err);
-    default:
-        return search_launch(dev, search_kernel<SEARCH_LONG>, a.layout, blocks, a, "search",
-                             err);
-    }
-}
+/* By class of v. */
+static void (*const kernels[])(search_job) = {search_kernel<4>,  search_kernel<6>,
+                                              search_kernel<8>,  search_kernel<12>,
+                                              search_kernel<16>, search_kernel<SEARCH_LONG>};
 
 vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
 {
-    const double each = vptq_cuda_search_work(f->index);
-    const size_t piece = vptq_cuda_piece(f->n, each, SEARCH_UNIT);
-    vptq_status st = VPTQ_OK;
     search_job a = {};
     a.layout = vptq_cuda_search_layout(dev, f->index, 0);
     a.keep = f->keep;
-    for (size_t i = 0; i < f->n && !st; i += piece) {
-        a.n = min(piece, f->n - i);
-        a.x = f->x + i * f->index->v;
-        a.idx = f->idx + i;
-        a.idx_res = f->index->res.stride ? f->idx_res + i : NULL;
-        a.dist = f->dist ? f->dist + i : NULL;
-        const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, a.n, &a.each);
-        st = vptq_cuda_pace(dev, each * (double)a.n, err);
-        if (!st)
-            st = launch_class(dev, f->index->length, blocks, a, err);
-    }
-    return st;
+    const auto launch = [&](size_t first, size_t count) {
+        a.n = count;
+        a.x = f->x + first * f->index->v;
+        a.idx = f->idx + first;
+        a.idx_res = f->index->res.stride ? f->idx_res + first : NULL;
+        a.dist = f->dist ? f->dist + first : NULL;
+        const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, count, &a.each);
+        return search_launch(dev, kernels[f->index->size], a.layout, blocks, a);
+    };
+    return vptq_cuda_in_pieces(dev, "search", f->n, vptq_cuda_search_work(f->index),
+                               SEARCH_UNIT, launch, err);
 }

@@ -43,10 +43,14 @@ template <unsigned V> static const unsigned search_per_sm = V == 16 ? 1 : 2;
 struct vptq_search_index {
     search_codebook main, res; /* res.stride 0: no residual codebook */
     uint32_t v;
-    unsigned length; /* the class of v: 4, 6, 8, 12, 16 or SEARCH_LONG */
+    unsigned size;   /* which of search_classes is that of v */
+    unsigned length; /* the class of v */
     unsigned beam;   /* 1: greedy; 0: all pairs */
     void *memory;
 };
+
+/* The classes of v: kernels are compiled for vectors of up to so many elements. */
+static const unsigned search_classes[] = {4, 6, 8, 12, 16, SEARCH_LONG};
 
 /* The dynamic shared memory of a block; offsets in bytes. */
 struct search_layout {
@@ -83,15 +87,12 @@ enum { SEARCH_UNIT = 64 };
 
 /* Starts kernel(job) with layout l in `blocks` blocks. */
 template <class J>
-static inline vptq_status search_launch(vptq_dev *dev, void (*kernel)(J),
-                                        const search_layout &l, unsigned blocks, const J &job,
-                                        const char *row, vptq_err *err)
+static inline cudaError_t search_launch(vptq_dev *dev, void (*kernel)(J),
+                                        const search_layout &l, unsigned blocks, const J &job)
 {
-    cudaError_t e =
+    const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.bytes);
-    if (!e)
-        e = port_launch(kernel, blocks, SEARCH_THREADS, l.bytes, dev->stream, job);
-    return vptq_cuda_check(e, row, err);
+    return e ? e : port_launch(kernel, blocks, SEARCH_THREADS, l.bytes, dev->stream, job);
 }
 
 /* ---- keys ---- */

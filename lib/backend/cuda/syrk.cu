@@ -125,20 +125,13 @@ vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err 
     moments m = {a->tokens, a->n, a->ldx, a->x, a->w, a->h, a->sum, 0};
     const size_t tiles = lower_count(vptq_cuda_blocks(a->n, ROWS), ROWS / COLUMNS);
     const double tile = (double)(a->tokens * ROWS * COLUMNS);
-    const size_t piece = vptq_cuda_piece(tiles, tile, 1);
-    vptq_status st = VPTQ_OK;
     if (!a->tokens || !a->n)
         return VPTQ_OK;
-    for (; m.tile0 < tiles && !st; m.tile0 += piece) {
-        const size_t now = min(piece, tiles - m.tile0);
-        st = vptq_cuda_pace(dev, tile * (double)now, err);
-        if (!st)
-            st = vptq_cuda_check(
-                port_launch(syrk_kernel, (unsigned)now, THREADS, 0, dev->stream, m), "syrk_add",
-                err);
-    }
-    if (st)
-        return st;
+    const auto launch = [&](size_t first, size_t count) {
+        m.tile0 = first;
+        return port_launch(syrk_kernel, (unsigned)count, THREADS, 0, dev->stream, m);
+    };
+    VPTQ_CHECK(vptq_cuda_in_pieces(dev, "syrk_add", tiles, tile, 1, launch, err));
     return vptq_cuda_check(
         port_launch(sum_kernel, vptq_cuda_blocks(a->n, PORT_LANES), THREADS, 0, dev->stream, m),
         "syrk_add", err);
@@ -210,24 +203,17 @@ vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, v
     *a->trace = 0;
     if (!a->m || !a->n)
         return VPTQ_OK;
-    vptq_status st =
-        vptq_cuda_scratch(dev, (chunks * tiles + 1) * sizeof(double), &memory, err);
+    VPTQ_CHECK(vptq_cuda_scratch(dev, (chunks * tiles + 1) * sizeof(double), &memory, err));
     double *total = static_cast<double *>(memory);
     quad q = {a->m, a->n, a->lde, a->ldh, a->e, a->h, total + 1, 0, tiles};
     const double tile = (double)(a->m * TILE * TILE);
-    const size_t piece = vptq_cuda_piece(tiles, tile, 1);
-    for (; q.tile0 < tiles && !st; q.tile0 += piece) {
-        const size_t now = min(piece, tiles - q.tile0);
-        st = vptq_cuda_pace(dev, tile * (double)now, err);
-        if (!st)
-            st = vptq_cuda_check(port_launch(quad_kernel, dim3((unsigned)now, (unsigned)chunks),
-                                             THREADS, 0, dev->stream, q),
-                                 "quad_trace", err);
-    }
-    if (!st)
-        st = vptq_cuda_check(vptq_cuda_total(dev, chunks * tiles, q.partial, total),
-                             "quad_trace", err);
-    if (st)
-        return st;
+    const auto launch = [&](size_t first, size_t count) {
+        q.tile0 = first;
+        return port_launch(quad_kernel, dim3((unsigned)count, (unsigned)chunks), THREADS, 0,
+                           dev->stream, q);
+    };
+    VPTQ_CHECK(vptq_cuda_in_pieces(dev, "quad_trace", tiles, tile, 1, launch, err));
+    VPTQ_CHECK(vptq_cuda_check(vptq_cuda_total(dev, chunks * tiles, q.partial, total),
+                               "quad_trace", err));
     return vptq_cuda_download(dev, a->trace, total, sizeof *total, err);
 }

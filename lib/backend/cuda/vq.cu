@@ -61,9 +61,7 @@ vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *matrix, size_
     const vptq_vq *q = NULL;
     if (!n)
         return VPTQ_OK;
-    const vptq_status uploaded = vptq_cuda_matrix_stored(dev, matrix, &q, err);
-    if (uploaded)
-        return uploaded;
+    VPTQ_CHECK(vptq_cuda_matrix_stored(dev, matrix, &q, err));
     const stored_matrix m = {*q, vptq_vq_row_words(s), vptq_vq_vector_rows(s),
                              vptq_vq_index_bits(s), vptq_log2u(s->k)};
     const size_t max_vector_rows = 65535; /* vector rows per launch: the limit of gridDim.y */
@@ -72,12 +70,9 @@ vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *matrix, size_
         const size_t now = vector_rows < max_vector_rows ? vector_rows : max_vector_rows;
         const size_t end = (first / s->v + now) * s->v, last = end < r0 + n ? end : r0 + n;
         const dim3 grid(vptq_cuda_blocks(s->in, THREADS), (unsigned)now);
-        const vptq_status st =
-            vptq_cuda_check(port_launch(dequant_kernel, grid, THREADS, 0, dev->stream, m, first,
-                                        last, w + (first - r0) * ldw, ldw),
-                            "vq_dequant", err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_cuda_check(port_launch(dequant_kernel, grid, THREADS, 0, dev->stream, m,
+                                               first, last, w + (first - r0) * ldw, ldw),
+                                   "vq_dequant", err));
         first = last;
     }
     return VPTQ_OK;

@@ -381,10 +381,8 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
         vptq_cuda_blocks(r->max_chunks, vptq_cuda_blocks(r->max_chunks, plan->split));
     const bool sums = r->count > 1;
     gemm_job j = {};
-    const vptq_status st =
-        vptq_cuda_product_open(dev, m, r, g, n, X_MANY, split, split > 1 || sums, &j.o, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(
+        vptq_cuda_product_open(dev, m, r, g, n, X_MANY, split, split > 1 || sums, &j.o, err));
     j.stripes = r->small_stripes;
     j.count = r->count;
     j.rows = plan->rows;

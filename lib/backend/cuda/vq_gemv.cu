@@ -408,10 +408,8 @@ static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_r
     const x_form form = form_of(memory->rows);
     const size_t n = memory->rows;
     gemv_job j = {};
-    const vptq_status st =
-        vptq_cuda_product_open(dev, m, r, g, n, form, r->split, r->split > 1, &j.o, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(
+        vptq_cuda_product_open(dev, m, r, g, n, form, r->split, r->split > 1, &j.o, err));
     j.stripes = r->stripes;
     j.count = r->count;
     j.rows = c->rows;
@@ -483,22 +481,20 @@ vptq_status vptq_cuda_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_ge
         return VPTQ_OK;
     if (g->n > VPTQ_CUDA_GEMM_BATCH)
         return multiply_decoded(dev, m, g, err);
-    vptq_status st = vptq_cuda_matrix_runtime(dev, m, &r, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_cuda_matrix_runtime(dev, m, &r, err));
     const bool more = g->n >= r->small.from && g->n <= r->small.to;
     vptq_gemv_args left = *g;
     if (!more && g->n > MAX_TOKENS)
         return multiply_decoded(dev, m, g, err);
-    while (!st && left.n) {
+    while (left.n) {
         size_t rows = 0;
-        st = more ? vptq_cuda_vq_gemm(dev, m, r, &left, &rows, err)
-                  : launch_gemv(dev, m, r, &left, &rows, err);
-        if (!st && !rows)
+        VPTQ_CHECK(more ? vptq_cuda_vq_gemm(dev, m, r, &left, &rows, err)
+                        : launch_gemv(dev, m, r, &left, &rows, err));
+        if (!rows)
             return multiply_decoded(dev, m, &left, err);
         left.x += rows * left.ldx;
         left.y += rows * left.ldy;
         left.n -= rows;
     }
-    return st;
+    return VPTQ_OK;
 }

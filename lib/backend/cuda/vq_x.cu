@@ -94,10 +94,7 @@ vptq_status vptq_cuda_product_open(vptq_dev *dev, const vptq_matrix *m,
     const size_t n_tiles = form == X_FEW ? 1 : form == X_SOME ? 2 : (n + COLUMNS - 1) / COLUMNS;
     const size_t fragments = n_tiles * tiles * PORT_LANES * sizeof(uint2);
     void *all = NULL;
-    const vptq_status st =
-        vptq_cuda_scratch(dev, fragments + 2 * n * sizeof(float) + parts, &all, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_cuda_scratch(dev, fragments + 2 * n * sizeof(float) + parts, &all, err));
     x_job j = {};
     j.x = g->x;
     j.ldx = g->ldx;
