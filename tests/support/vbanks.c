@@ -50,7 +50,7 @@ static void count_tile(const vptq_cuda_segment *s, size_t at, vbanks_count *n)
     if (!s->residual.k || !s->residual.shared)
         return;
     for (uint32_t l = 0; l < VPTQ_CUDA_LANES; l++)
-        rows[l] = vptq_cuda_residual_row(s, at + (size_t)l * VPTQ_CUDA_CHUNK_TILES, l);
+        rows[l] = vbanks_residual_row(s, at + (size_t)l * VPTQ_CUDA_CHUNK_TILES, l);
     n->residual += fetch(&s->residual, rows);
 }
 

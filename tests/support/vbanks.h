@@ -22,4 +22,11 @@ typedef struct vbanks_count {
 /* Counts the lookups of a whole layout, without those of tables in global memory. */
 vbanks_count vbanks_count_layout(const vptq_cuda_layout *l);
 
+/* Table row of the residual code at `at` for a lane. */
+static inline uint32_t vbanks_residual_row(const vptq_cuda_segment *s, size_t at, uint32_t lane)
+{
+    return s->codes8 ? vptq_cuda_replica_row(&s->residual, s->codes8[at], lane)
+                     : s->codes16[at];
+}
+
 #endif

@@ -141,15 +141,10 @@ static vptq_status check_table(const vptq_cuda_table *t, const char *codebook, u
 static vptq_status check(const vptq_vq *q, const vptq_cuda_tables *t, vptq_err *err)
 {
     const vptq_vq_shape *s = &q->shape;
-    vptq_status st = vptq_vq_shape_check(s, err);
-    if (!st)
-        st = check_table(&t->main, "main", s->v, s->k, err);
-    if (!st)
-        st = check_table(&t->residual, "residual", s->v, s->k_res, err);
-    if (!st)
-        st = check_table(&t->outlier, "outlier", s->v0, s->k0, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_vq_shape_check(s, err));
+    VPTQ_CHECK(check_table(&t->main, "main", s->v, s->k, err));
+    VPTQ_CHECK(check_table(&t->residual, "residual", s->v, s->k_res, err));
+    VPTQ_CHECK(check_table(&t->outlier, "outlier", s->v0, s->k0, err));
     uint32_t vector_rows = s->outliers ? (s->out + s->v0 - 1) / s->v0 : 0;
     for (size_t i = 0; i < (size_t)vector_rows * s->outliers; i++) {
         if (q->outlier_indices[i] >= s->k0)
@@ -205,8 +200,7 @@ static vptq_status map_channels(const vptq_vq *q, vptq_arena *arena, vptq_cuda_l
     return VPTQ_OK;
 }
 
-static vptq_status build_segment(builder *b, int threads, vptq_arena *arena,
-                                 size_t *stream_bytes, vptq_err *err)
+static vptq_status build_segment(builder *b, int threads, vptq_arena *arena, vptq_err *err)
 {
     vptq_cuda_segment *s = b->s;
     vptq_status st = VPTQ_OK;
@@ -220,7 +214,6 @@ static vptq_status build_segment(builder *b, int threads, vptq_arena *arena,
         s->codes16 = vptq_arena_alloc(arena, codes, sizeof *s->codes16, err);
     if (!s->codes || (s->residual.k && !s->codes8 && !s->codes16))
         return VPTQ_E_NOMEM;
-    *stream_bytes += codes * (2 + (s->codes8 ? 1U : 0U) + (s->codes16 ? 2U : 0U));
     VPTQ_TRY(rank_codebook(b, false, arena, &s->order, &rank, err));
     VPTQ_TRY(rank_codebook(b, true, arena, &s->res_order, &res_rank, err));
     b->rank = rank;
@@ -236,63 +229,18 @@ vptq_status vptq_cuda_layout_build(const vptq_vq *q, const vptq_cuda_tables *tab
                                    int threads, vptq_arena *arena, vptq_cuda_layout *out,
                                    vptq_err *err)
 {
-    vptq_status st = check(q, tables, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(check(q, tables, err));
     uint32_t has_outliers = q->shape.outliers > 0;
-    *out = (vptq_cuda_layout){.shape = q->shape, .segments = q->shape.groups + has_outliers};
+    *out = (vptq_cuda_layout){.segments = q->shape.groups + has_outliers};
     out->segment = vptq_arena_alloc(arena, out->segments, sizeof *out->segment, err);
     if (!out->segment)
         return VPTQ_E_NOMEM;
     describe(q, tables, out);
-    st = map_channels(q, arena, out, err);
-    for (uint32_t i = 0; i < out->segments && !st; i++) {
+    VPTQ_CHECK(map_channels(q, arena, out, err));
+    for (uint32_t i = 0; i < out->segments; i++) {
         builder b = {.q = q, .s = &out->segment[i]};
         b.group = i < has_outliers ? UINT32_MAX : i - has_outliers;
-        st = build_segment(&b, threads, arena, &out->stream_bytes, err);
+        VPTQ_CHECK(build_segment(&b, threads, arena, err));
     }
-    return st;
-}
-
-static uint32_t centroid_of(const vptq_cuda_table *t, const uint16_t *order, uint32_t row)
-{
-    uint32_t rank = vptq_cuda_rank(t, row);
-    return order && rank != UINT32_MAX ? order[rank] : rank;
-}
-
-/* Decodes the indices of one vector row and column from the streams. */
-static uint32_t decode(const vptq_cuda_segment *s, uint32_t vector_row, uint32_t column,
-                       uint32_t *res)
-{
-    uint32_t in_tile = column % VPTQ_CUDA_TILE;
-    uint32_t lane = (in_tile >> 3) * 16 + (vector_row & 1) * 8 + (in_tile & 7);
-    size_t at = vptq_cuda_code_at(s, vector_row / 2, column / VPTQ_CUDA_CHUNK,
-                                  column % VPTQ_CUDA_CHUNK / VPTQ_CUDA_TILE, lane);
-    *res = 0;
-    if (s->residual.k)
-        *res = centroid_of(&s->residual, s->res_order, vptq_cuda_residual_row(s, at, lane));
-    return centroid_of(&s->main, s->order, s->codes[at]);
-}
-
-void vptq_cuda_layout_unpack(const vptq_cuda_layout *l, uint32_t *indices,
-                             uint16_t *outlier_indices)
-{
-    const vptq_vq_shape *s = &l->shape;
-    uint32_t has_outliers = s->outliers > 0, vector_rows = vptq_vq_vector_rows(s), res;
-    size_t words = vptq_vq_row_words(s);
-    memset(indices, 0, (size_t)s->groups * vector_rows * words * sizeof *indices);
-    for (uint32_t i = 0; i < l->segments; i++) {
-        const vptq_cuda_segment *g = &l->segment[i];
-        for (uint32_t vector_row = 0; vector_row < g->vector_rows; vector_row++) {
-            size_t row = (size_t)(i - has_outliers) * vector_rows + vector_row;
-            for (uint32_t c = 0; c < g->columns; c++) {
-                uint32_t main = decode(g, vector_row, c, &res);
-                if (i < has_outliers)
-                    outlier_indices[(size_t)vector_row * s->outliers + c] = (uint16_t)main;
-                else
-                    vptq_bits_put(indices + row * words, c, vptq_vq_index_bits(s),
-                                  main | res << vptq_log2u(s->k));
-            }
-        }
-    }
+    return VPTQ_OK;
 }

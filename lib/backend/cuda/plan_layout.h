@@ -55,12 +55,10 @@ typedef struct vptq_cuda_segment {
 } vptq_cuda_segment;
 
 typedef struct vptq_cuda_layout {
-    vptq_vq_shape shape;
     uint32_t segments;
     vptq_cuda_segment *segment;
     uint32_t columns;       /* padded columns of all segments */
     const int32_t *channel; /* [columns] input channel (perm applied), -1: x is 0 */
-    size_t stream_bytes;    /* main and residual streams of all segments */
 } vptq_cuda_layout;
 
 /* Builds the layout in `arena`. It refers to the codebooks of q, which must live as long. The
@@ -69,12 +67,6 @@ typedef struct vptq_cuda_layout {
 vptq_status vptq_cuda_layout_build(const vptq_vq *q, const vptq_cuda_tables *tables,
                                    int threads, vptq_arena *arena, vptq_cuda_layout *out,
                                    vptq_err *err) VPTQ_MUST_CHECK;
-
-/* Inverse of the build: writes the indices of the file, [groups][vector
- * rows][vptq_vq_row_words] with zero bits after the last index, and [ceil(out / v0)][outliers]
- * (NULL without outliers). */
-void vptq_cuda_layout_unpack(const vptq_cuda_layout *l, uint32_t *indices,
-                             uint16_t *outlier_indices);
 
 /* Position of a lane's code in a stream of the segment. */
 static inline size_t vptq_cuda_code_at(const vptq_cuda_segment *s, uint32_t pair,
@@ -93,14 +85,6 @@ static inline uint32_t vptq_cuda_lane_vector_row(uint32_t pair, uint32_t lane)
 static inline uint32_t vptq_cuda_lane_column(uint32_t chunk, uint32_t tile, uint32_t lane)
 {
     return chunk * VPTQ_CUDA_CHUNK + tile * VPTQ_CUDA_TILE + (lane >> 4) * 8 + (lane & 7);
-}
-
-/* Table row of the residual code at `at` for a lane. */
-static inline uint32_t vptq_cuda_residual_row(const vptq_cuda_segment *s, size_t at,
-                                              uint32_t lane)
-{
-    return s->codes8 ? vptq_cuda_replica_row(&s->residual, s->codes8[at], lane)
-                     : s->codes16[at];
 }
 
 #endif
