@@ -1,5 +1,5 @@
-/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_in_pieces). Vector rows are
- * independent, so a block takes a few of them through all columns and only its own barriers
+/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_in_pieces). Vector rows
+ * are independent, so a block takes a few of them through all columns and only its own barriers
  * order the work. Shared memory holds a panel of columns of its vector rows; every change is
  * applied to the later columns of the panel at once, and a later panel first receives the
  * changes of all earlier columns in order. Each element thus sees the same operations as with
