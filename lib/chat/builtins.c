@@ -52,8 +52,7 @@ static tpl_value strip(tpl_call *c)
     tpl_value text = vptq_tpl_str(c->run, c->self), chars = c->arg[0];
     if (is_given(chars) && !want_str(c, chars))
         return text;
-    vptq_tpl_step(c->run, text.len / 4 * (1 + chars.len / 8));
-    return vptq_tpl_strip(text, chars, c->variant & LEFT, c->variant & RIGHT);
+    return vptq_tpl_strip(c->run, text, chars, c->variant & LEFT, c->variant & RIGHT);
 }
 
 /* Character by character; of those that become several only the sharp s. */
@@ -90,9 +89,7 @@ static tpl_value replace(tpl_call *c)
         return s;
     if (old.len == 0)
         return TPL_UNSUPPORTED(r, "replace of an empty text is not supported");
-    vptq_tpl_step(r, s.len / 16);
-    for (; vptq_tpl_step(r, 1) && (at = vptq_tpl_find(s, old, from)) != SIZE_MAX;
-         from = at + old.len) {
+    for (; (at = vptq_tpl_find(r, s, old, from)) != SIZE_MAX; from = at + old.len) {
         vptq_tpl_add(r, s.u.s + from, at - from);
         vptq_tpl_add(r, with.u.s, with.len);
     }
@@ -128,9 +125,8 @@ static tpl_value split(tpl_call *c)
         return TPL_UNSUPPORTED(r, "split without a separator is not supported");
     if (!want_str(c, sep) || sep.len == 0)
         return TPL_ERROR(r, "split at an empty separator");
-    vptq_tpl_step(r, rest.len / 16);
-    for (int64_t max = want_int(c, c->arg[1], -1); vptq_tpl_step(r, 1) && max != 0; max--) {
-        size_t at = vptq_tpl_find(rest, sep, 0);
+    for (int64_t max = want_int(c, c->arg[1], -1); max != 0; max--) {
+        size_t at = vptq_tpl_find(r, rest, sep, 0);
         if (at == SIZE_MAX)
             break;
         vptq_tpl_append(r, &parts, TPL_TEXT(rest.u.s, at));
@@ -148,9 +144,10 @@ static tpl_value has_affix(tpl_call *c)
     bool found = false;
     if (parts.kind != TPL_TUPLE)
         parts = (tpl_value){.kind = TPL_TUPLE, .len = 1, .u.items = &c->arg[0]};
-    for (uint32_t i = 0; i < parts.len && !found && vptq_tpl_step(c->run, 1); i++) {
+    for (uint32_t i = 0; i < parts.len && !found && !c->run->status; i++) {
         tpl_value part = parts.u.items[i];
-        found = want_str(c, part) && part.len <= s.len &&
+        found = want_str(c, part) && vptq_tpl_step(c->run, TPL_READ(part.len)) &&
+                part.len <= s.len &&
                 (part.len == 0 || memcmp(s.u.s + (c->variant == LEFT ? 0 : s.len - part.len),
                                          part.u.s, part.len) == 0);
     }
@@ -183,7 +180,7 @@ static tpl_value list(tpl_call *c)
 /* The attribute of an item; the item itself if `name` is not given. */
 static tpl_value attribute_at(tpl_call *c, tpl_value item, tpl_value name)
 {
-    if (name.kind == TPL_STR && vptq_tpl_find(name, TPL_LITERAL("."), 0) != SIZE_MAX)
+    if (name.kind == TPL_STR && vptq_tpl_find(c->run, name, TPL_LITERAL("."), 0) != SIZE_MAX)
         return TPL_UNSUPPORTED(c->run, "a path of attributes is not supported");
     return is_given(name) ? vptq_tpl_get(c->run, item, name, false) : item;
 }
@@ -221,7 +218,7 @@ static tpl_value sort(tpl_call *c)
         tpl_value key = lower.self.kind == TPL_STR ? change_case(&lower) : lower.self;
         uint32_t at = i;
         for (; at > 0 && !vptq_tpl_equal(c->run, keys.u.items[at - 1], key) &&
-               vptq_tpl_compare(c->run, '<', key, keys.u.items[at - 1]);
+               vptq_tpl_truth(vptq_tpl_binary(c->run, '<', key, keys.u.items[at - 1]));
              at--) {
             out.u.items[at] = out.u.items[at - 1];
             keys.u.items[at] = keys.u.items[at - 1];
@@ -345,9 +342,15 @@ static tpl_value is_boolean(tpl_call *c)
     return TPL_BOOLEAN(c->self.kind == TPL_BOOL && c->self.u.i == c->variant);
 }
 
+/* variant: an operator */
 static tpl_value compares(tpl_call *c)
 {
-    return TPL_BOOLEAN(vptq_tpl_compare(c->run, c->variant, c->self, c->arg[0]));
+    return vptq_tpl_binary(c->run, c->variant, c->self, c->arg[0]);
+}
+
+static tpl_value differs(tpl_call *c)
+{
+    return TPL_BOOLEAN(!vptq_tpl_equal(c->run, c->self, c->arg[0]));
 }
 
 /* ---- global functions ---- */
@@ -416,13 +419,13 @@ static const tpl_function table[] = {
     {"defined", T, has_kind, "", 0, ~(1 << TPL_UNDEFINED)},
     {"dictsort", F, dictsort, "", 0, ITEMS},
     {"endswith", S, has_affix, "suffix", 1, RIGHT},
-    {"eq", T, compares, "other", 1, TPL_T_EQ},
-    {"equalto", T, compares, "other", 1, TPL_T_EQ},
+    {"eq", T, compares, "other", 1, '='},
+    {"equalto", T, compares, "other", 1, '='},
     {"false", T, is_boolean, "", 0, false},
     {"first", F, end_of, "", 0, LEFT},
     {"float", T, has_kind, "", 0, 1 << TPL_FLOAT},
     {"get", D, dict_get, "key default", 1, 0},
-    {"in", T, compares, "other", 1, TPL_T_IN},
+    {"in", T, compares, "other", 1, 'i'},
     {"indent", F, indent, "width first", 0, 0},
     {"integer", T, has_kind, "", 0, 1 << TPL_INT},
     {"items", F, dict_view, "", 0, ITEMS_FILTER},
@@ -439,7 +442,7 @@ static const tpl_function table[] = {
     {"mapping", T, has_kind, "", 0, 1 << TPL_DICT},
     {"min", F, minimum, "", 0, LEFT},
     {"namespace", G, new_namespace, "*", 0, 0},
-    {"ne", T, compares, "other", 1, TPL_T_NE},
+    {"ne", T, differs, "other", 1, 0},
     {"none", T, has_kind, "", 0, 1 << TPL_NONE},
     {"number", T, has_kind, "", 0, 1 << TPL_BOOL | 1 << TPL_INT | 1 << TPL_FLOAT},
     {"raise_exception", G, raise_exception, "message", 1, 0},

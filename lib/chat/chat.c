@@ -266,8 +266,8 @@ static vptq_status render(const chat *c, json_t *messages, bool reply, vptq_buf 
 {
     VPTQ_CHECK(set(c->variables, "messages", messages, err));
     VPTQ_CHECK(set(c->variables, "add_generation_prompt", json_boolean(reply), err));
-    return vptq_template_render(c->template, &(vptq_template_input){c->variables, c->date}, out,
-                                err);
+    return vptq_template_render(
+        c->template, &(vptq_template_input){c->variables, c->date, c->ctx}, out, err);
 }
 
 static bool is_special(const vptq_vocab *v, int32_t id)
@@ -295,7 +295,9 @@ static vptq_status add_turn_end(const chat *c, vptq_ids *stop, vptq_err *err)
     if (st) {
         vptq_log(c->ctx, VPTQ_LOG_MORE, "the token that ends a turn is unknown: %s",
                  refused.text);
-        st = st == VPTQ_E_NOMEM ? vptq_fail(err, st, "%s", refused.text) : VPTQ_OK;
+        st = st == VPTQ_E_NOMEM || st == VPTQ_E_CANCELLED
+                 ? vptq_fail(err, st, "%s", refused.text)
+                 : VPTQ_OK;
         goto out;
     }
     const char *tail = NULL;

@@ -1,78 +1,5 @@
-/* Renders the tree of a template: limits, expressions, statements, macros. */
-#define _GNU_SOURCE /* timegm */
-#include <stdarg.h>
-#include <stdio.h>
-#include <time.h>
-
+/* Evaluates the tree of a template: variables, statements, macros and expressions. */
 #include "lib/chat/internal.h"
-
-/* ---- failures and limits ---- */
-
-tpl_value vptq_tpl_fail(tpl_run *r, vptq_status code, const char *fmt, ...)
-{
-    static const char nothing[] = "";
-    char text[640];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    if (!r->status)
-        r->status = vptq_fail(r->err, code, "%s: line %u: %s", r->name, r->line, text);
-    return (tpl_value){.kind = TPL_UNDEFINED, .u.s = nothing};
-}
-
-bool vptq_tpl_step(tpl_run *r, size_t steps)
-{
-    r->steps += steps;
-    if (r->steps > TPL_MAX_STEPS)
-        TPL_ERROR(r, "the template takes more than %d steps", TPL_MAX_STEPS);
-    return !r->status;
-}
-
-static bool charge(tpl_run *r, size_t bytes)
-{
-    if (bytes > TPL_MAX_BYTES - r->bytes)
-        TPL_ERROR(r, "the template makes more than %zu MiB of values", TPL_MAX_BYTES >> 20);
-    else
-        r->bytes += bytes;
-    return !r->status;
-}
-
-bool vptq_tpl_enter(tpl_run *r, unsigned max)
-{
-    if (++r->depth > max)
-        TPL_ERROR(r, "nested more than %u levels deep", max);
-    return !r->status;
-}
-
-void *vptq_tpl_alloc(tpl_run *r, size_t count, size_t size)
-{
-    enum { ARENA_OVERHEAD = 64 }; /* of the smallest piece */
-    bool fits = count <= TPL_MAX_BYTES / size;
-    if (!charge(r, fits ? count * size + ARENA_OVERHEAD : TPL_MAX_BYTES + 1))
-        return NULL;
-    void *p = vptq_arena_alloc(r->arena, count, size, r->err);
-    r->status = p ? VPTQ_OK : VPTQ_E_NOMEM;
-    return p;
-}
-
-void vptq_tpl_add(tpl_run *r, const char *s, size_t len)
-{
-    if (len > 0 && vptq_tpl_step(r, 1) && charge(r, len))
-        r->status = vptq_buf_add(r->text, s, len, r->err);
-}
-
-tpl_value vptq_tpl_take(tpl_run *r, size_t start)
-{
-    size_t len = r->text->len - start;
-    char *copy = vptq_tpl_alloc(r, len, 1);
-    if (!copy || len == 0)
-        return TPL_LITERAL("");
-    memcpy(copy, r->text->data + start, len);
-    r->text->len = start;
-    r->text->data[start] = 0;
-    return TPL_TEXT(copy, len);
-}
 
 static tpl_value eval(tpl_run *r, const tpl_node *n);
 
@@ -134,16 +61,26 @@ static tpl_scope *open_scope(tpl_run *r, tpl_scope *parent)
 
 /* ---- statements ---- */
 
-static void run_body(tpl_run *r, const tpl_node *first)
+/* The value of the last one. */
+static tpl_value run_body(tpl_run *r, const tpl_node *first)
 {
+    tpl_value v = TPL_NO_VALUE(TPL_LITERAL("a missing else"));
     for (const tpl_node *n = first; n && r->flow == TPL_FLOW_ON && !r->status; n = n->next)
-        (void)eval(r, n);
+        v = eval(r, n);
+    return v;
+}
+
+void vptq_tpl_run(tpl_run *r, const tpl_node *body)
+{
+    (void)run_body(r, body);
+    if (r->flow != TPL_FLOW_ON)
+        TPL_ERROR(r, "'break' or 'continue' outside of a loop");
 }
 
 static void run_scoped(tpl_run *r, const tpl_node *body)
 {
     tpl_scope *outer = open_scope(r, r->scope);
-    run_body(r, body);
+    (void)run_body(r, body);
     r->scope = outer;
 }
 
@@ -198,17 +135,18 @@ static void run_for(tpl_run *r, const tpl_node *n)
         set_loop(r, loop.u.dict, items, i);
         set_variable(r, TPL_LITERAL("loop"), loop);
         assign(r, n->left, items.u.items[i]);
-        run_body(r, n->body);
+        (void)run_body(r, n->body);
     }
     r->flow = TPL_FLOW_ON;
     r->scope = outer;
 }
 
-static void run_set_block(tpl_run *r, const tpl_node *n)
+static void run_set(tpl_run *r, const tpl_node *n)
 {
     size_t start = r->text->len;
-    run_scoped(r, n->body);
-    assign(r, n->left, vptq_tpl_take(r, start));
+    if (n->body)
+        run_scoped(r, n->body);
+    assign(r, n->left, n->right ? eval(r, n->right) : vptq_tpl_take(r, start));
 }
 
 static void define_macro(tpl_run *r, const tpl_node *n)
@@ -222,9 +160,9 @@ static void define_macro(tpl_run *r, const tpl_node *n)
 
 /* ---- expressions ---- */
 
-static tpl_value list_of(tpl_run *r, const tpl_node *n, tpl_kind kind)
+static tpl_value list_of(tpl_run *r, const tpl_node *n)
 {
-    tpl_value list = vptq_tpl_list(r, kind, n->count);
+    tpl_value list = vptq_tpl_list(r, (tpl_kind)n->op, n->count);
     const tpl_node *item = n->items;
     for (uint32_t i = 0; i < list.len; item = item->next, i++)
         list.u.items[i] = eval(r, item);
@@ -233,7 +171,7 @@ static tpl_value list_of(tpl_run *r, const tpl_node *n, tpl_kind kind)
 
 static tpl_value dict_of(tpl_run *r, const tpl_node *n)
 {
-    tpl_value items = list_of(r, n, TPL_LIST), dict = vptq_tpl_dict(r, TPL_DICT, TPL_EMPTY);
+    tpl_value items = list_of(r, n), dict = vptq_tpl_dict(r, TPL_DICT, TPL_EMPTY);
     for (uint32_t i = 0; i + 1 < items.len && !r->status; i += 2)
         vptq_tpl_dict_set(r, dict.u.dict, items.u.items[i], items.u.items[i + 1]);
     return dict;
@@ -279,9 +217,7 @@ static tpl_value call_macro(tpl_run *r, const tpl_macro *m, tpl_args args)
     size_t start = r->text->len;
     tpl_scope *outer = open_scope(r, m->scope);
     bind_parameters(r, m->node, args);
-    run_body(r, m->node->body);
-    if (r->flow != TPL_FLOW_ON)
-        TPL_ERROR(r, "'break' or 'continue' outside of a loop");
+    vptq_tpl_run(r, m->node->body);
     r->scope = outer;
     return vptq_tpl_take(r, start);
 }
@@ -301,25 +237,25 @@ static tpl_value call(tpl_run *r, const tpl_node *n)
     return TPL_ERROR(r, "'%.*s' is undefined and cannot be called", TPL_NAME(f));
 }
 
-static tpl_value apply(tpl_run *r, const tpl_node *n, int use)
+/* A filter or test. */
+static tpl_value apply(tpl_run *r, const tpl_node *n)
 {
-    const tpl_function *f = vptq_tpl_function(n->value, use);
+    const tpl_function *f = vptq_tpl_function(n->value, n->op);
     tpl_value v = eval(r, n->left);
     tpl_args args = args_of(r, n);
     return f ? vptq_tpl_call(r, f, v, args)
              : TPL_UNSUPPORTED(r, "%s '%.*s' is not supported",
-                               use == TPL_FILTER ? "filter" : "test", TPL_NAME(n->value));
+                               n->op == TPL_FILTER ? "filter" : "test", TPL_NAME(n->value));
 }
 
-/* A node with two values: left, which is evaluated first, and right. */
 static tpl_value binary(tpl_run *r, const tpl_node *n)
 {
-    tpl_value left = eval(r, n->left), right = eval(r, n->right);
+    tpl_value left = eval(r, n->left);
+    if (n->op == '&' || n->op == '|')
+        return vptq_tpl_truth(left) == (n->op == '|') ? left : eval(r, n->right);
+    tpl_value right = eval(r, n->right);
     r->line = n->line;
-    if (n->kind == TPL_N_ITEM)
-        return vptq_tpl_get(r, left, right, false);
-    return n->kind == TPL_N_ARITHMETIC ? vptq_tpl_arithmetic(r, n->op, left, right)
-                                       : TPL_BOOLEAN(vptq_tpl_compare(r, n->op, left, right));
+    return vptq_tpl_binary(r, n->op, left, right);
 }
 
 /* ---- nodes ---- */
@@ -327,15 +263,11 @@ static tpl_value binary(tpl_run *r, const tpl_node *n)
 static void run_statement(tpl_run *r, const tpl_node *n)
 {
     if (n->kind == TPL_N_PRINT)
-        vptq_tpl_print(r, eval(r, n->right));
-    else if (n->kind == TPL_N_IF)
-        run_body(r, vptq_tpl_truth(eval(r, n->left)) ? n->body : n->other);
+        vptq_tpl_print(r, eval(r, n->left));
     else if (n->kind == TPL_N_FOR)
         run_for(r, n);
     else if (n->kind == TPL_N_SET)
-        assign(r, n->left, eval(r, n->right));
-    else if (n->kind == TPL_N_SET_BLOCK)
-        run_set_block(r, n);
+        run_set(r, n);
     else if (n->kind == TPL_N_MACRO)
         define_macro(r, n);
     else if (n->kind == TPL_N_SCOPE)
@@ -353,36 +285,24 @@ static tpl_value eval_node(tpl_run *r, const tpl_node *n)
     case TPL_N_NAME:
         return value_of(r, n->value);
     case TPL_N_LIST:
-        return list_of(r, n, TPL_LIST);
-    case TPL_N_TUPLE:
-        return list_of(r, n, TPL_TUPLE);
+        return list_of(r, n);
     case TPL_N_DICT:
         return dict_of(r, n);
     case TPL_N_ATTRIBUTE:
         return vptq_tpl_get(r, eval(r, n->left), n->value, true);
-    case TPL_N_ITEM:
-    case TPL_N_ARITHMETIC:
-    case TPL_N_COMPARISON:
-        return binary(r, n);
     case TPL_N_SLICE:
         v = eval(r, n->left);
-        return vptq_tpl_slice(r, v, list_of(r, n, TPL_LIST));
+        return vptq_tpl_slice(r, v, list_of(r, n));
     case TPL_N_CALL:
         return call(r, n);
-    case TPL_N_FILTER:
-        return apply(r, n, TPL_FILTER);
-    case TPL_N_TEST:
-        return apply(r, n, TPL_TEST);
+    case TPL_N_APPLY:
+        return apply(r, n);
     case TPL_N_NOT:
         return TPL_BOOLEAN(!vptq_tpl_truth(eval(r, n->left)));
-    case TPL_N_AND:
-    case TPL_N_OR:
-        v = eval(r, n->left);
-        return vptq_tpl_truth(v) == (n->kind == TPL_N_OR) ? v : eval(r, n->right);
-    case TPL_N_CONDITION:
-        if (vptq_tpl_truth(eval(r, n->right)))
-            return eval(r, n->left);
-        return n->other ? eval(r, n->other) : TPL_NO_VALUE(TPL_LITERAL("a missing else"));
+    case TPL_N_BINARY:
+        return binary(r, n);
+    case TPL_N_IF:
+        return run_body(r, vptq_tpl_truth(eval(r, n->left)) ? n->body : n->other);
     default:
         run_statement(r, n);
         return TPL_NULL;
@@ -397,48 +317,4 @@ static tpl_value eval(tpl_run *r, const tpl_node *n)
         v = eval_node(r, n);
     r->depth--;
     return v;
-}
-
-/* ---- a rendering ---- */
-
-static vptq_status read_date(const char *text, struct tm *date, vptq_err *err)
-{
-    int n = -1;
-    if (strlen(text) == 10)
-        (void)sscanf(text, "%4d-%2d-%2d%n", &date->tm_year, &date->tm_mon, &date->tm_mday, &n);
-    else
-        (void)sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d%n", &date->tm_year, &date->tm_mon,
-                     &date->tm_mday, &date->tm_hour, &date->tm_min, &date->tm_sec, &n);
-    date->tm_year -= 1900;
-    date->tm_mon--;
-    const struct tm given = *date;
-    (void)timegm(date); /* sets the day of the week, and changes what is not a date */
-    if (n <= 0 || text[n] || given.tm_year < 1 - 1900 || given.tm_mon != date->tm_mon ||
-        given.tm_mday != date->tm_mday || given.tm_hour != date->tm_hour ||
-        given.tm_min != date->tm_min || given.tm_sec != date->tm_sec)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "'%.40s' is not a date, expected YYYY-MM-DD or YYYY-MM-DDThh:mm:ss",
-                         text);
-    return VPTQ_OK;
-}
-
-vptq_status vptq_template_render(const vptq_template *t, const vptq_template_input *in,
-                                 vptq_buf *out, vptq_err *err)
-{
-    struct tm date = {0};
-    vptq_arena arena;
-    tpl_scope root = {NULL, TPL_EMPTY};
-    tpl_run r = {.name = t->name, .err = err, .arena = &arena, .text = out, .scope = &root};
-    if (in->date)
-        VPTQ_CHECK(read_date(in->date, &date, err));
-    r.date = in->date ? &date : NULL;
-    vptq_arena_init(&arena, t->mem);
-    tpl_value variables = vptq_tpl_from_json(&r, in->variables);
-    if (variables.kind == TPL_DICT)
-        root.vars = *variables.u.dict;
-    run_body(&r, t->body);
-    if (r.flow != TPL_FLOW_ON)
-        TPL_ERROR(&r, "'break' or 'continue' outside of a loop");
-    vptq_arena_release(&arena);
-    return r.status;
 }

@@ -1,9 +1,10 @@
-/* Internal to lib/chat: the interpreter of chat templates.
+/* Internal: the interpreter of chat templates.
  *
+ *   template.c  parsing and rendering; limits and failures
  *   lex.c       text -> tokens
  *   parse.c     tokens -> tree
- *   eval.c      tree -> text: expressions, statements, macros; limits and failures
- *   value.c     values: containers, order, arithmetic, attributes, slices
+ *   eval.c      tree -> text: expressions, statements, macros
+ *   value.c     values: containers, operators, attributes, slices
  *   print.c     values -> text: str(), repr(), JSON
  *   builtins.c  filters, tests, methods and global functions by name
  *
@@ -12,23 +13,26 @@
  *
  * Failures are sticky, because every operation of a template can fail: vptq_tpl_fail records
  * the first one in run->status.  From then on expressions are undefined, containers are empty,
- * and vptq_tpl_step, which every loop calls, returns false. */
+ * and vptq_tpl_step, which every loop calls, returns false.  After a failure to parse, the rest
+ * of the template is its end. */
 #ifndef VPTQ_CHAT_INTERNAL_H
 #define VPTQ_CHAT_INTERNAL_H
 
 #include <string.h>
 
+#include "lib/base/ctx.h"
 #include "lib/base/utf8.h"
 #include "lib/chat/template.h"
 
 enum {
     TPL_MAX_NESTING = 200,            /* brackets, operators and statements of a template */
     TPL_MAX_DEPTH = 300,              /* expressions, calls and values while rendering */
-    TPL_MAX_STEPS = 20 * 1000 * 1000, /* nodes and items visited; text searched per 16 bytes */
+    TPL_MAX_STEPS = 20 * 1000 * 1000, /* nodes and items visited; text read: see TPL_READ */
     TPL_MAX_RANGE = 100000,           /* items of range(), as in jinja2's sandbox */
     TPL_MAX_PARAMS = 3                /* of a filter, test, method or function */
 };
 #define TPL_MAX_BYTES ((size_t)256 << 20) /* values and text made by a rendering */
+#define TPL_READ(len) (1 + (len) / 16)    /* steps for reading `len` bytes of text */
 
 /* ---- values ---- */
 
@@ -110,80 +114,39 @@ static inline bool tpl_is_sequence(tpl_value v) /* can be indexed and sliced */
     return v.kind >= TPL_LIST && v.kind <= TPL_RANGE;
 }
 
-/* ---- syntax ---- */
-
-/* Tokens of one character are that character. */
-enum {
-    TPL_T_END,
-    TPL_T_TEXT,
-    TPL_T_PRINT, /* {{ */
-    TPL_T_TAG,   /* {% */
-    TPL_T_CLOSE, /* }} or %} */
-    TPL_T_NAME,
-    TPL_T_STRING,
-    TPL_T_NUMBER,
-    TPL_T_EQ = 128,
-    TPL_T_NE,
-    TPL_T_GE,
-    TPL_T_LE,
-    TPL_T_IN,
-    TPL_T_AND,
-    TPL_T_OR,
-    TPL_T_NOT_IN /* of the tree; two tokens */
-};
-
-typedef struct tpl_token {
-    uint8_t kind;
-    uint32_t line;
-    tpl_value value; /* NUMBER: its value; STRING: without escapes; others: as written */
-} tpl_token;
+/* ---- the tree ---- */
 
 typedef struct tpl_run tpl_run;
 
 typedef enum {
     TPL_N_CONSTANT,  /* value */
-    TPL_N_NAME,      /* value */
-    TPL_N_LIST,      /* items */
-    TPL_N_TUPLE,     /* items */
-    TPL_N_DICT,      /* items: key, value, key, value, ... */
+    TPL_N_NAME,      /* value; of a parameter: left is its default */
+    TPL_N_LIST,      /* items; op: TPL_LIST or TPL_TUPLE */
+    TPL_N_DICT,      /* items: key, value, key, value, ...; op: TPL_LIST */
     TPL_N_ATTRIBUTE, /* left.value */
-    TPL_N_ITEM,      /* left[right] */
-    TPL_N_SLICE,     /* left[items], three */
+    TPL_N_SLICE,     /* left[items], three; op: TPL_LIST */
     TPL_N_CALL,      /* left(items) */
     TPL_N_KEYWORD,   /* an argument value=left */
-    TPL_N_FILTER,    /* left | value(items) */
-    TPL_N_TEST,      /* left is value(items) */
+    TPL_N_APPLY,     /* left | value(items), left is value(items); op: TPL_FILTER or TPL_TEST */
     TPL_N_NOT,       /* left */
-    TPL_N_AND,       /* left, right */
-    TPL_N_OR,
-    TPL_N_ARITHMETIC, /* left op right */
-    TPL_N_COMPARISON,
-    TPL_N_CONDITION, /* left if right else other */
-    TPL_N_PRINT,     /* right */
-    TPL_N_IF,        /* left, body, other */
-    TPL_N_FOR,       /* left in right if filter, body, other */
-    TPL_N_SET,       /* left = right */
-    TPL_N_SET_BLOCK, /* left = text of body */
-    TPL_N_MACRO,     /* value(items), body */
+    TPL_N_BINARY,    /* left op right; op: an operator, '&' and, '|' or, '[' left[right] */
+    TPL_N_IF,        /* if left: body, else: other; statements, or one expression each */
+    TPL_N_PRINT,     /* left */
+    TPL_N_FOR,       /* left in right if filter: body, else: other */
+    TPL_N_SET,       /* left = right, or left = text of body */
+    TPL_N_MACRO,     /* value(items): body */
     TPL_N_SCOPE,     /* body */
     TPL_N_JUMP       /* op: the flow */
 } tpl_node_kind;
 
 struct tpl_node {
-    uint8_t kind, op; /* op: a token */
+    uint8_t kind, op;
     uint32_t line, count;
     tpl_value value; /* constant, or name */
     tpl_node *left, *right, *filter;
-    tpl_node *items;        /* list of `count` elements, arguments or parameters */
-    tpl_node *body, *other; /* lists of statements; `other` also the value after else */
-    tpl_node *next;         /* in its list */
-};
-
-struct vptq_template {
-    vptq_mem *mem;
-    vptq_arena arena;
-    const char *name;
-    tpl_node *body;
+    tpl_node *items; /* list of `count` elements, arguments or parameters */
+    tpl_node *body, *other;
+    tpl_node *next; /* in its list */
 };
 
 /* ---- a run: parsing, or rendering ---- */
@@ -191,8 +154,9 @@ struct vptq_template {
 typedef enum { TPL_FLOW_ON, TPL_FLOW_BREAK, TPL_FLOW_CONTINUE } tpl_flow;
 
 struct tpl_run {
-    const char *name; /* of the template */
-    uint32_t line;    /* of the token or node being worked on */
+    const char *name;    /* of the template */
+    uint32_t line;       /* of the token or node being worked on */
+    const vptq_ctx *ctx; /* its cancel flag ends the run; may be NULL */
     vptq_status status;
     vptq_err *err;
     vptq_arena *arena;
@@ -211,7 +175,7 @@ tpl_value vptq_tpl_fail(tpl_run *r, vptq_status code, const char *fmt, ...) VPTQ
 #define TPL_UNSUPPORTED(r, ...) vptq_tpl_fail(r, VPTQ_E_UNSUPPORTED, __VA_ARGS__)
 
 /* The limits: loops charge steps, everything made charges bytes, recursion enters and leaves.
- * False and NULL after a failure. */
+ * False and NULL after a failure; the cancel flag is one. */
 bool vptq_tpl_step(tpl_run *r, size_t steps);
 bool vptq_tpl_enter(tpl_run *r, unsigned max); /* r->depth-- leaves, also after a failure */
 void *vptq_tpl_alloc(tpl_run *r, size_t count, size_t size);
@@ -220,7 +184,9 @@ void *vptq_tpl_alloc(tpl_run *r, size_t count, size_t size);
 void vptq_tpl_add(tpl_run *r, const char *s, size_t len);
 tpl_value vptq_tpl_take(tpl_run *r, size_t start);
 
-tpl_token *vptq_tpl_lex(tpl_run *r, const char *text, size_t len); /* up to a TPL_T_END */
+tpl_node *vptq_tpl_parse(tpl_run *r, const char *text, size_t len); /* statements */
+/* Runs the statements of a template or macro: its output follows r->text. */
+void vptq_tpl_run(tpl_run *r, const tpl_node *body);
 
 /* ---- builtins.c ---- */
 
@@ -269,8 +235,8 @@ tpl_value vptq_tpl_from_json(tpl_run *r, const json_t *j); /* keeps the strings 
 const char *vptq_tpl_type(tpl_value v); /* "a string", for messages */
 bool vptq_tpl_truth(tpl_value v);
 bool vptq_tpl_equal(tpl_run *r, tpl_value a, tpl_value b);
-bool vptq_tpl_compare(tpl_run *r, int op, tpl_value a, tpl_value b);
-tpl_value vptq_tpl_arithmetic(tpl_run *r, int op, tpl_value a, tpl_value b);
+/* a op b: '=' '<' '>' give a boolean, as 'i' (a in b); '+' '-' '*' '%' '~' '[' a value. */
+tpl_value vptq_tpl_binary(tpl_run *r, int op, tpl_value a, tpl_value b);
 
 tpl_value vptq_tpl_iterate(tpl_run *r, tpl_value v); /* the items that a loop visits */
 size_t vptq_tpl_length(tpl_run *r, tpl_value v);
@@ -283,9 +249,9 @@ tpl_value vptq_tpl_slice(tpl_run *r, tpl_value v, tpl_value bounds);
 size_t vptq_tpl_char(const char *s, size_t len, uint32_t *cp);
 bool vptq_tpl_is_space(uint32_t cp);
 /* v without the characters of `chars` (not STR: white space) at its ends. */
-tpl_value vptq_tpl_strip(tpl_value v, tpl_value chars, bool left, bool right);
-/* Byte offset of `part` in s from `from` on, or SIZE_MAX.  Linear time. */
-size_t vptq_tpl_find(tpl_value s, tpl_value part, size_t from);
+tpl_value vptq_tpl_strip(tpl_run *r, tpl_value v, tpl_value chars, bool left, bool right);
+/* Byte offset of `part` in s from `from` on, or SIZE_MAX.  Takes linear time and charges it. */
+size_t vptq_tpl_find(tpl_run *r, tpl_value s, tpl_value part, size_t from);
 
 /* ---- print.c ---- */
 

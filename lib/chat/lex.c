@@ -1,243 +1,202 @@
 /* Splits a template into tokens, as jinja2's lexer does with trim_blocks and lstrip_blocks. */
-#include "lib/chat/internal.h"
+#include "lib/chat/lex.h"
 
-typedef struct lexer {
-    tpl_run *r;
-    const char *s; /* with '\n' for every line end, and without the last one */
-    size_t len, pos;
-    bool line_starts; /* the previous tag ended with a newline */
-    tpl_token *tokens;
-    size_t count, cap;
-} lexer;
+/* ---- outside of tags ---- */
 
-static void add(lexer *x, int kind, tpl_value value)
+static void advance(tpl_parser *p, size_t to)
 {
-    if (x->count == x->cap) {
-        size_t cap = x->cap ? 2 * x->cap : 256;
-        tpl_token *more = vptq_tpl_alloc(x->r, cap, sizeof *more);
-        if (!more)
-            return;
-        if (x->count > 0)
-            memcpy(more, x->tokens, x->count * sizeof *more);
-        x->tokens = more;
-        x->cap = cap;
+    for (; p->pos < to; p->pos++) {
+        p->line_starts = p->s[p->pos] == '\n';
+        p->line += p->line_starts;
     }
-    x->tokens[x->count++] = (tpl_token){(uint8_t)kind, x->r->line, value};
 }
 
-static void advance(lexer *x, size_t to)
+/* Makes the text up to `end` the current token. */
+static void set_token(tpl_parser *p, tpl_token kind, size_t end)
 {
-    for (size_t i = x->pos; i < to; i++)
-        x->r->line += x->s[i] == '\n';
-    x->line_starts = to > x->pos && x->s[to - 1] == '\n';
-    x->pos = to;
+    p->kind = kind;
+    p->value = TPL_TEXT(p->s + p->pos, end - p->pos);
+    advance(p, end);
 }
 
-static size_t skip_space(const lexer *x, size_t at)
+static bool starts_with(const tpl_parser *p, size_t at, const char *word)
 {
-    tpl_value rest = TPL_TEXT(x->s + at, x->len - at);
-    return x->len - vptq_tpl_strip(rest, TPL_NULL, true, false).len;
+    return strncmp(p->s + at, word, strlen(word)) == 0;
 }
 
-static bool starts_with(const lexer *x, size_t at, const char *word)
+size_t vptq_tpl_skip_space(const tpl_parser *p, size_t at)
 {
-    size_t len = strlen(word);
-    return x->len - at >= len && memcmp(x->s + at, word, len) == 0;
-}
-
-/* '-' or '+' after the two characters at `at`, or 0. */
-static char sign_of(const lexer *x, size_t at)
-{
-    return at + 2 < x->len && (x->s[at + 2] == '-' || x->s[at + 2] == '+') ? x->s[at + 2] : 0;
-}
-
-/* The text up to `to`, where a tag with the whitespace control `sign` begins; `lstrip`: without
- * the spaces before a tag that is the first on its line. */
-static void add_text(lexer *x, size_t to, char sign, bool lstrip)
-{
-    tpl_value text = TPL_TEXT(x->s + x->pos, to - x->pos);
-    size_t end = x->pos + vptq_tpl_strip(text, TPL_NULL, false, true).len, line = to;
-    while (line > x->pos && x->s[line - 1] != '\n')
-        line--;
-    bool only_space = end <= line && (line > x->pos || x->line_starts);
-    if (sign != '-')
-        end = lstrip && !sign && only_space ? line : to;
-    if (end > x->pos)
-        add(x, TPL_T_TEXT, TPL_TEXT(x->s + x->pos, end - x->pos));
-    advance(x, to);
+    tpl_value rest = TPL_TEXT(p->s + at, p->len - at);
+    return p->len - vptq_tpl_strip(p->r, rest, TPL_NULL, true, false).len;
 }
 
 /* Length of the end of a tag at `at` ("%}", "-%}" with the space after it, and with `trim`
  * "+%}", or "%}" with a newline after it), 0 if there is none. */
-static size_t tag_end(const lexer *x, size_t at, const char *end, bool trim)
+static size_t tag_end(const tpl_parser *p, size_t at, const char *end, bool trim)
 {
-    size_t p = at;
-    char sign = 0;
-    if (p < x->len && (x->s[p] == '-' || (trim && x->s[p] == '+')))
-        sign = x->s[p++];
-    if (!starts_with(x, p, end))
+    char sign = p->s[at];
+    bool minus = sign == '-', plus = trim && sign == '+';
+    size_t after = at + (minus || plus) + 2;
+    if (!starts_with(p, after - 2, end))
         return 0;
-    p += 2;
-    if (sign == '-')
-        p = skip_space(x, p);
-    else if (!sign && trim && p < x->len && x->s[p] == '\n')
-        p++;
-    return p - at;
+    if (minus)
+        after = vptq_tpl_skip_space(p, after);
+    else if (!plus && trim && p->s[after] == '\n')
+        after++;
+    return after - at;
 }
 
-static void skip_comment(lexer *x)
+/* Takes the text up to `to`, where a tag with the whitespace control `sign` begins; `lstrip`:
+ * without the spaces before a tag that is the first on its line. */
+static void read_text(tpl_parser *p, size_t to, char sign, bool lstrip)
 {
-    for (size_t at = x->pos + 2; at < x->len; at++) {
-        size_t len = tag_end(x, at, "#}", true);
-        if (len) {
-            advance(x, at + len);
+    tpl_value text = TPL_TEXT(p->s + p->pos, to - p->pos);
+    size_t end = p->pos + vptq_tpl_strip(p->r, text, TPL_NULL, false, true).len, line = to;
+    while (line > p->pos && p->s[line - 1] != '\n')
+        line--;
+    bool only_space = end <= line && (line > p->pos || p->line_starts);
+    if (sign != '-')
+        end = lstrip && sign != '+' && only_space ? line : to;
+    set_token(p, T_TEXT, end > p->pos ? end : p->pos);
+    advance(p, to);
+}
+
+static void skip_comment(tpl_parser *p)
+{
+    size_t at = p->pos + 2, len = 0;
+    while (at < p->len && (len = tag_end(p, at, "#}", true)) == 0)
+        at++;
+    if (len == 0)
+        TPL_ERROR(p->r, "a comment has no end");
+    advance(p, at + len);
+}
+
+/* Outside of tags: T_TEXT, T_OPEN or T_END. */
+static void next_outside(tpl_parser *p)
+{
+    for (char tag = '#'; tag == '#' && !p->r->status;) {
+        size_t at = p->pos;
+        p->r->line = p->line;
+        while (at < p->len && !starts_with(p, at, "{{") && !starts_with(p, at, "{%") &&
+               !starts_with(p, at, "{#"))
+            at++;
+        tag = at < p->len ? p->s[at + 1] : 0;
+        char sign = tag ? p->s[at + 2] : '+';
+        read_text(p, at, sign, tag != '{');
+        if (p->value.len > 0)
             return;
+        p->kind = T_END;
+        p->r->line = p->line;
+        if (tag == '#') {
+            skip_comment(p);
+        } else if (tag) {
+            set_token(p, T_OPEN, at + 2 + (sign == '-' || sign == '+'));
+            p->tag = tag;
         }
     }
-    TPL_ERROR(x->r, "a comment has no end");
 }
 
-/* ---- in a tag ---- */
+/* ---- tokens in a tag ---- */
 
-static bool is_digit(char c)
+static const char digits[] = "0123456789";
+
+static size_t name_length(const char *s)
 {
-    return c >= '0' && c <= '9';
+    return strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
 }
 
-static bool is_name(char c)
+static void read_number(tpl_parser *p)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || is_digit(c);
+    bool index = p->s[p->pos - 1] == '.'; /* as in x.0.y */
+    set_token(p, T_NUMBER, p->pos + strspn(p->s + p->pos, digits));
+    const char *after = p->s + p->pos;
+    if (name_length(after) > 0 || (!index && *after == '.' && strspn(after + 1, digits) > 0))
+        TPL_UNSUPPORTED(p->r, "a number that is not a decimal integer is not supported");
 }
 
-static void lex_number(lexer *x)
-{
-    int64_t v = 0;
-    bool index = x->pos > 0 && x->s[x->pos - 1] == '.'; /* as in x.0.y */
-    for (; x->pos < x->len && is_digit(x->s[x->pos]); x->pos++)
-        if (__builtin_mul_overflow(v, (int64_t)10, &v) ||
-            __builtin_add_overflow(v, (int64_t)(x->s[x->pos] - '0'), &v))
-            TPL_ERROR(x->r, "a number exceeds 64 bits");
-    size_t dot = x->pos;
-    if (dot < x->len && (is_name(x->s[dot]) || (!index && x->s[dot] == '.' &&
-                                                dot + 1 < x->len && is_digit(x->s[dot + 1]))))
-        TPL_UNSUPPORTED(x->r, "a number that is not a decimal integer is not supported");
-    add(x, TPL_T_NUMBER, TPL_INTEGER(v));
-}
-
-static void lex_string(lexer *x)
+static void read_string(tpl_parser *p)
 {
     static const char escapes[] = "\\'\"nrt", meanings[] = "\\'\"\n\r\t";
-    size_t from = x->pos + 1, end = from, n = 0;
-    while (end < x->len && x->s[end] != x->s[x->pos])
-        end += x->s[end] == '\\' ? 2 : 1;
-    if (end >= x->len) {
-        TPL_ERROR(x->r, "a string has no end");
+    size_t from = p->pos + 1, end = from, n = 0;
+    while (end < p->len && p->s[end] != p->s[p->pos])
+        end += p->s[end] == '\\' ? 2 : 1;
+    if (end >= p->len) {
+        TPL_ERROR(p->r, "a string has no end");
         return;
     }
-    char *out = vptq_tpl_alloc(x->r, end - from, 1);
-    for (size_t p = from; p < end && out; p++) {
+    char *out = vptq_tpl_alloc(p->r, end - from, 1);
+    for (size_t at = from; at < end && out; at++) {
         const char *known = NULL;
-        if (x->s[p] == '\\' && (!x->s[++p] || !(known = strchr(escapes, x->s[p]))))
-            TPL_UNSUPPORTED(x->r, "the escape '\\%.*s' in a string is not supported",
-                            (int)vptq_tpl_char(x->s + p, x->len - p, &(uint32_t){0}), x->s + p);
-        out[n++] = known ? meanings[known - escapes] : x->s[p];
+        if (p->s[at] == '\\' && (!p->s[++at] || !(known = strchr(escapes, p->s[at]))))
+            TPL_UNSUPPORTED(p->r, "the escape '\\%.*s' in a string is not supported",
+                            (int)vptq_tpl_char(p->s + at, p->len - at, &(uint32_t){0}),
+                            p->s + at);
+        out[n++] = known ? meanings[known - escapes] : p->s[at];
     }
-    add(x, TPL_T_STRING, TPL_TEXT(out, n));
-    advance(x, end + 1);
+    set_token(p, T_STRING, end + 1);
+    p->value = TPL_TEXT(out, n);
 }
 
-/* `open`: the closing characters of the open brackets. */
-static void lex_operator(lexer *x, char *open, size_t *depth)
+static void read_operator(tpl_parser *p)
 {
-    static const char *const pairs[] = {"==", "!=", ">=", "<="};
-    char c = x->s[x->pos];
-    for (int i = 0; i < 4; i++)
-        if (starts_with(x, x->pos, pairs[i])) {
-            add(x, TPL_T_EQ + i, TPL_TEXT(x->s + x->pos, 2));
-            x->pos += 2;
-            return;
-        }
-    if (c == '*' || c == '/')
-        TPL_UNSUPPORTED(x->r, "'%c' is not supported", c);
-    const char *bracket = c ? strchr("([{)]}", c) : NULL;
-    if (!c || !strchr("+-/*%~[](){}><=.:|,;", c))
-        TPL_ERROR(x->r, "unexpected character 0x%02x", (unsigned)(unsigned char)c);
-    else if (bracket && strchr("([{", c) && *depth == TPL_MAX_NESTING)
-        TPL_ERROR(x->r, "brackets are nested more than %d levels deep", TPL_MAX_NESTING);
-    else if (bracket && strchr("([{", c))
-        open[(*depth)++] = bracket[3];
-    else if (bracket && (*depth == 0 || open[--*depth] != c))
-        TPL_ERROR(x->r, "unexpected '%c'", c);
-    add(x, c, TPL_TEXT(x->s + x->pos, 1));
-    x->pos++;
+    const char *s = p->s + p->pos;
+    bool two = *s && strchr("=!<>", *s) && s[1] == '=';
+    if (*s == '/')
+        TPL_UNSUPPORTED(p->r, "'/' is not supported");
+    else if (!two && (!*s || !strchr("+-*%~[](){}><=.:|,;", *s)))
+        TPL_ERROR(p->r, "unexpected character 0x%02x", (unsigned)(unsigned char)*s);
+    else if (strchr("([{", *s))
+        p->brackets++;
+    else if (p->brackets > 0 && strchr(")]}", *s))
+        p->brackets--;
+    set_token(p, T_OPERATOR, p->pos + 1 + two);
 }
 
-static void lex_name(lexer *x)
+static void next_in_tag(tpl_parser *p)
 {
-    static const char *const operators[] = {"in", "and", "or"};
-    size_t from = x->pos;
-    int kind = TPL_T_NAME;
-    while (x->pos < x->len && is_name(x->s[x->pos]))
-        x->pos++;
-    tpl_value name = TPL_TEXT(x->s + from, x->pos - from);
-    for (int i = 0; i < 3; i++)
-        kind = tpl_is(name, operators[i]) ? TPL_T_IN + i : kind;
-    add(x, kind, name);
-}
-
-/* The inside of "{{ }}" (print) or "{% %}". */
-static void lex_tag(lexer *x, bool print)
-{
-    const char *close = print ? "}}" : "%}";
-    char open[TPL_MAX_NESTING];
-    size_t depth = 0;
-    add(x, print ? TPL_T_PRINT : TPL_T_TAG, TPL_TEXT(x->s + x->pos, 2));
-    advance(x, x->pos + 2 + (sign_of(x, x->pos) != 0));
-    while (x->pos < x->len && !x->r->status) {
-        size_t end = depth ? 0 : tag_end(x, x->pos, close, !print);
-        size_t from = x->pos, after = skip_space(x, from);
-        char c = x->s[from];
-        if (end) {
-            add(x, TPL_T_CLOSE, TPL_TEXT(close, 2));
-            advance(x, from + end);
-            return;
-        }
-        if (after > from) {
-            advance(x, after);
-        } else if (is_digit(c)) {
-            lex_number(x);
-        } else if (is_name(c)) {
-            lex_name(x);
-        } else if (c == '\'' || c == '"') {
-            lex_string(x);
-        } else {
-            lex_operator(x, open, &depth);
-        }
+    advance(p, vptq_tpl_skip_space(p, p->pos));
+    p->r->line = p->line;
+    const char *close = p->tag == '{' ? "}}" : "%}", *s = p->s + p->pos;
+    size_t end = p->brackets ? 0 : tag_end(p, p->pos, close, p->tag == '%');
+    if (end) {
+        set_token(p, T_CLOSE, p->pos + end);
+        p->value = TPL_TEXT(close, 2);
+        p->tag = 0;
+    } else if (p->pos == p->len) {
+        TPL_ERROR(p->r, p->tag == '{' ? "'{{' has no '}}'" : "'{%%' has no '%%}'");
+    } else if (strspn(s, digits) > 0) {
+        read_number(p);
+    } else if (name_length(s) > 0) {
+        set_token(p, T_NAME, p->pos + name_length(s));
+        if (tpl_is(p->value, "in") || tpl_is(p->value, "and") || tpl_is(p->value, "or"))
+            p->kind = T_OPERATOR;
+    } else if (*s == '\'' || *s == '"') {
+        read_string(p);
+    } else {
+        read_operator(p);
     }
-    TPL_ERROR(x->r, print ? "'{{' has no '}}'" : "'{%%' has no '%%}'");
 }
 
-tpl_token *vptq_tpl_lex(tpl_run *r, const char *text, size_t len)
+void vptq_tpl_next(tpl_parser *p)
 {
-    lexer x = {.r = r, .line_starts = true};
-    char *s = vptq_tpl_alloc(r, len + 1, 1);
-    for (size_t i = 0; s && i < len; i++)
+    if (p->tag)
+        next_in_tag(p);
+    else
+        next_outside(p);
+}
+
+void vptq_tpl_lex(tpl_parser *p, const char *text, size_t len)
+{
+    char *s = vptq_tpl_alloc(p->r, len + 1, 1);
+    if (!s)
+        return;
+    for (size_t i = 0; i < len; i++)
         if (text[i] != '\r' || i + 1 == len || text[i + 1] != '\n')
-            s[x.len++] = text[i] == '\r' ? '\n' : text[i];
-    x.len -= x.len > 0 && s[x.len - 1] == '\n';
-    x.s = s;
-    while (x.pos < x.len && !r->status) {
-        size_t at = x.pos;
-        while (at < x.len && !starts_with(&x, at, "{{") && !starts_with(&x, at, "{%") &&
-               !starts_with(&x, at, "{#"))
-            at++;
-        bool print = starts_with(&x, at, "{{"), comment = starts_with(&x, at, "{#");
-        add_text(&x, at, at < x.len ? sign_of(&x, at) : '+', !print);
-        if (comment)
-            skip_comment(&x);
-        else if (at < x.len)
-            lex_tag(&x, print);
-    }
-    add(&x, TPL_T_END, TPL_NULL);
-    return x.tokens;
+            s[p->len++] = text[i] == '\r' ? '\n' : text[i];
+    p->len -= p->len > 0 && s[p->len - 1] == '\n';
+    s[p->len] = 0;
+    p->s = s;
+    p->line = 1;
+    p->line_starts = true;
+    vptq_tpl_next(p);
 }

@@ -1,127 +1,106 @@
-/* Parses the tokens of a template into a tree: statements, and expressions by precedence. */
+/* Parses a template into a tree: recursive descent, by precedence. */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 
-#include "lib/chat/internal.h"
+#include "lib/chat/lex.h"
 
-/* After a failure the current token is the end of the template, which ends every construct. */
-typedef struct parser {
-    tpl_run *r;
-    const tpl_token *token; /* the current one */
-    tpl_node failed;        /* stands for nodes that cannot be allocated */
-} parser;
+typedef tpl_node *(*parse_fn)(tpl_parser *p);
 
-typedef tpl_node *(*parse_fn)(parser *p);
+/* ---- the current token ---- */
 
-/* ---- tokens ---- */
-
-static void stop(parser *p)
+static bool is_kind(const tpl_parser *p, tpl_token kind)
 {
-    static const tpl_token end = {.kind = TPL_T_END};
-    p->token = &end;
+    return kind == (p->r->status ? T_END : p->kind);
 }
 
-/* Records a failure at the current token. */
-#define FAIL(p, code, ...)                                                                     \
-    do {                                                                                       \
-        (p)->r->line = (p)->token->line;                                                       \
-        vptq_tpl_fail((p)->r, code, __VA_ARGS__);                                              \
-        stop(p);                                                                               \
-    } while (0)
-
-static void unexpected(parser *p, const char *expected)
+/* Whether the token is this name or operator. */
+static bool is(const tpl_parser *p, const char *text)
 {
-    tpl_value found = p->token->value;
-    if (p->token->kind == TPL_T_END)
-        FAIL(p, VPTQ_E_FORMAT, "found the end of the template, expected %s", expected);
-    else if (found.kind != TPL_STR)
-        FAIL(p, VPTQ_E_FORMAT, "found a number, expected %s", expected);
+    return (is_kind(p, T_NAME) || is_kind(p, T_OPERATOR)) && tpl_is(p->value, text);
+}
+
+static bool take(tpl_parser *p, const char *text)
+{
+    bool found = is(p, text);
+    if (found)
+        vptq_tpl_next(p);
+    return found;
+}
+
+/* Fails at the current token. */
+static void unexpected(tpl_parser *p, const char *expected)
+{
+    if (is_kind(p, T_END))
+        TPL_ERROR(p->r, "found the end of the template, expected %s", expected);
     else
-        FAIL(p, VPTQ_E_FORMAT, "found '%.*s', expected %s", TPL_NAME(found), expected);
+        TPL_ERROR(p->r, "found '%.*s', expected %s", TPL_NAME(p->value), expected);
 }
 
-static bool is(const parser *p, int kind)
+static void expect(tpl_parser *p, const char *text)
 {
-    return p->token->kind == kind;
+    char quoted[32];
+    (void)snprintf(quoted, sizeof quoted, "'%s'", text);
+    if (!take(p, text))
+        unexpected(p, quoted);
 }
 
-static bool is_name(const parser *p, const char *name)
+static void expect_close(tpl_parser *p)
 {
-    return is(p, TPL_T_NAME) && tpl_is(p->token->value, name);
-}
-
-static bool take(parser *p, int kind)
-{
-    bool found = is(p, kind);
-    p->token += found;
-    return found;
-}
-
-static bool take_name(parser *p, const char *name)
-{
-    bool found = is_name(p, name);
-    p->token += found;
-    return found;
-}
-
-/* Consumes a token of the kind and returns its value. */
-static tpl_value expect(parser *p, int kind)
-{
-    const char text[] = {'\'', (char)kind, '\'', 0};
-    tpl_value value = p->token->value;
-    if (!take(p, kind))
-        unexpected(p, kind == TPL_T_NAME    ? "a name"
-                      : kind == TPL_T_CLOSE ? "the end of the tag"
-                      : kind == TPL_T_IN    ? "'in'"
-                                            : text);
-    return value;
+    if (is_kind(p, T_CLOSE))
+        vptq_tpl_next(p);
+    else
+        unexpected(p, "the end of the tag");
 }
 
 /* ---- nodes ---- */
 
-static void enter(parser *p)
+/* p->r->depth-- leaves. */
+static void enter(tpl_parser *p)
 {
-    if (!vptq_tpl_enter(p->r, TPL_MAX_NESTING))
-        stop(p);
-}
-
-static void leave(parser *p)
-{
-    p->r->depth--;
+    (void)vptq_tpl_enter(p->r, TPL_MAX_NESTING);
 }
 
 /* A node at the current line, over `left` (may be NULL).  Never NULL. */
-static tpl_node *new_node(parser *p, tpl_node_kind kind, tpl_node *left)
+static tpl_node *new_node(tpl_parser *p, tpl_node_kind kind, int op, tpl_node *left)
 {
     tpl_node *n = vptq_tpl_alloc(p->r, 1, sizeof *n);
-    if (!n) {
-        stop(p);
+    if (!n)
         n = &p->failed;
-    }
-    *n = (tpl_node){.kind = (uint8_t)kind, .line = p->token->line, .left = left};
+    *n = (tpl_node){.kind = (uint8_t)kind, .op = (uint8_t)op, .line = p->r->line, .left = left};
     return n;
 }
 
-static tpl_node *new_constant(parser *p, tpl_value value)
+static tpl_node *new_constant(tpl_parser *p, tpl_value value)
 {
-    tpl_node *n = new_node(p, TPL_N_CONSTANT, NULL);
+    tpl_node *n = new_node(p, TPL_N_CONSTANT, 0, NULL);
     n->value = value;
     return n;
 }
 
-/* A node with the name at the current token. */
-static tpl_node *new_named(parser *p, tpl_node_kind kind, tpl_node *left)
+static tpl_node *negate(tpl_parser *p, bool negated, tpl_node *n)
 {
-    tpl_node *n = new_node(p, kind, left);
-    n->value = expect(p, TPL_T_NAME);
+    return negated ? new_node(p, TPL_N_NOT, 0, n) : n;
+}
+
+/* A node with the name at the current token, which is consumed. */
+static tpl_node *new_named(tpl_parser *p, tpl_node_kind kind, int op, tpl_node *left)
+{
+    tpl_node *n = new_node(p, kind, op, left);
+    n->value = p->value;
+    if (is_kind(p, T_NAME) || (kind == TPL_N_APPLY && is(p, "in")))
+        vptq_tpl_next(p);
+    else
+        unexpected(p, "a name");
     return n;
 }
 
 /* Items with commas up to `close`, which is consumed; the last may have a comma, too. */
-static tpl_node *parse_items(parser *p, int close, parse_fn item, tpl_node *n)
+static tpl_node *parse_items(tpl_parser *p, const char *close, parse_fn item, tpl_node *n)
 {
-    for (tpl_node **end = &n->items; !is(p, close) && !is(p, TPL_T_END);) {
+    for (tpl_node **end = &n->items; !is(p, close) && !is_kind(p, T_END);) {
         if (n->count > 0)
-            expect(p, ',');
+            expect(p, ",");
         if (n->count > 0 && is(p, close))
             break;
         *end = item(p);
@@ -132,18 +111,18 @@ static tpl_node *parse_items(parser *p, int close, parse_fn item, tpl_node *n)
     return n;
 }
 
-static tpl_node *parse_expression(parser *p);
+static tpl_node *parse_expression(tpl_parser *p);
 
-/* One item, or several with commas as a TUPLE. */
-static tpl_node *parse_tuple(parser *p, parse_fn item)
+/* One item, or several with commas as a tuple. */
+static tpl_node *parse_tuple(tpl_parser *p, parse_fn item)
 {
     tpl_node *first = item(p), *last = first;
-    if (!is(p, ','))
+    if (!is(p, ","))
         return first;
-    tpl_node *n = new_node(p, TPL_N_TUPLE, NULL);
+    tpl_node *n = new_node(p, TPL_N_LIST, TPL_TUPLE, NULL);
     n->items = first;
-    for (n->count = 1; take(p, ','); n->count++) {
-        if (is(p, TPL_T_CLOSE) || is(p, ')') || is(p, TPL_T_IN))
+    for (n->count = 1; take(p, ","); n->count++) {
+        if (is_kind(p, T_CLOSE) || is(p, ")") || is(p, "in"))
             break;
         last->next = item(p);
         last = last->next;
@@ -153,10 +132,10 @@ static tpl_node *parse_tuple(parser *p, parse_fn item)
 
 /* ---- operands ---- */
 
-static tpl_node *parse_name(parser *p)
+static tpl_node *parse_name(tpl_parser *p)
 {
     static const char *const unsupported[] = {"varargs", "kwargs", "caller", "self", "super"};
-    tpl_node *n = new_named(p, TPL_N_NAME, NULL);
+    tpl_node *n = new_named(p, TPL_N_NAME, 0, NULL);
     bool yes = tpl_is(n->value, "true") || tpl_is(n->value, "True");
     if (yes || tpl_is(n->value, "false") || tpl_is(n->value, "False"))
         return new_constant(p, TPL_BOOLEAN(yes));
@@ -164,161 +143,168 @@ static tpl_node *parse_name(parser *p)
         return new_constant(p, TPL_NULL);
     for (int i = 0; i < 5; i++)
         if (tpl_is(n->value, unsupported[i]))
-            FAIL(p, VPTQ_E_UNSUPPORTED, "variable '%s' is not supported", unsupported[i]);
+            TPL_UNSUPPORTED(p->r, "variable '%s' is not supported", unsupported[i]);
     return n;
 }
 
-static tpl_node *parse_pair(parser *p)
+static tpl_node *parse_number(tpl_parser *p)
+{
+    errno = 0;
+    tpl_node *n = new_constant(p, TPL_INTEGER(strtoll(p->value.u.s, NULL, 10)));
+    if (errno)
+        TPL_ERROR(p->r, "a number exceeds 64 bits");
+    vptq_tpl_next(p);
+    return n;
+}
+
+static tpl_node *parse_pair(tpl_parser *p)
 {
     tpl_node *key = parse_expression(p);
-    expect(p, ':');
+    expect(p, ":");
     key->next = parse_expression(p);
     return key;
 }
 
-static tpl_node *parse_operand(parser *p)
+static tpl_node *parse_operand(tpl_parser *p)
 {
     tpl_node *n = NULL;
-    if (is(p, TPL_T_NAME)) {
+    if (is_kind(p, T_NAME)) {
         n = parse_name(p);
-    } else if (is(p, TPL_T_STRING) || is(p, TPL_T_NUMBER)) {
-        n = new_constant(p, p->token++->value);
-        if (is(p, TPL_T_STRING))
-            FAIL(p, VPTQ_E_UNSUPPORTED, "a string after another value is not supported");
-    } else if (take(p, '[')) {
-        n = parse_items(p, ']', parse_expression, new_node(p, TPL_N_LIST, NULL));
-    } else if (take(p, '{')) {
-        n = parse_items(p, '}', parse_pair, new_node(p, TPL_N_DICT, NULL));
-    } else if (take(p, '(')) {
-        n = is(p, ')') ? new_node(p, TPL_N_TUPLE, NULL) : parse_tuple(p, parse_expression);
-        expect(p, ')');
+    } else if (is_kind(p, T_NUMBER)) {
+        n = parse_number(p);
+    } else if (is_kind(p, T_STRING)) {
+        n = new_constant(p, p->value);
+        vptq_tpl_next(p);
+    } else if (take(p, "[")) {
+        n = parse_items(p, "]", parse_expression, new_node(p, TPL_N_LIST, TPL_LIST, NULL));
+    } else if (take(p, "{")) {
+        n = parse_items(p, "}", parse_pair, new_node(p, TPL_N_DICT, TPL_LIST, NULL));
+    } else if (take(p, "(")) {
+        n = is(p, ")") ? new_node(p, TPL_N_LIST, TPL_TUPLE, NULL)
+                       : parse_tuple(p, parse_expression);
+        expect(p, ")");
     } else {
+        if (is(p, "*"))
+            TPL_UNSUPPORTED(p->r, "'*' is not supported");
         unexpected(p, "an expression");
         n = new_constant(p, TPL_NULL);
     }
+    if (n->kind == TPL_N_CONSTANT && is_kind(p, T_STRING))
+        TPL_UNSUPPORTED(p->r, "a string after another value is not supported");
     return n;
 }
 
 /* ---- attributes, subscripts, calls, filters, tests ---- */
 
-static tpl_node *parse_argument(parser *p)
+/* An argument of a call, or a parameter of a macro, which may have a default. */
+static tpl_node *parse_argument(tpl_parser *p)
 {
-    if (!is(p, TPL_T_NAME) || p->token[1].kind != '=')
+    size_t after = is_kind(p, T_NAME) ? vptq_tpl_skip_space(p, p->pos) : p->len;
+    if (p->s[after] != '=' || p->s[after + 1] == '=')
         return parse_expression(p);
-    tpl_node *n = new_named(p, TPL_N_KEYWORD, NULL);
-    expect(p, '=');
+    tpl_node *n = new_named(p, TPL_N_KEYWORD, 0, NULL);
+    expect(p, "=");
     n->left = parse_expression(p);
     return n;
 }
 
-static tpl_node *parse_parameter(parser *p)
+/* "(a, b=1)" into the items of n. */
+static tpl_node *parse_arguments(tpl_parser *p, tpl_node *n)
 {
-    tpl_node *n = new_named(p, TPL_N_NAME, NULL);
-    if (take(p, '='))
-        n->left = parse_expression(p);
-    return n;
-}
-
-/* "(a, b=1)" into the items of n; what has a name or default comes last. */
-static tpl_node *parse_arguments(parser *p, parse_fn item, tpl_node *n)
-{
-    bool call = item == parse_argument, named = false;
-    expect(p, '(');
-    parse_items(p, ')', item, n);
+    bool named = false;
+    expect(p, "(");
+    parse_items(p, ")", parse_argument, n);
     for (const tpl_node *a = n->items; !p->r->status && a; a = a->next) {
-        bool plain = call ? a->kind != TPL_N_KEYWORD : !a->left;
-        if (named && plain)
-            FAIL(p, VPTQ_E_FORMAT, "an argument with a name before one without");
-        named = !plain;
+        if (named && a->kind != TPL_N_KEYWORD)
+            TPL_ERROR(p->r, "an argument with a name before one without");
+        if (n->kind == TPL_N_MACRO && a->kind != TPL_N_NAME && a->kind != TPL_N_KEYWORD)
+            TPL_ERROR(p->r, "a parameter of a macro is not a name");
+        named = a->kind == TPL_N_KEYWORD;
     }
     return n;
 }
 
 /* Between brackets: an index, or the bounds of a slice. */
-static tpl_node *parse_subscript(parser *p, tpl_node *of)
+static tpl_node *parse_subscript(tpl_parser *p, tpl_node *of)
 {
-    tpl_node *n = new_node(p, TPL_N_ITEM, of), **end = &n->items;
-    if (!is(p, ':'))
+    tpl_node *n = new_node(p, TPL_N_BINARY, '[', of), **end = &n->items;
+    if (!is(p, ":"))
         n->right = parse_expression(p);
-    if (n->right && take(p, ']'))
+    if (n->right && take(p, "]"))
         return n;
-    if (is(p, ','))
-        FAIL(p, VPTQ_E_UNSUPPORTED, "a subscript with ',' is not supported");
+    if (is(p, ","))
+        TPL_UNSUPPORTED(p->r, "a subscript with ',' is not supported");
     n->kind = TPL_N_SLICE;
+    n->op = TPL_LIST;
     n->count = 3;
     for (int i = 0; i < 3 && !p->r->status; i++) {
-        bool given = i > 0 && take(p, ':') && !is(p, ':') && !is(p, ']');
+        bool given = i > 0 && take(p, ":") && !is(p, ":") && !is(p, "]");
         *end = given                ? parse_expression(p)
                : i == 0 && n->right ? n->right
                                     : new_constant(p, TPL_NULL);
         end = &(*end)->next;
     }
-    expect(p, ']');
+    expect(p, "]");
     return n;
 }
 
-static tpl_node *parse_postfix(parser *p, tpl_node *n)
+static tpl_node *parse_postfix(tpl_parser *p, tpl_node *n)
 {
     for (;;) {
-        if (take(p, '[')) {
+        if (take(p, "[")) {
             n = parse_subscript(p, n);
-        } else if (is(p, '(')) {
-            n = parse_arguments(p, parse_argument, new_node(p, TPL_N_CALL, n));
-        } else if (!take(p, '.')) {
+        } else if (is(p, "(")) {
+            n = parse_arguments(p, new_node(p, TPL_N_CALL, 0, n));
+        } else if (!take(p, ".")) {
             return n;
-        } else if (is(p, TPL_T_NUMBER)) {
-            n = new_node(p, TPL_N_ITEM, n);
-            n->right = parse_operand(p);
+        } else if (is_kind(p, T_NUMBER)) {
+            n = new_node(p, TPL_N_BINARY, '[', n);
+            n->right = parse_number(p);
         } else {
-            n = new_named(p, TPL_N_ATTRIBUTE, n);
+            n = new_named(p, TPL_N_ATTRIBUTE, 0, n);
         }
     }
 }
 
-/* A filter or test, at its name. */
-static tpl_node *parse_filter(parser *p, tpl_node_kind kind, tpl_node *of)
+/* A filter, or a test, whose argument may have no parentheses; at its name. */
+static tpl_node *parse_apply(tpl_parser *p, int use, tpl_node *of)
 {
-    tpl_node *n = new_node(p, kind, of);
-    n->value = is(p, TPL_T_IN) ? p->token++->value : expect(p, TPL_T_NAME);
-    return is(p, '(') ? parse_arguments(p, parse_argument, n) : n;
-}
-
-/* After "is": its argument may have no parentheses. */
-static tpl_node *parse_test(parser *p, tpl_node *of)
-{
-    bool negated = take_name(p, "not"), call = p->token[!is(p, TPL_T_END)].kind == '(';
-    tpl_node *n = parse_filter(p, TPL_N_TEST, of);
-    if (!call && (is(p, TPL_T_STRING) || is(p, TPL_T_NUMBER) || is(p, '[') || is(p, '{') ||
-                  (is(p, TPL_T_NAME) && !is_name(p, "else")))) {
+    tpl_node *n = new_named(p, TPL_N_APPLY, use, of);
+    if (is(p, "("))
+        return parse_arguments(p, n);
+    if (use == TPL_TEST && (is_kind(p, T_STRING) || is_kind(p, T_NUMBER) || is(p, "[") ||
+                            is(p, "{") || (is_kind(p, T_NAME) && !is(p, "else")))) {
         n->items = parse_postfix(p, parse_operand(p));
         n->count = 1;
     }
-    return negated ? new_node(p, TPL_N_NOT, n) : n;
+    return n;
 }
 
-static tpl_node *parse_unary(parser *p, bool with_filters)
+static tpl_node *parse_unary(tpl_parser *p, bool with_filters)
 {
     tpl_node *n;
     enter(p);
-    if (is(p, '-') || is(p, '+')) {
-        n = new_node(p, TPL_N_ARITHMETIC, new_constant(p, TPL_INTEGER(0)));
-        n->op = p->token++->kind;
+    if (is(p, "-") || is(p, "+")) {
+        n = new_node(p, TPL_N_BINARY, p->value.u.s[0], new_constant(p, TPL_INTEGER(0)));
+        vptq_tpl_next(p);
         n->right = parse_unary(p, false);
     } else {
         n = parse_operand(p);
     }
     n = parse_postfix(p, n);
     while (with_filters) {
-        if (take(p, '|'))
-            n = parse_filter(p, TPL_N_FILTER, n);
-        else if (take_name(p, "is"))
-            n = parse_test(p, n);
-        else if (is(p, '('))
-            n = parse_arguments(p, parse_argument, new_node(p, TPL_N_CALL, n));
-        else
+        if (take(p, "|")) {
+            n = parse_apply(p, TPL_FILTER, n);
+        } else if (take(p, "is")) {
+            bool negated = take(p, "not");
+            n = negate(p, negated, parse_apply(p, TPL_TEST, n));
+        } else if (is(p, "(")) {
+            n = parse_arguments(p, new_node(p, TPL_N_CALL, 0, n));
+        } else {
             break;
+        }
     }
-    leave(p);
+    p->r->depth--;
     return n;
 }
 
@@ -327,258 +313,201 @@ static tpl_node *parse_unary(parser *p, bool with_filters)
 /* From the loosest to the tightest; jinja2 has '~' between sums and products. */
 enum { BY_OR, BY_AND, BY_NOT, BY_COMPARISON, BY_SUM, BY_CONCAT, BY_PRODUCT, BY_SIGN };
 
-/* Consumes an operator of the level; 0 if there is none. */
-static int take_operator(parser *p, int level)
+typedef struct operator_row {
+    const char *text;
+    uint8_t level, op;
+    bool negated;
+} operator_row;
+
+static const operator_row operators[] = {
+    {"or", BY_OR, '|', false},         {"and", BY_AND, '&', false},
+    {"==", BY_COMPARISON, '=', false}, {"!=", BY_COMPARISON, '=', true},
+    {">=", BY_COMPARISON, '<', true},  {"<=", BY_COMPARISON, '>', true},
+    {"in", BY_COMPARISON, 'i', false}, {"not", BY_COMPARISON, 'i', true}, /* not in */
+    {"<", BY_COMPARISON, '<', false},  {">", BY_COMPARISON, '>', false},
+    {"+", BY_SUM, '+', false},         {"-", BY_SUM, '-', false},
+    {"~", BY_CONCAT, '~', false},      {"*", BY_PRODUCT, '*', false},
+    {"%", BY_PRODUCT, '%', false}};
+
+/* Consumes an operator of the level; NULL if there is none. */
+static const operator_row *take_operator(tpl_parser *p, int level)
 {
-    static const uint8_t levels[][8] = {
-        [BY_OR] = {TPL_T_OR},
-        [BY_AND] = {TPL_T_AND},
-        [BY_COMPARISON] = {TPL_T_EQ, TPL_T_NE, TPL_T_GE, TPL_T_LE, TPL_T_IN, '<', '>'},
-        [BY_SUM] = {'+', '-'},
-        [BY_CONCAT] = {'~'},
-        [BY_PRODUCT] = {'%'}};
-    for (const uint8_t *op = levels[level]; *op; op++)
-        if (take(p, *op))
-            return *op;
-    if (level != BY_COMPARISON || !is_name(p, "not") || p->token[1].kind != TPL_T_IN)
-        return 0;
-    p->token += 2;
-    return TPL_T_NOT_IN;
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
+        bool not = is(p, "not");
+        if (operators[i].level == level && take(p, operators[i].text)) {
+            if (not )
+                expect(p, "in");
+            return &operators[i];
+        }
+    }
+    return NULL;
 }
 
-static tpl_node *parse_operators(parser *p, int level)
+static tpl_node *parse_operators(tpl_parser *p, int level)
 {
-    static const uint8_t kinds[] = {TPL_N_OR,         TPL_N_AND,        TPL_N_NOT,
-                                    TPL_N_COMPARISON, TPL_N_ARITHMETIC, TPL_N_ARITHMETIC,
-                                    TPL_N_ARITHMETIC};
     if (level == BY_SIGN)
         return parse_unary(p, true);
-    if (level == BY_NOT && take_name(p, "not")) {
+    if (level == BY_NOT && take(p, "not")) {
         enter(p);
         tpl_node *operand = parse_operators(p, BY_NOT);
-        leave(p);
-        return new_node(p, TPL_N_NOT, operand);
+        p->r->depth--;
+        return negate(p, true, operand);
     }
     tpl_node *n = parse_operators(p, level + 1);
-    for (int op, count = 0; (op = take_operator(p, level)) != 0; count++) {
+    const operator_row *row;
+    for (int count = 0; (row = take_operator(p, level)) != NULL; count++) {
         if (level == BY_COMPARISON && count > 0)
-            FAIL(p, VPTQ_E_UNSUPPORTED, "a chain of comparisons is not supported");
-        n = new_node(p, kinds[level], n);
-        n->op = (uint8_t)op;
+            TPL_UNSUPPORTED(p->r, "a chain of comparisons is not supported");
+        n = new_node(p, TPL_N_BINARY, row->op, n);
         n->right = parse_operators(p, level + 1);
+        n = negate(p, row->negated, n);
     }
     return n;
 }
 
-static tpl_node *parse_expression(parser *p)
+static tpl_node *parse_expression(tpl_parser *p)
 {
     enter(p);
     tpl_node *n = parse_operators(p, BY_OR);
-    if (take_name(p, "if")) {
-        n = new_node(p, TPL_N_CONDITION, n);
-        n->right = parse_operators(p, BY_OR);
-        if (take_name(p, "else"))
+    if (take(p, "if")) {
+        tpl_node *value = n;
+        n = new_node(p, TPL_N_IF, 0, NULL);
+        n->body = value;
+        n->left = parse_operators(p, BY_OR);
+        if (take(p, "else"))
             n->other = parse_expression(p);
     }
-    leave(p);
+    p->r->depth--;
     return n;
 }
 
 /* ---- statements ---- */
 
-static tpl_node *parse_part(parser *p);
+static tpl_node *parse_part(tpl_parser *p);
 
 /* Statements up to a tag with "elif", "else" or "end...", which is the current token then. */
-static tpl_node *parse_body(parser *p)
+static tpl_node *parse_body(tpl_parser *p)
 {
     tpl_node *body = NULL, **last = &body;
     enter(p);
-    while (!is(p, TPL_T_END) && (*last = parse_part(p)) != NULL && !p->r->status)
+    while (!is_kind(p, T_END) && (*last = parse_part(p)) != NULL && !p->r->status)
         last = &(*last)->next;
-    leave(p);
+    p->r->depth--;
     return body;
 }
 
-/* The end of a tag, then statements up to the tag `end`. */
-static tpl_node *parse_until(parser *p, const char *end)
+/* The end of a tag, the statements of n, and of "if" and "for" those after "else", up to the
+ * tag `end`. */
+static tpl_node *parse_block(tpl_parser *p, tpl_node *n, const char *end)
 {
-    char expected[32];
-    expect(p, TPL_T_CLOSE);
-    tpl_node *body = parse_body(p);
-    if (!take_name(p, end)) {
-        (void)snprintf(expected, sizeof expected, "'%s'", end);
-        unexpected(p, expected);
-    }
-    return body;
-}
-
-/* The end of a tag, the statements of n, and those after "else" up to the tag `end`. */
-static tpl_node *parse_branches(parser *p, tpl_node *n, const char *end)
-{
-    expect(p, TPL_T_CLOSE);
+    expect_close(p);
     n->body = parse_body(p);
-    if (n->kind == TPL_N_IF && take_name(p, "elif")) {
+    if (n->kind == TPL_N_IF && take(p, "elif")) {
         enter(p);
-        n->other = new_node(p, TPL_N_IF, parse_expression(p));
-        parse_branches(p, n->other, end);
-        leave(p);
-    } else if (take_name(p, "else")) {
-        n->other = parse_until(p, end);
-    } else if (!take_name(p, end)) {
-        unexpected(p, n->kind == TPL_N_IF ? "'endif'" : "'endfor'");
-    }
-    return n;
-}
-
-static tpl_node *parse_if(parser *p)
-{
-    return parse_branches(p, new_node(p, TPL_N_IF, parse_expression(p)), "endif");
-}
-
-static tpl_node *parse_target(parser *p)
-{
-    if (is(p, '('))
-        FAIL(p, VPTQ_E_UNSUPPORTED, "names in parentheses are not supported");
-    tpl_node *n = parse_name(p);
-    if (n->kind != TPL_N_NAME)
-        FAIL(p, VPTQ_E_FORMAT, "a constant cannot be assigned to");
-    return take(p, '.') ? new_named(p, TPL_N_ATTRIBUTE, n) : n;
-}
-
-static tpl_node *parse_for(parser *p)
-{
-    tpl_node *n = new_node(p, TPL_N_FOR, parse_tuple(p, parse_target));
-    expect(p, TPL_T_IN);
-    n->right = parse_operators(p, BY_OR);
-    if (take_name(p, "if"))
-        n->filter = parse_expression(p);
-    if (is_name(p, "recursive"))
-        FAIL(p, VPTQ_E_UNSUPPORTED, "a recursive loop is not supported");
-    return parse_branches(p, n, "endfor");
-}
-
-static tpl_node *parse_set(parser *p)
-{
-    tpl_node *n = new_node(p, TPL_N_SET, parse_tuple(p, parse_target));
-    if (take(p, '=')) {
-        n->right = parse_tuple(p, parse_expression);
+        n->other = parse_block(p, new_node(p, TPL_N_IF, 0, parse_expression(p)), end);
+        p->r->depth--;
         return n;
     }
-    if (is(p, '|'))
-        FAIL(p, VPTQ_E_UNSUPPORTED, "a filter of a block that is set is not supported");
-    n->kind = TPL_N_SET_BLOCK;
-    n->body = parse_until(p, "endset");
+    if ((n->kind == TPL_N_IF || n->kind == TPL_N_FOR) && take(p, "else")) {
+        expect_close(p);
+        n->other = parse_body(p);
+    }
+    expect(p, end);
     return n;
 }
 
-static tpl_node *parse_macro(parser *p)
+static tpl_node *parse_target(tpl_parser *p)
 {
-    tpl_node *n = new_named(p, TPL_N_MACRO, NULL);
-    parse_arguments(p, parse_parameter, n);
-    n->body = parse_until(p, "endmacro");
-    return n;
+    if (is(p, "("))
+        TPL_UNSUPPORTED(p->r, "names in parentheses are not supported");
+    tpl_node *n = parse_name(p);
+    if (n->kind != TPL_N_NAME)
+        TPL_ERROR(p->r, "a constant cannot be assigned to");
+    return take(p, ".") ? new_named(p, TPL_N_ATTRIBUTE, 0, n) : n;
 }
 
-static tpl_node *parse_generation(parser *p)
+static tpl_node *parse_for(tpl_parser *p)
 {
-    tpl_node *n = new_node(p, TPL_N_SCOPE, NULL);
-    n->body = parse_until(p, "endgeneration");
-    return n;
+    tpl_node *n = new_node(p, TPL_N_FOR, 0, parse_tuple(p, parse_target));
+    expect(p, "in");
+    n->right = parse_operators(p, BY_OR);
+    if (take(p, "if"))
+        n->filter = parse_expression(p);
+    if (is(p, "recursive"))
+        TPL_UNSUPPORTED(p->r, "a recursive loop is not supported");
+    return parse_block(p, n, "endfor");
 }
 
-static tpl_node *parse_jump(parser *p)
+static tpl_node *parse_set(tpl_parser *p)
 {
-    tpl_node *n = new_node(p, TPL_N_JUMP, NULL);
-    n->op = tpl_is(p->token[-1].value, "break") ? TPL_FLOW_BREAK : TPL_FLOW_CONTINUE;
+    tpl_node *n = new_node(p, TPL_N_SET, 0, parse_tuple(p, parse_target));
+    if (is(p, "|"))
+        TPL_UNSUPPORTED(p->r, "a filter of a block that is set is not supported");
+    if (!take(p, "="))
+        return parse_block(p, n, "endset");
+    n->right = parse_tuple(p, parse_expression);
     return n;
 }
 
 /* A statement, at its name. */
-static tpl_node *parse_statement(parser *p)
+static tpl_node *parse_statement(tpl_parser *p)
 {
-    static const struct {
-        const char *name;
-        parse_fn parse;
-    } table[] = {{"if", parse_if},
-                 {"for", parse_for},
-                 {"set", parse_set},
-                 {"macro", parse_macro},
-                 {"generation", parse_generation},
-                 {"break", parse_jump},
-                 {"continue", parse_jump}};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if (take_name(p, table[i].name))
-            return table[i].parse(p);
-    tpl_value name = p->token->value;
-    if (is(p, TPL_T_NAME))
-        FAIL(p, VPTQ_E_UNSUPPORTED, "statement '%.*s' is not supported", TPL_NAME(name));
+    if (take(p, "if"))
+        return parse_block(p, new_node(p, TPL_N_IF, 0, parse_expression(p)), "endif");
+    if (take(p, "for"))
+        return parse_for(p);
+    if (take(p, "set"))
+        return parse_set(p);
+    if (take(p, "macro"))
+        return parse_block(p, parse_arguments(p, new_named(p, TPL_N_MACRO, 0, NULL)),
+                           "endmacro");
+    if (take(p, "generation"))
+        return parse_block(p, new_node(p, TPL_N_SCOPE, 0, NULL), "endgeneration");
+    if (take(p, "break"))
+        return new_node(p, TPL_N_JUMP, TPL_FLOW_BREAK, NULL);
+    if (take(p, "continue"))
+        return new_node(p, TPL_N_JUMP, TPL_FLOW_CONTINUE, NULL);
+    if (is_kind(p, T_NAME))
+        TPL_UNSUPPORTED(p->r, "statement '%.*s' is not supported", TPL_NAME(p->value));
     else
         unexpected(p, "a statement");
     return NULL;
 }
 
-static bool ends_block(const parser *p)
+static bool ends_block(const tpl_parser *p)
 {
-    return is_name(p, "elif") || is_name(p, "else") ||
-           (is(p, TPL_T_NAME) && p->token->value.len > 3 &&
-            memcmp(p->token->value.u.s, "end", 3) == 0);
+    return is(p, "elif") || is(p, "else") ||
+           (is_kind(p, T_NAME) && p->value.len > 3 && memcmp(p->value.u.s, "end", 3) == 0);
 }
 
 /* Text, "{{ }}" or "{% %}"; NULL at a tag that ends a block. */
-static tpl_node *parse_part(parser *p)
+static tpl_node *parse_part(tpl_parser *p)
 {
-    tpl_node *n = NULL;
-    if (take(p, TPL_T_TAG)) {
-        if (ends_block(p))
-            return NULL;
-        n = parse_statement(p);
-    } else {
-        n = new_node(p, TPL_N_PRINT, NULL);
-        bool text = is(p, TPL_T_TEXT);
-        tpl_value value = p->token++->value;
-        n->right = text ? new_constant(p, value) : parse_tuple(p, parse_expression);
-        if (text)
-            return n;
+    tpl_node *n;
+    if (is_kind(p, T_TEXT)) {
+        n = new_node(p, TPL_N_PRINT, 0, new_constant(p, p->value));
+        vptq_tpl_next(p);
+        return n;
     }
-    expect(p, TPL_T_CLOSE);
+    bool print = p->tag == '{';
+    n = print ? new_node(p, TPL_N_PRINT, 0, NULL) : NULL;
+    vptq_tpl_next(p);
+    if (print)
+        n->left = parse_tuple(p, parse_expression);
+    else if (ends_block(p))
+        return NULL;
+    else
+        n = parse_statement(p);
+    expect_close(p);
     return n;
 }
 
-/* ---- the template ---- */
-
-void vptq_template_free(vptq_template *t)
+tpl_node *vptq_tpl_parse(tpl_run *r, const char *text, size_t len)
 {
-    if (!t)
-        return;
-    vptq_arena_release(&t->arena);
-    vptq_mem_free(t->mem, t);
-}
-
-vptq_status vptq_template_parse(const char *text, size_t len, const char *name, vptq_mem *mem,
-                                vptq_template **out, vptq_err *err)
-{
-    size_t valid = vptq_utf8_valid_prefix(text, len);
-    if (len > VPTQ_TEMPLATE_LIMIT)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu bytes, expected at most %d", name, len,
-                         VPTQ_TEMPLATE_LIMIT);
-    if (valid < len)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: not valid UTF-8 at byte %zu", name, valid);
-    vptq_template *t = vptq_mem_alloc(mem, 1, sizeof *t, err);
-    if (!t)
-        return VPTQ_E_NOMEM;
-    *t = (vptq_template){.mem = mem};
-    vptq_arena_init(&t->arena, mem);
-    t->name = vptq_arena_strdup(&t->arena, name, err);
-    tpl_run r = {.name = t->name, .line = 1, .err = err, .arena = &t->arena};
-    r.status = t->name ? VPTQ_OK : VPTQ_E_NOMEM;
-    parser p = {.r = &r, .token = vptq_tpl_lex(&r, text, len)};
-    if (!r.status)
-        t->body = parse_body(&p);
-    if (!r.status && !is(&p, TPL_T_END))
-        FAIL(&p, VPTQ_E_FORMAT, "unexpected '%.*s'", TPL_NAME(p.token->value));
-    if (r.status)
-        vptq_template_free(t);
-    else
-        *out = t;
-    return r.status;
+    tpl_parser p = {.r = r};
+    vptq_tpl_lex(&p, text, len);
+    tpl_node *body = parse_body(&p);
+    if (!is_kind(&p, T_END))
+        TPL_ERROR(r, "unexpected '%.*s'", TPL_NAME(p.value));
+    return body;
 }

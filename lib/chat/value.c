@@ -1,5 +1,5 @@
-/* Values of templates with Python's rules: containers, truth, equality, order, arithmetic,
- * iteration, attributes, subscripts and slices. */
+/* Values of templates with Python's rules: containers, characters, operators, iteration,
+ * attributes, subscripts and slices. */
 #define _GNU_SOURCE /* memmem */
 
 #include "lib/chat/internal.h"
@@ -154,16 +154,16 @@ static size_t char_offset(tpl_value s, size_t index)
     return s.len;
 }
 
-tpl_value vptq_tpl_strip(tpl_value v, tpl_value chars, bool left, bool right)
+tpl_value vptq_tpl_strip(tpl_run *r, tpl_value v, tpl_value chars, bool left, bool right)
 {
-    while (v.len > 0 && (left || right)) {
+    while (v.len > 0 && (left || right) && vptq_tpl_step(r, 1)) {
         uint32_t cp;
         size_t at = left ? 0 : v.len - 1;
         while (is_continuation(v.u.s[at]))
             at--;
         size_t bytes = vptq_tpl_char(v.u.s + at, v.len - at, &cp);
         bool strips = chars.kind == TPL_STR
-                          ? vptq_tpl_find(chars, TPL_TEXT(v.u.s + at, bytes), 0) != SIZE_MAX
+                          ? vptq_tpl_find(r, chars, TPL_TEXT(v.u.s + at, bytes), 0) != SIZE_MAX
                           : vptq_tpl_is_space(cp);
         v.u.s += strips && left ? bytes : 0;
         v.len -= strips ? (uint32_t)bytes : 0;
@@ -174,14 +174,16 @@ tpl_value vptq_tpl_strip(tpl_value v, tpl_value chars, bool left, bool right)
     return v;
 }
 
-size_t vptq_tpl_find(tpl_value s, tpl_value part, size_t from)
+size_t vptq_tpl_find(tpl_run *r, tpl_value s, tpl_value part, size_t from)
 {
-    if (from > s.len || part.len > s.len - from)
+    if (r->status || from > s.len || part.len > s.len - from)
         return SIZE_MAX;
     if (part.len == 0)
         return from;
     const char *at = memmem(s.u.s + from, s.len - from, part.u.s, part.len);
-    return at ? (size_t)(at - s.u.s) : SIZE_MAX;
+    size_t found = at ? (size_t)(at - s.u.s) : SIZE_MAX;
+    return vptq_tpl_step(r, TPL_READ((at ? found + part.len : s.len) - from)) ? found
+                                                                              : SIZE_MAX;
 }
 
 /* ---- equality and order ---- */
@@ -223,14 +225,14 @@ bool vptq_tpl_equal(tpl_run *r, tpl_value a, tpl_value b)
         is = vptq_tpl_enter(r, TPL_MAX_DEPTH) && equal_items(r, a, b);
         r->depth--;
     }
-    return vptq_tpl_step(r, 1 + a.len / 64) && is;
+    return vptq_tpl_step(r, TPL_READ(a.len)) && is;
 }
 
 /* a < b; an error for values without an order. */
 static bool less(tpl_run *r, tpl_value a, tpl_value b)
 {
     uint32_t len = a.len < b.len ? a.len : b.len;
-    if (!vptq_tpl_step(r, 1 + len / 64))
+    if (!vptq_tpl_step(r, TPL_READ(len)))
         return false;
     if (tpl_is_integer(a) && tpl_is_integer(b))
         return a.u.i < b.u.i;
@@ -253,7 +255,7 @@ static bool contains(tpl_run *r, tpl_value box, tpl_value item)
     if (box.kind == TPL_STR) {
         if (item.kind != TPL_STR)
             TPL_ERROR(r, "%s cannot be in a string", vptq_tpl_type(item));
-        return vptq_tpl_step(r, box.len / 16) && vptq_tpl_find(box, item, 0) != SIZE_MAX;
+        return vptq_tpl_find(r, box, item, 0) != SIZE_MAX;
     }
     tpl_value items = vptq_tpl_iterate(r, box);
     for (uint32_t i = 0; i < items.len && !r->status; i++)
@@ -262,17 +264,7 @@ static bool contains(tpl_run *r, tpl_value box, tpl_value item)
     return false;
 }
 
-bool vptq_tpl_compare(tpl_run *r, int op, tpl_value a, tpl_value b)
-{
-    if (op == TPL_T_EQ || op == TPL_T_NE)
-        return vptq_tpl_equal(r, a, b) == (op == TPL_T_EQ);
-    if (op == TPL_T_IN || op == TPL_T_NOT_IN)
-        return contains(r, b, a) == (op == TPL_T_IN);
-    bool swap = op == '>' || op == TPL_T_LE; /* a <= b: not b < a */
-    return less(r, swap ? b : a, swap ? a : b) == (op == '<' || op == '>');
-}
-
-/* ---- arithmetic ---- */
+/* ---- operators ---- */
 
 static tpl_value integer_arithmetic(tpl_run *r, int op, int64_t a, int64_t b)
 {
@@ -284,6 +276,8 @@ static tpl_value integer_arithmetic(tpl_run *r, int op, int64_t a, int64_t b)
         exceeds = __builtin_add_overflow(a, b, &v);
     else if (op == '-')
         exceeds = __builtin_sub_overflow(a, b, &v);
+    else if (op == '*')
+        exceeds = __builtin_mul_overflow(a, b, &v);
     else if (b != -1) /* the sign is that of b */
         v = a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
     return exceeds ? TPL_ERROR(r, "an integer exceeds 64 bits") : TPL_INTEGER(v);
@@ -306,7 +300,21 @@ static tpl_value join(tpl_run *r, tpl_value a, tpl_value b)
         .kind = a.kind, .safe = a.safe || b.safe, .len = a.len + b.len, .u.s = both};
 }
 
-tpl_value vptq_tpl_arithmetic(tpl_run *r, int op, tpl_value a, tpl_value b)
+/* A string, n times. */
+static tpl_value repeat(tpl_run *r, tpl_value s, int64_t n)
+{
+    size_t count = n > 0 && s.len > 0 ? (size_t)n : 0;
+    char *text = vptq_tpl_alloc(r, count, s.len + 1);
+    if (!text || !vptq_tpl_step(r, TPL_READ(count * s.len)))
+        return TPL_NULL;
+    for (size_t i = 0; i < count; i++)
+        memcpy(text + i * s.len, s.u.s, s.len);
+    s.len *= (uint32_t)count;
+    s.u.s = text;
+    return s;
+}
+
+static tpl_value arithmetic(tpl_run *r, int op, tpl_value a, tpl_value b)
 {
     size_t start = r->text->len;
     if (op == '~') {
@@ -320,9 +328,33 @@ tpl_value vptq_tpl_arithmetic(tpl_run *r, int op, tpl_value a, tpl_value b)
         return TPL_UNSUPPORTED(r, "arithmetic of floats is not supported");
     if (op == '+' && a.kind == b.kind && a.kind >= TPL_STR && a.kind <= TPL_TUPLE)
         return join(r, a, b);
+    if (op == '*' && a.kind == TPL_STR && tpl_is_integer(b))
+        return repeat(r, a, b.u.i);
+    if (op == '*' && b.kind == TPL_STR && tpl_is_integer(a))
+        return repeat(r, b, a.u.i);
+    if (op == '*' && (tpl_is_sequence(a) || tpl_is_sequence(b)))
+        return TPL_UNSUPPORTED(r, "'*' of a list is not supported");
     if (op == '%' && a.kind == TPL_STR)
         return TPL_UNSUPPORTED(r, "formatting with '%%' is not supported");
     return TPL_ERROR(r, "'%c' of %s and %s", op, vptq_tpl_type(a), vptq_tpl_type(b));
+}
+
+tpl_value vptq_tpl_binary(tpl_run *r, int op, tpl_value a, tpl_value b)
+{
+    switch (op) {
+    case '=':
+        return TPL_BOOLEAN(vptq_tpl_equal(r, a, b));
+    case '<':
+        return TPL_BOOLEAN(less(r, a, b));
+    case '>':
+        return TPL_BOOLEAN(less(r, b, a));
+    case 'i':
+        return TPL_BOOLEAN(contains(r, b, a));
+    case '[':
+        return vptq_tpl_get(r, a, b, false);
+    default:
+        return arithmetic(r, op, a, b);
+    }
 }
 
 /* ---- iteration, attributes, subscripts ---- */

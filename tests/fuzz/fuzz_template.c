@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     vptq_buf_init(&out, NULL);
     if (!vptq_template_parse((const char *)data, size, "template", NULL, &t, &err)) {
-        vptq_template_input in = {variables, size % 2 ? "2026-02-03" : NULL};
+        vptq_template_input in = {variables, size % 2 ? "2026-02-03" : NULL, NULL};
         if (!vptq_template_render(t, &in, &out, &err) &&
             vptq_utf8_valid_prefix(out.data, out.len) < out.len)
             abort();

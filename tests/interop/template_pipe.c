@@ -13,7 +13,7 @@ static json_t *render(const json_t *job)
     vptq_buf out;
     vptq_template *t = NULL;
     vptq_template_input in = {json_object_get(job, "variables"),
-                              json_string_value(json_object_get(job, "date"))};
+                              json_string_value(json_object_get(job, "date")), NULL};
     vptq_buf_init(&out, NULL);
     vptq_status st = vptq_template_parse(json_string_value(text), json_string_length(text),
                                          "template", NULL, &t, &err);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/ctx.h"
 #include "lib/chat/template.h"
 #include "tests/support/vtest.h"
 
@@ -13,7 +14,7 @@ static vptq_status render(const char *text, const json_t *variables, const char 
                           vptq_mem *mem, vptq_buf *out, vptq_err *err)
 {
     vptq_template *t = NULL;
-    vptq_template_input in = {variables, date};
+    vptq_template_input in = {variables, date, NULL};
     vptq_status st = vptq_template_parse(text, strlen(text), "chat.jinja", mem, &t, err);
     if (!st)
         st = vptq_template_render(t, &in, out, err);
@@ -141,6 +142,9 @@ static void test_texts(void **state)
         {"{{ '<'|safe ~ '<' }}", "<<"},
         {"{{ ['b', 'A', 'c']|sort|join }}{{ [2, 3]|min }}", "Abc2"},
         {"{{ 'a\\nb\\n\\nc'|indent(2) }}|{{ ' x '|trim }}", "a\n  b\n\n  c|x"},
+        {"{{ '-' * 3 ~ 2 * 'ab' ~ 'x' * -1 ~ '' * 999999999999 ~ 3 * -4 ~ (1 + 2 * 3) }}",
+         "---abab-127"},
+        {"{{ 'a'|safe * 2 + 'b'|safe }}", "aab"},
         {"{{ {'b': 1, 'a': 2}|dictsort }}{{ 'a b'.split(' ') }}",
          "[('a', 2), ('b', 1)]['a', 'b']"},
     };
@@ -173,7 +177,7 @@ static void test_errors(void **state)
         {"{{ 'x }}", VPTQ_E_FORMAT, "a string has no end"},
         {"{{ 1.5 }}", VPTQ_E_UNSUPPORTED, "a number that is not a decimal integer"},
         {"{{ 99999999999999999999 }}", VPTQ_E_FORMAT, "a number exceeds 64 bits"},
-        {"{{ (1] }}", VPTQ_E_FORMAT, "unexpected ']'"},
+        {"{{ (1] }}", VPTQ_E_FORMAT, "found ']', expected ')'"},
         {"{{ 1 + }}", VPTQ_E_FORMAT, "found '}}', expected an expression"},
         {"{{ a b }}", VPTQ_E_FORMAT, "found 'b', expected the end of the tag"},
         {"{{ $ }}", VPTQ_E_FORMAT, "unexpected character 0x24"},
@@ -210,6 +214,9 @@ static void test_errors(void **state)
          "argument 'sort_keys' of 'tojson' is not supported"},
         {"{{ '%s' % 1 }}", VPTQ_E_UNSUPPORTED, "formatting with '%' is not supported"},
         {"{{ 2 ** 3 }}", VPTQ_E_UNSUPPORTED, "'*' is not supported"},
+        {"{{ [1] * 2 }}", VPTQ_E_UNSUPPORTED, "'*' of a list is not supported"},
+        {"{{ 'a' * 'b' }}", VPTQ_E_FORMAT, "'*' of a string and a string"},
+        {"{{ 9223372036854775807 * 2 }}", VPTQ_E_FORMAT, "an integer exceeds 64 bits"},
         {"{{ [1] < [2] }}", VPTQ_E_UNSUPPORTED, "the order of lists is not supported"},
         {"{{ '\\101' }}", VPTQ_E_UNSUPPORTED, "the escape '\\1' in a string is not supported"},
         {"{{ f(*x) }}", VPTQ_E_UNSUPPORTED, "'*' is not supported"},
@@ -261,6 +268,9 @@ static void test_errors(void **state)
     json_decref(none);
 }
 
+#define LONG                                                                                   \
+    "{% set s = 'x' * 9000000 %}{% set t = 'x' * 8999999 ~ 'y' %}{% for i in range(99999) %}"
+
 /* Templates that would not end, or would use all memory. */
 static void test_bounds(void **state)
 {
@@ -287,6 +297,25 @@ static void test_bounds(void **state)
         {"{% set ns = namespace(x=[], y=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}"
          "{% set ns.y = [ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
          "nested more than"},
+        /* whatever reads long strings pays for their bytes */
+        {LONG "{{ s.startswith(s) }}{% endfor %}", "steps"},
+        {LONG "{{ s.endswith(('y', s)) }}{% endfor %}", "steps"},
+        {LONG "{{ s ~ 'z' in s }}{{ s[1:] in s }}{% endfor %}", "the template"},
+        {LONG "{{ 'y' in s }}{% endfor %}", "steps"},
+        {LONG "{{ s == t }}{% endfor %}", "steps"},
+        {LONG "{{ s < t }}{% endfor %}", "steps"},
+        {LONG "{{ s.split('y') }}{% endfor %}", "the template"},
+        {LONG "{% set u = s.split('y', 1)|length %}{% endfor %}", "steps"},
+        {LONG "{% set u = s.replace('y', '') %}{% endfor %}", "MiB of values"},
+        {LONG "{% set u = [s, s]|join %}{% endfor %}", "MiB of values"},
+        {LONG "{% set u = s + s %}{% endfor %}", "MiB of values"},
+        {LONG "{% set u = s ~ s %}{% endfor %}", "MiB of values"},
+        {LONG "{% set u = s * 2 %}{% endfor %}", "MiB of values"},
+        {LONG "{% set u = 'x'.strip(s) %}{{ s.strip('x') }}{% endfor %}", "steps"},
+        {LONG "{{ [{}]|map(attribute=s)|list|length }}{% endfor %}", "steps"},
+        {LONG "{{ s|length }}{{ s[5] }}{% endfor %}", "steps"},
+        {"{{ 'x' * 999999999999 }}", "MiB of values"},
+        {"{{ 'xy' * 9223372036854775807 }}", "MiB of values"},
     };
     (void)state;
     json_t *none = json_object();
@@ -317,6 +346,26 @@ static void test_bounds(void **state)
     json_decref(none);
 }
 
+static void test_cancel(void **state)
+{
+    static const char text[] =
+        "{% set r = range(9000) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}";
+    (void)state;
+    const volatile sig_atomic_t raised = 1;
+    vptq_ctx ctx = {.threads = 1, .cancel = &raised};
+    vptq_err err = {0};
+    vptq_template *t = NULL;
+    vptq_buf out;
+    vptq_buf_init(&out, NULL);
+    assert_ok(vptq_template_parse(text, strlen(text), "chat.jinja", NULL, &t, &err), &err);
+    json_t *none = json_object();
+    assert_fails(vptq_template_render(t, &(vptq_template_input){none, NULL, &ctx}, &out, &err),
+                 VPTQ_E_CANCELLED, &err, "interrupted");
+    json_decref(none);
+    vptq_template_free(t);
+    vptq_buf_release(&out);
+}
+
 static vptq_status render_chat(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_buf out;
@@ -341,4 +390,5 @@ static void test_out_of_memory(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_chats), cmocka_unit_test(test_expressions),
            cmocka_unit_test(test_texts), cmocka_unit_test(test_errors),
-           cmocka_unit_test(test_bounds), cmocka_unit_test(test_out_of_memory))
+           cmocka_unit_test(test_bounds), cmocka_unit_test(test_cancel),
+           cmocka_unit_test(test_out_of_memory))
