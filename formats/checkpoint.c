@@ -35,8 +35,7 @@ static void release_files(vptq_checkpoint_files *f)
 
 void vptq_checkpoint_release(vptq_checkpoint *c)
 {
-    if (c->quantized_by_name.slots)
-        vptq_strmap_release(&c->quantized_by_name);
+    vptq_strmap_release(&c->quantized_by_name);
     vptq_tensor_set_release(&c->set);
     release_files(c->files);
     if (c->gguf)
@@ -70,10 +69,9 @@ const vptq_layer_file *vptq_checkpoint_layer(const vptq_checkpoint *c, size_t i)
 const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
                                                     const char *module)
 {
-    uint32_t i = 0;
-    bool found = c->quantized_by_name.slots &&
-                 vptq_strmap_get(&c->quantized_by_name, module, strlen(module), &i);
-    return found ? &c->quantized[i] : NULL;
+    uint32_t i;
+    return vptq_strmap_get(&c->quantized_by_name, module, strlen(module), &i) ? &c->quantized[i]
+                                                                              : NULL;
 }
 
 /* ---- faults ---- */

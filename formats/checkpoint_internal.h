@@ -30,8 +30,9 @@ vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *n
 /* ---- checkpoint_quantized.c: c has kind, path, arena and set; on failure the caller releases
  * it ---- */
 
-vptq_status vptq_checkpoint_open_packed(bool shapes_only, vptq_checkpoint *c,
-                                        vptq_err *err) VPTQ_MUST_CHECK;
+/* Reads the matrices that c->config lists from c->set. */
+vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c,
+                                          vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
                                          vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -9,13 +9,6 @@
 
 /* ---- detection ---- */
 
-static vptq_status load_config(const char *dir, json_t **config, vptq_err *err)
-{
-    char path[4096];
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_CONFIG_FILE, err));
-    return vptq_json_load(path, VPTQ_CONFIG_LIMIT, config, err);
-}
-
 static bool has_file(const char *dir, const char *name)
 {
     char path[4096];
@@ -24,6 +17,7 @@ static bool has_file(const char *dir, const char *name)
 
 static vptq_status detect_dir(const char *path, vptq_checkpoint_kind *kind, vptq_err *err)
 {
+    char config[4096];
     json_t *json = NULL;
     if (has_file(path, VPTQ_WORK_FILE)) {
         *kind = VPTQ_CKPT_WORK;
@@ -37,7 +31,8 @@ static vptq_status detect_dir(const char *path, vptq_checkpoint_kind *kind, vptq
             path,
             has_file(path, "snapshots") ? "; a hub cache keeps its models in snapshots/REVISION"
                                         : "");
-    VPTQ_CHECK(load_config(path, &json, err));
+    VPTQ_CHECK(vptq_path_join(config, sizeof config, path, VPTQ_CONFIG_FILE, err));
+    VPTQ_CHECK(vptq_json_load(config, VPTQ_CONFIG_LIMIT, &json, err));
     *kind = vptq_packed_is_config(json) ? VPTQ_CKPT_PACKED : VPTQ_CKPT_HF;
     json_decref(json);
     return VPTQ_OK;
@@ -84,14 +79,18 @@ static vptq_status refuse_other_methods(const char *path, const json_t *config, 
                      "%s: is quantized by '%.64s', only vptq is supported", path, method);
 }
 
-static vptq_status open_hf(vptq_checkpoint *c, vptq_err *err)
+/* Opens a Hugging Face directory, plain or packed. */
+static vptq_status open_dir(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
 {
+    const bool packed = c->kind == VPTQ_CKPT_PACKED;
     char name[4096];
     VPTQ_CHECK(vptq_path_join(name, sizeof name, c->path, VPTQ_CONFIG_FILE, err));
-    VPTQ_CHECK(load_config(c->path, &c->config, err));
-    VPTQ_CHECK(refuse_other_methods(c->path, c->config, err));
+    VPTQ_CHECK(vptq_json_load(name, VPTQ_CONFIG_LIMIT, &c->config, err));
+    if (!packed)
+        VPTQ_CHECK(refuse_other_methods(c->path, c->config, err));
     VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
-    return vptq_safetensors_read_dir(c->path, &c->set, err);
+    VPTQ_CHECK(vptq_safetensors_read_dir(c->path, &c->set, err));
+    return packed ? vptq_checkpoint_read_matrices(shapes_only, c, err) : VPTQ_OK;
 }
 
 static vptq_status open_gguf(vptq_checkpoint *c, vptq_mem *mem, vptq_err *err)
@@ -216,13 +215,12 @@ static vptq_status open_kind(const vptq_ctx *ctx, const vptq_checkpoint_options 
 {
     switch (c->kind) {
     case VPTQ_CKPT_HF:
-        return open_hf(c, err);
+    case VPTQ_CKPT_PACKED:
+        return open_dir(c, opt->shapes_only, err);
     case VPTQ_CKPT_GGUF:
         return open_gguf(c, ctx->mem, err);
     case VPTQ_CKPT_LLAMA2C:
         return vptq_llama2c_read(c->path, &c->set, &c->desc, err);
-    case VPTQ_CKPT_PACKED:
-        return vptq_checkpoint_open_packed(opt->shapes_only, c, err);
     case VPTQ_CKPT_ARCHIVE:
         return vptq_checkpoint_open_archive(ctx, opt->shapes_only, c, err);
     case VPTQ_CKPT_WORK:

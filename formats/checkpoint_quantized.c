@@ -6,7 +6,6 @@
 
 #include "formats/checkpoint_internal.h"
 #include "formats/hf/config.h"
-#include "formats/hf/safetensors.h"
 
 static int by_name(const void *a, const void *b)
 {
@@ -97,7 +96,7 @@ static vptq_status read_listed(vptq_checkpoint *c, vptq_strmap *listed, bool sha
     return check_listed(c, listed, err);
 }
 
-static vptq_status read_matrices(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
+vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c, vptq_err *err)
 {
     vptq_strmap listed = {0};
     size_t max_count = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
@@ -112,16 +111,6 @@ static vptq_status read_matrices(vptq_checkpoint *c, bool shapes_only, vptq_err 
         qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
     }
     return st;
-}
-
-vptq_status vptq_checkpoint_open_packed(bool shapes_only, vptq_checkpoint *c, vptq_err *err)
-{
-    char name[4096];
-    VPTQ_CHECK(vptq_path_join(name, sizeof name, c->path, VPTQ_CONFIG_FILE, err));
-    VPTQ_CHECK(vptq_json_load(name, VPTQ_CONFIG_LIMIT, &c->config, err));
-    VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
-    VPTQ_CHECK(vptq_safetensors_read_dir(c->path, &c->set, err));
-    return read_matrices(c, shapes_only, err);
 }
 
 /* ---- archive ---- */
@@ -157,10 +146,9 @@ static vptq_status add_archived(vptq_checkpoint *c, const vptq_archive_entry *e,
         data = vptq_arena_alloc(&c->arena, (size_t)e->size, 1, err);
         if (!data)
             return VPTQ_E_NOMEM;
-        st = vptq_archive_load(f->archive, e, f->threads, data, err);
-    } else if (c->fault) {
-        st = vptq_archive_verify(f->archive, e, f->threads, err);
     }
+    if (data || c->fault)
+        st = vptq_archive_load(f->archive, e, f->threads, data, err);
     t.data = st ? NULL : data;
     t.source = st ? NULL : &a->source;
     t.file = c->path;
@@ -178,7 +166,7 @@ static vptq_status read_archive_entries(vptq_checkpoint *c, bool shapes_only, vp
             VPTQ_CHECK(add_archived(c, e, shapes_only, err));
         else if (c->fault)
             VPTQ_CHECK(vptq_checkpoint_report_fault(
-                c, vptq_archive_verify(f->archive, e, f->threads, err), err));
+                c, vptq_archive_load(f->archive, e, f->threads, NULL, err), err));
     }
     return vptq_tensor_set_finish(&c->set, err);
 }
@@ -201,7 +189,7 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
     VPTQ_CHECK(read_archive_entries(c, shapes_only, err));
     if (vptq_archive_find(f->archive, "tokenizer.json", false))
         c->tokenizer = c->path;
-    return read_matrices(c, shapes_only, err);
+    return vptq_checkpoint_read_matrices(shapes_only, c, err);
 }
 
 /* ---- work directory ---- */

@@ -167,9 +167,7 @@ typedef struct token {
  * consecutive and every pair of pieces that joins to a third is a merge. */
 static vptq_status rank_scores(const vptq_vocab *v, token *list, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_strmap map = {0};
-    size_t joinable_pairs = 0;
     bool consecutive = true;
     for (uint32_t m = 0; m < v->merge_count; m++) {
         const uint32_t result = v->merges[m].result;
@@ -178,26 +176,15 @@ static vptq_status rank_scores(const vptq_vocab *v, token *list, vptq_err *err)
         consecutive = consecutive && list[result].score == 0;
         list[result].score = -(float)(m + 1);
     }
-    VPTQ_TRY(vptq_vocab_index(v, &map, err));
-    for (uint32_t i = 0; i < v->count; i++) {
-        const vptq_piece *p = &v->pieces[i];
-        for (uint32_t k = 1; p->type == VPTQ_PIECE_NORMAL && k < p->len; k++) {
-            uint32_t left, right;
-            joinable_pairs += ((unsigned char)p->text[k] & 0xC0) != 0x80 &&
-                              vptq_strmap_get(&map, p->text, k, &left) &&
-                              vptq_strmap_get(&map, p->text + k, p->len - k, &right) &&
-                              v->pieces[left].type == VPTQ_PIECE_NORMAL &&
-                              v->pieces[right].type == VPTQ_PIECE_NORMAL;
-        }
-    }
-    if (!consecutive || joinable_pairs != v->merge_count)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                       "%s: this tokenizer's merges cannot be expressed as SentencePiece "
-                       "scores, so no GGUF can be written; use --unpack -o DIR",
-                       v->source);
-out:
+    VPTQ_CHECK(vptq_vocab_index(v, &map, err));
+    const size_t joins = vptq_vocab_joins(v, &map, NULL);
     vptq_strmap_release(&map);
-    return st;
+    if (!consecutive || joins != v->merge_count)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: this tokenizer's merges cannot be expressed as SentencePiece "
+                         "scores, so no GGUF can be written; use --unpack -o DIR",
+                         v->source);
+    return VPTQ_OK;
 }
 
 static vptq_status make_tokens(const vptq_vocab *v, uint32_t count, vptq_arena *arena,

@@ -12,7 +12,9 @@ enum {
     END64_BYTES = 56,
     LOCATOR_BYTES = 20,
     MAX_COMMENT = 65535,
-    ALIGN = 64, /* of an entry's bytes in the file, like PyTorch */
+    ALIGN = 64,   /* of an entry's bytes in the file, like PyTorch */
+    VERSION = 45, /* of the format, which has zip64 */
+    DATE = 0x21,  /* 1980-01-01 */
     ZIP64_EXTRA = 1,
     PADDING_EXTRA = 0x4246, /* "FB" */
     UTF8_NAME = 0x800,
@@ -247,15 +249,11 @@ vptq_status vptq_zip_writer_open(const char *path, bool force, vptq_mem *mem,
     return vptq_file_writer_open(path, force, &w->file, err);
 }
 
-/* Puts the fields that local and central header share, from "version needed" to the sizes. */
-static void put_shared_fields(uint8_t *p, uint32_t crc)
+/* Puts consecutive numbers; `widths` has the bytes of each as a digit. */
+static void put_numbers(uint8_t *p, const char *widths, const uint64_t *numbers)
 {
-    vptq_put_le(p, 45, 2); /* version that reads zip64 */
-    vptq_put_le(p + 2, UTF8_NAME, 2);
-    vptq_put_le(p + 8, 0x21, 2); /* 1980-01-01 */
-    vptq_put_le(p + 10, crc, 4);
-    vptq_put_le(p + 14, UINT32_MAX, 4); /* sizes: in the zip64 field */
-    vptq_put_le(p + 18, UINT32_MAX, 4);
+    for (; *widths; p += *widths++ - '0')
+        vptq_put_le(p, *numbers++, (unsigned)(*widths - '0'));
 }
 
 vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *data, size_t n,
@@ -265,36 +263,24 @@ vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *dat
     const uint64_t at = w->file.written;
     const size_t len = strlen(name);
     const uint32_t crc = vptq_crc32_of(&w->crc, data, n);
-    uint8_t local[LOCAL_BYTES] = {0}, extra[LOCAL64 + 4 + ALIGN] = {0};
-    uint8_t record[CENTRAL_BYTES] = {0}, wide[CENTRAL64] = {0};
-    size_t pad = (ALIGN - (at + LOCAL_BYTES + len + LOCAL64 + 4) % ALIGN) % ALIGN;
+    const size_t pad = (ALIGN - (at + LOCAL_BYTES + len + LOCAL64 + 4) % ALIGN) % ALIGN;
+    uint8_t local[LOCAL_BYTES], extra[LOCAL64 + 4 + ALIGN] = {0};
+    uint8_t record[CENTRAL_BYTES], wide[CENTRAL64];
 
-    vptq_put_le(local, local_magic, 4);
-    put_shared_fields(local + 4, crc);
-    vptq_put_le(local + 26, len, 2);
-    vptq_put_le(local + 28, LOCAL64 + 4 + pad, 2);
-    vptq_put_le(extra, ZIP64_EXTRA, 2);
-    vptq_put_le(extra + 2, LOCAL64 - 4, 2);
-    vptq_put_le(extra + 4, n, 8);
-    vptq_put_le(extra + 12, n, 8);
-    vptq_put_le(extra + LOCAL64, PADDING_EXTRA, 2);
-    vptq_put_le(extra + LOCAL64 + 2, pad, 2);
+    put_numbers(local, "42222244422",
+                (uint64_t[]){local_magic, VERSION, UTF8_NAME, 0, 0, DATE, crc, UINT32_MAX,
+                             UINT32_MAX, len, LOCAL64 + 4 + pad});
+    put_numbers(extra, "228822",
+                (uint64_t[]){ZIP64_EXTRA, LOCAL64 - 4, n, n, PADDING_EXTRA, pad});
     VPTQ_CHECK(vptq_file_write(&w->file, local, sizeof local, err));
     VPTQ_CHECK(vptq_file_write(&w->file, name, len, err));
     VPTQ_CHECK(vptq_file_write(&w->file, extra, LOCAL64 + 4 + pad, err));
     VPTQ_CHECK(vptq_file_write(&w->file, data, n, err));
 
-    vptq_put_le(record, central_magic, 4);
-    vptq_put_le(record + 4, 45, 2);
-    put_shared_fields(record + 6, crc);
-    vptq_put_le(record + 28, len, 2);
-    vptq_put_le(record + 30, CENTRAL64, 2);
-    vptq_put_le(record + 42, UINT32_MAX, 4);
-    vptq_put_le(wide, ZIP64_EXTRA, 2);
-    vptq_put_le(wide + 2, CENTRAL64 - 4, 2);
-    vptq_put_le(wide + 4, n, 8);
-    vptq_put_le(wide + 12, n, 8);
-    vptq_put_le(wide + 20, at, 8);
+    put_numbers(record, "42222224442222244",
+                (uint64_t[]){central_magic, VERSION, VERSION, UTF8_NAME, 0, 0, DATE, crc,
+                             UINT32_MAX, UINT32_MAX, len, CENTRAL64, 0, 0, 0, 0, UINT32_MAX});
+    put_numbers(wide, "22888", (uint64_t[]){ZIP64_EXTRA, CENTRAL64 - 4, n, n, at});
     VPTQ_CHECK(vptq_buf_add(&w->directory, record, sizeof record, err));
     VPTQ_CHECK(vptq_buf_add(&w->directory, name, len, err));
     VPTQ_CHECK(vptq_buf_add(&w->directory, wide, sizeof wide, err));
@@ -305,25 +291,16 @@ vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *dat
 vptq_status vptq_zip_writer_commit(vptq_zip_writer *w, vptq_err *err)
 {
     const uint64_t at = w->file.written, end64 = at + w->directory.len;
-    uint8_t tail[END64_BYTES + LOCATOR_BYTES + END_BYTES] = {0};
+    uint8_t tail[END64_BYTES + LOCATOR_BYTES + END_BYTES];
     uint8_t *locator = tail + END64_BYTES, *end = locator + LOCATOR_BYTES;
 
-    vptq_put_le(tail, end64_magic, 4);
-    vptq_put_le(tail + 4, END64_BYTES - 12, 8);
-    vptq_put_le(tail + 12, 45, 2);
-    vptq_put_le(tail + 14, 45, 2);
-    vptq_put_le(tail + 24, w->count, 8);
-    vptq_put_le(tail + 32, w->count, 8);
-    vptq_put_le(tail + 40, w->directory.len, 8);
-    vptq_put_le(tail + 48, at, 8);
-    vptq_put_le(locator, locator_magic, 4);
-    vptq_put_le(locator + 8, end64, 8);
-    vptq_put_le(locator + 16, 1, 4);
-    vptq_put_le(end, end_magic, 4);
-    vptq_put_le(end + 8, UINT16_MAX, 2);
-    vptq_put_le(end + 10, UINT16_MAX, 2);
-    vptq_put_le(end + 12, UINT32_MAX, 4);
-    vptq_put_le(end + 16, UINT32_MAX, 4);
+    put_numbers(tail, "4822448888",
+                (uint64_t[]){end64_magic, END64_BYTES - 12, VERSION, VERSION, 0, 0, w->count,
+                             w->count, w->directory.len, at});
+    put_numbers(locator, "4484", (uint64_t[]){locator_magic, 0, end64, 1});
+    put_numbers(
+        end, "42222442",
+        (uint64_t[]){end_magic, 0, 0, UINT16_MAX, UINT16_MAX, UINT32_MAX, UINT32_MAX, 0});
     VPTQ_CHECK(vptq_file_write(&w->file, w->directory.data, w->directory.len, err));
     VPTQ_CHECK(vptq_file_write(&w->file, tail, sizeof tail, err));
     return vptq_file_writer_commit(&w->file, err);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "formats/vocab/internal.h"
+#include "lib/base/text.h"
 #include "lib/base/utf8.h"
 
 static bool is_string_array(const vptq_gguf_kv *kv)
@@ -77,11 +78,7 @@ static void mark_untyped(const vptq_gguf *g, vptq_vocab *v)
     if (vptq_gguf_find(g, "tokenizer.ggml.token_type"))
         return;
     const int32_t special[3] = {v->unk, v->bos, v->eos};
-    for (uint32_t i = 0; i < v->count; i++) {
-        uint8_t byte;
-        if (vptq_piece_is_byte(v->pieces[i].text, v->pieces[i].len, &byte))
-            v->pieces[i].type = VPTQ_PIECE_BYTE;
-    }
+    vptq_vocab_mark_bytes(v);
     for (int i = 0; i < 3; i++) {
         if (special[i] >= 0 && (uint32_t)special[i] < v->count)
             v->pieces[special[i]].type = i == 0 ? VPTQ_PIECE_UNKNOWN : VPTQ_PIECE_CONTROL;
@@ -115,17 +112,13 @@ static vptq_status read_id(const vptq_gguf *g, const char *key, int32_t fallback
                            vptq_err *err)
 {
     uint64_t id = 0;
-    *out = fallback;
-    if (!vptq_gguf_find(g, key))
-        return VPTQ_OK;
-    vptq_status st = vptq_gguf_u64_or(g, key, 0, &id, err);
-    if (!st && id > INT32_MAX)
-        st =
-            vptq_fail(err, VPTQ_E_FORMAT,
-                      "%s: key '%s' is %" PRIu64 ", which is not a token id", g->path, key, id);
-    if (!st)
-        *out = (int32_t)id;
-    return st;
+    VPTQ_CHECK(vptq_gguf_u64_or(g, key, 0, &id, err));
+    if (id > INT32_MAX)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%s' is %" PRIu64 ", which is not a token id", g->path, key,
+                         id);
+    *out = vptq_gguf_find(g, key) ? (int32_t)id : fallback;
+    return VPTQ_OK;
 }
 
 static vptq_status read_specials(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
@@ -146,85 +139,69 @@ static vptq_status read_specials(const vptq_gguf *g, vptq_vocab *v, vptq_err *er
 
 static vptq_status read_spm(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
 {
-    bool prefix = true, squeeze = false;
+    bool prefix, squeeze;
     vptq_strmap map = {0};
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_gguf_bool_or(g, "tokenizer.ggml.add_space_prefix", true, &prefix, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(vptq_gguf_bool_or(g, "tokenizer.ggml.add_space_prefix", true, &prefix, err));
+    VPTQ_CHECK(
         vptq_gguf_bool_or(g, "tokenizer.ggml.remove_extra_whitespaces", false, &squeeze, err));
-    VPTQ_TRY(vptq_vocab_spm_norms(v, prefix, squeeze, err));
-    if (!vptq_gguf_find(g, "tokenizer.ggml.scores")) {
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'tokenizer.ggml.scores' is missing",
-                       g->path);
-        goto out;
-    }
+    VPTQ_CHECK(vptq_vocab_spm_norms(v, prefix, squeeze, err));
+    if (!vptq_gguf_find(g, "tokenizer.ggml.scores"))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'tokenizer.ggml.scores' is missing",
+                         g->path);
     v->by_score = true;
     v->byte_fallback = true;
     v->fuse_unk = true;
-    VPTQ_TRY(vptq_vocab_index(v, &map, err)); /* refuses duplicates */
-out:
+    vptq_status st = vptq_vocab_index(v, &map, err); /* refuses duplicates */
     vptq_strmap_release(&map);
     return st;
 }
 
 static vptq_status read_bpe(const vptq_gguf *g, vptq_vocab *v, bool *bos, vptq_err *err)
 {
-    bool prefix = false;
+    bool prefix;
     vptq_gguf_str pre;
     vptq_strmap map = {0};
-    vptq_status st = vptq_gguf_str_or(g, "tokenizer.ggml.pre", &pre, err);
-    if (st)
-        return st;
-    VPTQ_TRY(vptq_gguf_bool_or(g, "tokenizer.ggml.add_space_prefix", false, &prefix, err));
+    VPTQ_CHECK(vptq_gguf_str_or(g, "tokenizer.ggml.pre", &pre, err));
+    VPTQ_CHECK(vptq_gguf_bool_or(g, "tokenizer.ggml.add_space_prefix", false, &prefix, err));
     if (prefix)
-        VPTQ_TRY(vptq_vocab_add_split(v, (vptq_split){.kind = VPTQ_SPLIT_PREFIX}, err));
+        VPTQ_CHECK(vptq_vocab_add_split(v, (vptq_split){.kind = VPTQ_SPLIT_PREFIX}, err));
     if (!pre.data)
         pre = (vptq_gguf_str){"default", 7};
-    VPTQ_TRY(vptq_vocab_pre(v, pre.data, pre.len, bos, err));
-    VPTQ_TRY(vptq_vocab_index(v, &map, err));
-    VPTQ_TRY(read_merges(g, v, &map, err));
-out:
+    VPTQ_CHECK(vptq_vocab_pre(v, pre.data, pre.len, bos, err));
+    VPTQ_CHECK(vptq_vocab_index(v, &map, err));
+    vptq_status st = read_merges(g, v, &map, err);
     vptq_strmap_release(&map);
     return st;
+}
+
+static vptq_status fill(vptq_vocab *v, const void *source, vptq_err *err)
+{
+    const vptq_gguf *g = source;
+    vptq_gguf_str model;
+    bool bos = true;
+    VPTQ_CHECK(vptq_gguf_str_or(g, "tokenizer.ggml.model", &model, err));
+    if (!model.data)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key 'tokenizer.ggml.model' is missing: the file has no tokenizer",
+                         g->path);
+    if (vptq_text_is(model.data, model.len, "llama"))
+        v->kind = VPTQ_VOCAB_SPM_BPE;
+    else if (!vptq_text_is(model.data, model.len, "gpt2"))
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: the tokenizer model '%.*s' is not supported, only llama and gpt2 "
+                         "are",
+                         g->path, model.len < 100 ? (int)model.len : 100, model.data);
+    VPTQ_CHECK(read_specials(g, v, err));
+    VPTQ_CHECK(read_pieces(g, v, err));
+    mark_untyped(g, v);
+    VPTQ_CHECK(v->kind == VPTQ_VOCAB_SPM_BPE ? read_spm(g, v, err) : read_bpe(g, v, &bos, err));
+    VPTQ_CHECK(vptq_gguf_bool_or(g, "tokenizer.ggml.add_bos_token", bos, &v->add_bos, err));
+    VPTQ_CHECK(vptq_gguf_bool_or(g, "tokenizer.ggml.add_eos_token", false, &v->add_eos, err));
+    return vptq_vocab_added_from_types(v, err);
 }
 
 vptq_status vptq_vocab_read_gguf(const vptq_gguf *g, vptq_mem *mem, vptq_vocab *v,
                                  vptq_err *err)
 {
-    vptq_gguf_str model;
-    bool bos = true;
-    vptq_status st = vptq_vocab_begin(v, g->path, mem, err);
-    if (st)
-        goto out;
-    VPTQ_TRY(vptq_gguf_str_or(g, "tokenizer.ggml.model", &model, err));
-    if (model.data && model.len == 5 && memcmp(model.data, "llama", 5) == 0) {
-        v->kind = VPTQ_VOCAB_SPM_BPE;
-    } else if (model.data && model.len == 4 && memcmp(model.data, "gpt2", 4) == 0) {
-        v->kind = VPTQ_VOCAB_BYTE_BPE;
-    } else {
-        st = model.data ? vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                                    "%s: the tokenizer model '%.*s' is not supported, only "
-                                    "llama and gpt2 are",
-                                    g->path, model.len < 100 ? (int)model.len : 100, model.data)
-                        : vptq_fail(err, VPTQ_E_FORMAT,
-                                    "%s: key 'tokenizer.ggml.model' is missing: the file has "
-                                    "no tokenizer",
-                                    g->path);
-        goto out;
-    }
-    VPTQ_TRY(read_specials(g, v, err));
-    VPTQ_TRY(read_pieces(g, v, err));
-    mark_untyped(g, v);
-    if (v->kind == VPTQ_VOCAB_SPM_BPE)
-        VPTQ_TRY(read_spm(g, v, err));
-    else
-        VPTQ_TRY(read_bpe(g, v, &bos, err));
-    VPTQ_TRY(vptq_gguf_bool_or(g, "tokenizer.ggml.add_bos_token", bos, &v->add_bos, err));
-    VPTQ_TRY(vptq_gguf_bool_or(g, "tokenizer.ggml.add_eos_token", false, &v->add_eos, err));
-    VPTQ_TRY(vptq_vocab_added_from_types(v, err));
-    VPTQ_TRY(vptq_vocab_finish(v, err));
-out:
-    if (st)
-        vptq_vocab_release(v);
-    return st;
+    return vptq_vocab_make(g->path, fill, g, mem, v, err);
 }

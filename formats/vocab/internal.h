@@ -4,6 +4,7 @@
 
 #include "formats/json.h"
 #include "formats/vocab/vocab.h"
+#include "lib/base/file.h"
 #include "lib/base/strmap.h"
 
 enum {
@@ -29,6 +30,11 @@ char *vptq_pool_add(vptq_pool *p, const char *text, size_t len);
 /* Starts an empty vocabulary with its own arena and a copy of the path. */
 vptq_status vptq_vocab_begin(vptq_vocab *v, const char *path, vptq_mem *mem,
                              vptq_err *err) VPTQ_MUST_CHECK;
+/* Starts a vocabulary, fills it from `source` and checks that special ids are in range, tokens
+ * to add exist and added tokens have a text.  Releases it on failure. */
+typedef vptq_status (*vptq_vocab_fill)(vptq_vocab *v, const void *source, vptq_err *err);
+vptq_status vptq_vocab_make(const char *path, vptq_vocab_fill fill, const void *source,
+                            vptq_mem *mem, vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
 /* Allocates `count` pieces without text. */
 vptq_status vptq_vocab_pieces(vptq_vocab *v, size_t count, vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -64,15 +70,38 @@ const char *vptq_pattern_gpt2(void);
 vptq_status vptq_vocab_spm_norms(vptq_vocab *v, bool prefix, bool squeeze,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Checks that special ids are in range, tokens to add exist and added tokens have a text. */
-vptq_status vptq_vocab_finish(const vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
-
 /* Reads normalizer, pre_tokenizer, decoder and post_processor of a tokenizer.json. */
 vptq_status vptq_vocab_json_steps(vptq_vocab *v, const json_t *root,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Names in tokenizer.json: of the first norm kinds, of prepend schemes, and the behavior of
+ * split kinds (NULL = none). */
+extern const char *const vptq_norm_forms[4],
+    *const vptq_prepend_schemes[3], *const vptq_split_behaviors[VPTQ_SPLIT_TO_RIGHT + 1];
+
+/* Readers of one kind of file, from its mapping. */
+typedef struct vptq_vocab_file {
+    vptq_map map;
+    uint32_t expect; /* pieces of a llama2.c tokenizer; 0 = any number */
+} vptq_vocab_file;
+/* A SentencePiece protobuf, or Llama 3's tiktoken ranks. */
+vptq_status vptq_vocab_fill_spm(vptq_vocab *v, const void *file, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_vocab_fill_llama2c(vptq_vocab *v, const void *file,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* A tokenizer.json, with BOS, EOS and chat template from the tokenizer_config.json in the same
+ * folder if there is one. */
+vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 /* Reads tiktoken ranks into a vocabulary that has been started. */
 vptq_status vptq_vocab_tiktoken(vptq_vocab *v, const char *text, size_t len,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+
+/* A way to join a NORMAL piece from two others. */
+typedef struct vptq_vocab_join {
+    float score;
+    uint32_t result, left, right;
+} vptq_vocab_join;
+/* Counts these ways, and lists them if `list` is not NULL. */
+size_t vptq_vocab_joins(const vptq_vocab *v, const vptq_strmap *map, vptq_vocab_join *list);
 
 #endif

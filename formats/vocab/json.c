@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "formats/vocab/internal.h"
-#include "lib/base/file.h"
 
 static vptq_status wrong(const vptq_vocab *v, const char *what, const char *expected,
                          vptq_err *err)
@@ -183,11 +182,11 @@ static vptq_status refuse_settings(const vptq_vocab *v, const json_t *model, vpt
             return unsupported(v, affixes[i], json_string_value(a), err);
     }
     double dropout = 0;
-    vptq_status st = vptq_json_f64_or(model, v->source, "dropout", 0, &dropout, err);
-    if (!st && dropout != 0)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: dropout %g is not supported", v->source,
-                       dropout);
-    return st;
+    VPTQ_CHECK(vptq_json_f64_or(model, v->source, "dropout", 0, &dropout, err));
+    if (dropout != 0)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: dropout %g is not supported", v->source,
+                         dropout);
+    return VPTQ_OK;
 }
 
 static vptq_status read_model(vptq_vocab *v, const json_t *root, vptq_strmap *map,
@@ -241,10 +240,8 @@ static vptq_status config_token(vptq_vocab *v, const vptq_strmap *map, const jso
         return VPTQ_OK;
     if (!json_is_string(t))
         return wrong(v, key, "a token", err);
-    vptq_status st =
-        find_token(v, map, key, json_string_value(t), json_string_length(t), &named, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(
+        find_token(v, map, key, json_string_value(t), json_string_length(t), &named, err));
     if (!used)
         *id = named;
     return VPTQ_OK;
@@ -281,56 +278,45 @@ static vptq_status apply_config(vptq_vocab *v, const vptq_strmap *map, const jso
     return VPTQ_OK;
 }
 
-/* One of the two texts of a tokenizer. */
-typedef struct json_source {
-    const char *text; /* NULL if there is none */
+/* The two texts of a tokenizer, each with its name for messages. */
+typedef struct json_texts {
+    const char *text, *name;
     size_t len;
-    const char *name; /* for messages */
-} json_source;
+    const char *config, *config_name; /* config: NULL if there is none */
+    size_t config_len;
+} json_texts;
 
-static vptq_status read_config(vptq_vocab *v, const vptq_strmap *map, const json_source *src,
+static vptq_status read_config(vptq_vocab *v, const vptq_strmap *map, const json_texts *t,
                                vptq_err *err)
 {
     json_t *config = NULL;
-    if (!src->text)
+    if (!t->config)
         return VPTQ_OK;
-    vptq_status st = vptq_json_parse_reals(src->text, src->len, src->name, &config, err);
-    if (st)
-        return st;
-    if (!json_is_object(config)) {
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: not an object", src->name);
-        goto out;
-    }
-    st = apply_config(v, map, config, err);
-    if (st)
-        st = vptq_err_context(err, "%s", src->name);
-out:
+    VPTQ_CHECK(vptq_json_parse_reals(t->config, t->config_len, t->config_name, &config, err));
+    vptq_status st = VPTQ_OK;
+    if (!json_is_object(config))
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: not an object", t->config_name);
+    else if (apply_config(v, map, config, err))
+        st = vptq_err_context(err, "%s", t->config_name);
     json_decref(config);
     return st;
 }
 
-static vptq_status read_texts(const json_source *tokenizer, const json_source *config,
-                              vptq_mem *mem, vptq_vocab *v, vptq_err *err)
+static vptq_status fill(vptq_vocab *v, const void *source, vptq_err *err)
 {
+    const json_texts *t = source;
     json_t *root = NULL;
     vptq_strmap map = {0};
-    vptq_status st = vptq_vocab_begin(v, tokenizer->name, mem, err);
-    if (st)
-        goto out;
-    VPTQ_TRY(vptq_json_parse(tokenizer->text, tokenizer->len, tokenizer->name, &root, err));
-    if (!json_is_object(root)) {
-        st = wrong(v, "the file", "an object", err);
-        goto out;
-    }
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_json_parse(t->text, t->len, t->name, &root, err));
+    if (!json_is_object(root))
+        VPTQ_TRY(wrong(v, "the file", "an object", err));
     VPTQ_TRY(read_model(v, root, &map, err));
     VPTQ_TRY(vptq_vocab_json_steps(v, root, err));
-    VPTQ_TRY(read_config(v, &map, config, err));
-    VPTQ_TRY(vptq_vocab_finish(v, err));
+    VPTQ_TRY(read_config(v, &map, t, err));
 out:
     vptq_strmap_release(&map);
     json_decref(root);
-    if (st)
-        vptq_vocab_release(v);
     return st;
 }
 
@@ -338,8 +324,8 @@ vptq_status vptq_vocab_parse_json(const char *text, size_t len, const char *conf
                                   size_t config_len, const char *name, vptq_mem *mem,
                                   vptq_vocab *v, vptq_err *err)
 {
-    json_source tokenizer = {text, len, name}, extra = {config, config_len, name};
-    return read_texts(&tokenizer, &extra, mem, v, err);
+    const json_texts t = {text, name, len, config, name, config_len};
+    return vptq_vocab_make(name, fill, &t, mem, v, err);
 }
 
 /* Builds the path of tokenizer_config.json in the folder of `path`; *found: whether it exists.
@@ -366,8 +352,8 @@ vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v,
     VPTQ_TRY(config_path(path, name, &found, err));
     if (found)
         VPTQ_TRY(vptq_file_read(name, VPTQ_TOKENIZER_LIMIT, mem, &config, &config_len, err));
-    json_source tokenizer = {text, len, path}, extra = {config, config_len, name};
-    VPTQ_TRY(read_texts(&tokenizer, &extra, mem, v, err));
+    const json_texts t = {text, path, len, config, name, config_len};
+    VPTQ_TRY(vptq_vocab_make(path, fill, &t, mem, v, err));
 out:
     vptq_mem_free(mem, config);
     vptq_mem_free(mem, text);

@@ -7,6 +7,17 @@
 
 enum { DEPTH_MAX = 8 }; /* of nested Sequences */
 
+const char *const vptq_norm_forms[4] = {[VPTQ_NORM_NFC] = "NFC",
+                                        [VPTQ_NORM_NFD] = "NFD",
+                                        [VPTQ_NORM_NFKC] = "NFKC",
+                                        [VPTQ_NORM_NFKD] = "NFKD"};
+const char *const vptq_prepend_schemes[3] = {"never", "first", "always"};
+const char *const vptq_split_behaviors[] = {[VPTQ_SPLIT_ISOLATED] = "Isolated",
+                                            [VPTQ_SPLIT_REMOVED] = "Removed",
+                                            [VPTQ_SPLIT_CONTIGUOUS] = "Contiguous",
+                                            [VPTQ_SPLIT_TO_LEFT] = "MergedWithPrevious",
+                                            [VPTQ_SPLIT_TO_RIGHT] = "MergedWithNext"};
+
 static vptq_status unsupported(const vptq_vocab *v, const char *what, const char *which,
                                vptq_err *err)
 {
@@ -32,9 +43,7 @@ static vptq_status flatten(const vptq_vocab *v, const json_t *step, int depth, s
         return VPTQ_OK;
     if (!json_is_object(step))
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the %s is not an object", v->source, s->what);
-    vptq_status st = vptq_json_str_or(step, v->source, "type", NULL, &type, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_str_or(step, v->source, "type", NULL, &type, err));
     if (strcmp(type, "Sequence") != 0) {
         if (s->count == VPTQ_STEPS_MAX)
             return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: a %s of more than %d steps",
@@ -49,9 +58,9 @@ static vptq_status flatten(const vptq_vocab *v, const json_t *step, int depth, s
                          s->what, s->list);
     if (depth == DEPTH_MAX)
         return unsupported(v, s->what, "Sequence nested deeply", err);
-    for (size_t i = 0; i < json_array_size(members) && !st; i++)
-        st = flatten(v, json_array_get(members, i), depth + 1, s, err);
-    return st;
+    for (size_t i = 0; i < json_array_size(members); i++)
+        VPTQ_CHECK(flatten(v, json_array_get(members, i), depth + 1, s, err));
+    return VPTQ_OK;
 }
 
 typedef vptq_status (*step_fn)(vptq_vocab *v, const json_t *step, const char *type,
@@ -61,10 +70,10 @@ static vptq_status each(vptq_vocab *v, const json_t *part, const char *what, con
                         step_fn fn, vptq_err *err)
 {
     steps s = {.what = what, .list = list};
-    vptq_status st = flatten(v, part, 0, &s, err);
-    for (size_t i = 0; i < s.count && !st; i++)
-        st = fn(v, s.of[i], s.type[i], err);
-    return st;
+    VPTQ_CHECK(flatten(v, part, 0, &s, err));
+    for (size_t i = 0; i < s.count; i++)
+        VPTQ_CHECK(fn(v, s.of[i], s.type[i], err));
+    return VPTQ_OK;
 }
 
 /* Copies the string under `key` into the arena. */
@@ -162,15 +171,9 @@ static vptq_status copy_pattern(vptq_vocab *v, const json_t *step, const char **
 static vptq_status normalizer(vptq_vocab *v, const json_t *step, const char *type,
                               vptq_err *err)
 {
-    static const char *const forms[4] = {
-        [VPTQ_NORM_NFC] = "NFC",
-        [VPTQ_NORM_NFD] = "NFD",
-        [VPTQ_NORM_NFKC] = "NFKC",
-        [VPTQ_NORM_NFKD] = "NFKD",
-    };
     vptq_norm n = {0};
     for (int k = 0; k < 4; k++) {
-        if (strcmp(type, forms[k]) == 0) {
+        if (strcmp(type, vptq_norm_forms[k]) == 0) {
             n.kind = (vptq_norm_kind)k;
             return vptq_vocab_add_norm(v, n, err);
         }
@@ -221,22 +224,13 @@ static const char *quoted(vptq_vocab *v, const char *text, vptq_err *err)
 static vptq_status split_behavior(const vptq_vocab *v, const json_t *step, const char *fallback,
                                   vptq_split_kind *kind, vptq_err *err)
 {
-    static const struct {
-        const char *name;
-        vptq_split_kind kind;
-    } rows[] = {{"Isolated", VPTQ_SPLIT_ISOLATED},
-                {"Removed", VPTQ_SPLIT_REMOVED},
-                {"Contiguous", VPTQ_SPLIT_CONTIGUOUS},
-                {"MergedWithPrevious", VPTQ_SPLIT_TO_LEFT},
-                {"MergedWithNext", VPTQ_SPLIT_TO_RIGHT}};
     const char *name = NULL;
     VPTQ_CHECK(vptq_json_str_or(step, v->source, "behavior", fallback, &name, err));
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (strcmp(name, rows[i].name) == 0) {
-            *kind = rows[i].kind;
+    for (int i = 0; i <= VPTQ_SPLIT_TO_RIGHT; i++)
+        if (vptq_split_behaviors[i] && strcmp(name, vptq_split_behaviors[i]) == 0) {
+            *kind = (vptq_split_kind)i;
             return VPTQ_OK;
         }
-    }
     return unsupported(v, "Split behavior", name, err);
 }
 
@@ -272,31 +266,25 @@ static vptq_status byte_level(vptq_vocab *v, const json_t *step, vptq_err *err)
 static vptq_status need_meta(const vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     const char *replacement = NULL;
-    vptq_status st =
-        vptq_json_str_or(step, v->source, "replacement", VPTQ_META, &replacement, err);
-    if (!st && strcmp(replacement, VPTQ_META) != 0)
-        st = unsupported(v, "Metaspace replacement", replacement, err);
-    return st;
+    VPTQ_CHECK(vptq_json_str_or(step, v->source, "replacement", VPTQ_META, &replacement, err));
+    if (strcmp(replacement, VPTQ_META) != 0)
+        return unsupported(v, "Metaspace replacement", replacement, err);
+    return VPTQ_OK;
 }
 
 static vptq_status prepend_scheme(const vptq_vocab *v, const json_t *step, vptq_prepend *out,
                                   vptq_err *err)
 {
-    static const char *const names[3] = {"never", "first", "always"};
     bool prefix = true;
     const char *scheme = NULL;
-    vptq_status st = vptq_json_bool_or(step, v->source, "add_prefix_space", true, &prefix, err);
-    if (!st)
-        st = vptq_json_str_or(step, v->source, "prepend_scheme", prefix ? "always" : "never",
-                              &scheme, err);
-    if (st)
-        return st;
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(scheme, names[i]) == 0) {
+    VPTQ_CHECK(vptq_json_bool_or(step, v->source, "add_prefix_space", true, &prefix, err));
+    VPTQ_CHECK(vptq_json_str_or(step, v->source, "prepend_scheme", prefix ? "always" : "never",
+                                &scheme, err));
+    for (int i = 0; i < 3; i++)
+        if (strcmp(scheme, vptq_prepend_schemes[i]) == 0) {
             *out = (vptq_prepend)i;
             return VPTQ_OK;
         }
-    }
     return unsupported(v, "prepend_scheme", scheme, err);
 }
 
@@ -343,9 +331,9 @@ static vptq_status char_delimiter(vptq_vocab *v, const json_t *step, vptq_err *e
 static vptq_status digits(vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     vptq_split s = {.kind = VPTQ_SPLIT_DIGITS};
-    vptq_status st =
-        vptq_json_bool_or(step, v->source, "individual_digits", false, &s.individual, err);
-    return st ? st : vptq_vocab_add_split(v, s, err);
+    VPTQ_CHECK(
+        vptq_json_bool_or(step, v->source, "individual_digits", false, &s.individual, err));
+    return vptq_vocab_add_split(v, s, err);
 }
 
 static vptq_status pre_tokenizer(vptq_vocab *v, const json_t *step, const char *type,
@@ -446,12 +434,12 @@ static vptq_status each_decoder(vptq_vocab *v, const json_t *part, vptq_err *err
 {
     steps s = {.what = "decoder", .list = "decoders"};
     bool fused = false;
-    vptq_status st = flatten(v, part, 0, &s, err);
-    for (size_t i = 0; i < s.count && !st; i++) {
-        st = decoder(v, s.of[i], s.type[i], fused, err);
+    VPTQ_CHECK(flatten(v, part, 0, &s, err));
+    for (size_t i = 0; i < s.count; i++) {
+        VPTQ_CHECK(decoder(v, s.of[i], s.type[i], fused, err));
         fused = fused || strcmp(s.type[i], "Fuse") == 0;
     }
-    return st;
+    return VPTQ_OK;
 }
 
 /* --- post_processor --- */

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "formats/vocab/internal.h"
-#include "lib/base/file.h"
 #include "lib/base/le.h"
 
 enum { HEAD = 8, FIRST_NORMAL = 259 };
@@ -65,10 +64,9 @@ static vptq_piece read_piece(vptq_pool *pool, uint32_t id, const uint8_t *rec)
     return p;
 }
 
-static vptq_status fill(vptq_vocab *v, const vptq_map *map, size_t bytes, vptq_err *err)
+static vptq_status read_pieces(vptq_vocab *v, const vptq_map *map, size_t bytes, vptq_err *err)
 {
     vptq_pool pool;
-    vptq_strmap index = {0};
     VPTQ_CHECK(vptq_pool_init(&pool, &v->arena, bytes + 7, v->count, err));
     const uint8_t *rec = map->data + 4;
     for (uint32_t i = 0; i < v->count; i++) {
@@ -78,33 +76,25 @@ static vptq_status fill(vptq_vocab *v, const vptq_map *map, size_t bytes, vptq_e
                              v->source, i);
         rec += HEAD + vptq_get_le(rec + 4, 4);
     }
-    VPTQ_CHECK(vptq_vocab_index(v, &index, err));
+    vptq_strmap index = {0};
+    vptq_status st = vptq_vocab_index(v, &index, err); /* refuses duplicates */
     vptq_strmap_release(&index);
-    return vptq_vocab_spm_norms(v, true, false, err);
+    return st;
 }
 
-vptq_status vptq_vocab_read_llama2c(const char *path, uint32_t expect, vptq_mem *mem,
-                                    vptq_vocab *v, vptq_err *err)
+vptq_status vptq_vocab_fill_llama2c(vptq_vocab *v, const void *file, vptq_err *err)
 {
-    vptq_map map = {0};
+    const vptq_vocab_file *f = file;
     size_t count = 0, bytes = 0;
-    vptq_status st = vptq_vocab_begin(v, path, mem, err);
-    if (st)
-        goto out;
-    VPTQ_TRY(vptq_map_open(path, &map, err));
-    VPTQ_TRY(measure(v, &map, &count, &bytes, err));
-    if (expect != 0 && count != expect) {
-        st = vptq_fail(err, VPTQ_E_MISMATCH,
-                       "%s: %zu pieces, the model's vocabulary has %" PRIu32 " entries", path,
-                       count, expect);
-        goto out;
-    }
-    if (count < 3) {
-        st =
-            vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu pieces, at least 3 are needed", path, count);
-        goto out;
-    }
-    VPTQ_TRY(vptq_vocab_pieces(v, count, err));
+    VPTQ_CHECK(measure(v, &f->map, &count, &bytes, err));
+    if (f->expect != 0 && count != f->expect)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: %zu pieces, the model's vocabulary has %" PRIu32 " entries",
+                         v->source, count, f->expect);
+    if (count < 3)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu pieces, at least 3 are needed", v->source,
+                         count);
+    VPTQ_CHECK(vptq_vocab_pieces(v, count, err));
     v->kind = VPTQ_VOCAB_SPM_BPE;
     v->by_score = true;
     v->byte_fallback = true;
@@ -113,12 +103,7 @@ vptq_status vptq_vocab_read_llama2c(const char *path, uint32_t expect, vptq_mem 
     v->unk = 0;
     v->bos = 1;
     v->eos = 2;
-    VPTQ_TRY(fill(v, &map, bytes, err));
-    VPTQ_TRY(vptq_vocab_added_from_types(v, err));
-    VPTQ_TRY(vptq_vocab_finish(v, err));
-out:
-    vptq_map_release(&map);
-    if (st)
-        vptq_vocab_release(v);
-    return st;
+    VPTQ_CHECK(read_pieces(v, &f->map, bytes, err));
+    VPTQ_CHECK(vptq_vocab_spm_norms(v, true, false, err));
+    return vptq_vocab_added_from_types(v, err);
 }

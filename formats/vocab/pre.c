@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "formats/vocab/internal.h"
+#include "lib/base/text.h"
 
 #define GPT2                                                                                   \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
@@ -54,7 +55,7 @@ vptq_status vptq_vocab_pre(vptq_vocab *v, const char *name, size_t len, bool *bo
 {
     const pre_row *row = NULL;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (strlen(rows[i].name) == len && memcmp(rows[i].name, name, len) == 0)
+        if (vptq_text_is(name, len, rows[i].name))
             row = &rows[i];
     }
     if (!row)

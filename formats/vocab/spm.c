@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "formats/vocab/internal.h"
-#include "lib/base/file.h"
 #include "lib/base/le.h"
 
 /* --- protobuf --- */
@@ -246,10 +245,8 @@ static vptq_status read_protobuf(vptq_vocab *v, const message *whole, vptq_err *
               .unk = 0,
               .bos = 1,
               .eos = 2};
-    vptq_status st = read_message(v, whole, &s, err);
-    if (st)
-        return st;
-    VPTQ_TRY(check_spec(v, &s, err));
+    VPTQ_CHECK(read_message(v, whole, &s, err));
+    VPTQ_CHECK(check_spec(v, &s, err));
     v->kind = VPTQ_VOCAB_SPM_BPE;
     v->by_score = true;
     v->byte_fallback = s.byte_fallback;
@@ -258,39 +255,22 @@ static vptq_status read_protobuf(vptq_vocab *v, const message *whole, vptq_err *
     v->bos = s.bos < 0 ? -1 : s.bos;
     v->eos = s.eos < 0 ? -1 : s.eos;
     v->add_bos = v->bos >= 0;
-    VPTQ_TRY(vptq_vocab_index(v, &map, err));
-    VPTQ_TRY(vptq_vocab_spm_norms(v, s.prefix, s.squeeze, err));
-    VPTQ_TRY(vptq_vocab_added_from_types(v, err));
-out:
+    VPTQ_CHECK(vptq_vocab_index(v, &map, err)); /* refuses duplicates */
     vptq_strmap_release(&map);
-    return st;
+    VPTQ_CHECK(vptq_vocab_spm_norms(v, s.prefix, s.squeeze, err));
+    return vptq_vocab_added_from_types(v, err);
 }
 
 /* A protobuf begins with the tag of its first piece, 0x0A, which does not occur in base64. */
-vptq_status vptq_vocab_read_spm(const char *path, vptq_mem *mem, vptq_vocab *v, vptq_err *err)
+vptq_status vptq_vocab_fill_spm(vptq_vocab *v, const void *file, vptq_err *err)
 {
-    vptq_map map = {0};
-    vptq_status st = vptq_vocab_begin(v, path, mem, err);
-    if (st)
-        goto out;
-    VPTQ_TRY(vptq_map_open(path, &map, err));
-    if (map.size == 0) {
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: the vocabulary is empty", path);
-        goto out;
-    }
-    message whole = {map.data, map.data + map.size};
-    bool ranks = (map.data[0] >= '0' && map.data[0] <= '9') ||
-                 (map.data[0] >= 'A' && map.data[0] <= 'Z') ||
-                 (map.data[0] >= 'a' && map.data[0] <= 'z') || map.data[0] == '+' ||
-                 map.data[0] == '/';
-    if (ranks)
-        VPTQ_TRY(vptq_vocab_tiktoken(v, (const char *)map.data, map.size, err));
-    else
-        VPTQ_TRY(read_protobuf(v, &whole, err));
-    VPTQ_TRY(vptq_vocab_finish(v, err));
-out:
-    vptq_map_release(&map);
-    if (st)
-        vptq_vocab_release(v);
-    return st;
+    const vptq_map *map = &((const vptq_vocab_file *)file)->map;
+    if (map->size == 0)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the vocabulary is empty", v->source);
+    const uint8_t c = map->data[0];
+    const message whole = {map->data, map->data + map->size};
+    if ((c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
+        c == '+' || c == '/')
+        return vptq_vocab_tiktoken(v, (const char *)map->data, map->size, err);
+    return read_protobuf(v, &whole, err);
 }

@@ -118,21 +118,18 @@ vptq_status vptq_vocab_tiktoken(vptq_vocab *v, const char *text, size_t len, vpt
             lines, LLAMA3_RANKS);
     v->kind = VPTQ_VOCAB_BYTE_BPE;
     v->by_score = true;
-    vptq_status st = vptq_vocab_pieces(v, LLAMA3_RANKS + LLAMA3_SPECIAL, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_vocab_pieces(v, LLAMA3_RANKS + LLAMA3_SPECIAL, err));
     /* base64 of n bytes has 4 n / 3 characters, the alphabet at most 2 n */
-    VPTQ_TRY(vptq_pool_init(&pool, &v->arena, 2 * len, LLAMA3_RANKS, err));
+    VPTQ_CHECK(vptq_pool_init(&pool, &v->arena, 2 * len, LLAMA3_RANKS, err));
     for (size_t at = 0, n = 0; at < len; n++) {
         const char *end = memchr(text + at, '\n', len - at);
         size_t line = end ? (size_t)(end - text) - at : len - at;
-        VPTQ_TRY(read_line(v, n, text + at, line, &pool, err));
+        VPTQ_CHECK(read_line(v, n, text + at, line, &pool, err));
         at += line + 1;
     }
-    VPTQ_TRY(vptq_vocab_pre(v, "llama-bpe", strlen("llama-bpe"), &v->add_bos, err));
-    VPTQ_TRY(add_special(v, err));
-    VPTQ_TRY(vptq_vocab_index(v, &map, err));
-out:
+    VPTQ_CHECK(vptq_vocab_pre(v, "llama-bpe", strlen("llama-bpe"), &v->add_bos, err));
+    VPTQ_CHECK(add_special(v, err));
+    VPTQ_CHECK(vptq_vocab_index(v, &map, err)); /* refuses duplicates */
     vptq_strmap_release(&map);
-    return st;
+    return VPTQ_OK;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "formats/vocab/internal.h"
-#include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/base/utf8.h"
 
 void vptq_vocab_release(vptq_vocab *v)
@@ -85,9 +85,8 @@ vptq_status vptq_vocab_pieces(vptq_vocab *v, size_t count, vptq_err *err)
 
 vptq_status vptq_vocab_index(const vptq_vocab *v, vptq_strmap *map, vptq_err *err)
 {
-    vptq_status st = vptq_strmap_init(map, v->arena.mem, v->count, err);
-    if (st)
-        return st;
+    vptq_status st = VPTQ_OK;
+    VPTQ_CHECK(vptq_strmap_init(map, v->arena.mem, v->count, err));
     for (uint32_t i = 0; i < v->count; i++) {
         const vptq_piece *p = &v->pieces[i];
         bool fresh = true;
@@ -121,26 +120,25 @@ vptq_status vptq_vocab_merge(vptq_vocab *v, const vptq_strmap *map, size_t index
 {
     char both[2 * VPTQ_PIECE_MAX];
     vptq_merge m = {0};
-    const char *bad = NULL;
-    size_t bad_len = 0;
-    if (!vptq_strmap_get(map, left, left_len, &m.left)) {
-        bad = left;
-        bad_len = left_len;
-    } else if (!vptq_strmap_get(map, right, right_len, &m.right)) {
-        bad = right;
-        bad_len = right_len;
-    } else { /* both are pieces, so each has at most VPTQ_PIECE_MAX bytes */
+    const char *piece = left;
+    size_t len = left_len;
+    bool known = vptq_strmap_get(map, piece, len, &m.left);
+    if (known) {
+        piece = right;
+        len = right_len;
+        known = vptq_strmap_get(map, piece, len, &m.right);
+    }
+    if (known) { /* both are pieces, so each has at most VPTQ_PIECE_MAX bytes */
         memcpy(both, left, left_len);
         memcpy(both + left_len, right, right_len);
-        if (!vptq_strmap_get(map, both, left_len + right_len, &m.result)) {
-            bad = both;
-            bad_len = left_len + right_len;
-        }
+        piece = both;
+        len = left_len + right_len;
+        known = vptq_strmap_get(map, piece, len, &m.result);
     }
-    if (bad)
+    if (!known)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: merge %zu names '%.*s', which is not a piece of the vocabulary",
-                         v->source, index, bad_len < 100 ? (int)bad_len : 100, bad);
+                         v->source, index, len < 100 ? (int)len : 100, piece);
     v->merges[index] = m;
     return VPTQ_OK;
 }
@@ -207,18 +205,22 @@ static char *unescaped(vptq_arena *arena, const char *text, size_t len, uint32_t
     return out;
 }
 
+static bool is_added(const vptq_piece *p)
+{
+    return p->len > 0 && (p->type == VPTQ_PIECE_CONTROL || p->type == VPTQ_PIECE_USER);
+}
+
 vptq_status vptq_vocab_added_from_types(vptq_vocab *v, vptq_err *err)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < v->count; i++)
-        n += v->pieces[i].len > 0 &&
-             (v->pieces[i].type == VPTQ_PIECE_CONTROL || v->pieces[i].type == VPTQ_PIECE_USER);
+        n += is_added(&v->pieces[i]);
     v->added = vptq_arena_zalloc(&v->arena, n, sizeof *v->added, err);
     if (!v->added)
         return VPTQ_E_NOMEM;
     for (uint32_t i = 0; i < v->count; i++) {
         const vptq_piece *p = &v->pieces[i];
-        if (p->len == 0 || (p->type != VPTQ_PIECE_CONTROL && p->type != VPTQ_PIECE_USER))
+        if (!is_added(p))
             continue;
         vptq_added_token *a = &v->added[v->added_count++];
         a->id = i;
@@ -260,7 +262,7 @@ void vptq_vocab_mark_bytes(vptq_vocab *v)
     }
 }
 
-vptq_status vptq_vocab_finish(const vptq_vocab *v, vptq_err *err)
+static vptq_status check(const vptq_vocab *v, vptq_err *err)
 {
     const struct {
         const char *name;
@@ -286,10 +288,17 @@ vptq_status vptq_vocab_finish(const vptq_vocab *v, vptq_err *err)
     return VPTQ_OK;
 }
 
-static bool has_suffix(const char *text, const char *end)
+vptq_status vptq_vocab_make(const char *path, vptq_vocab_fill fill, const void *source,
+                            vptq_mem *mem, vptq_vocab *v, vptq_err *err)
 {
-    size_t n = strlen(text), k = strlen(end);
-    return n >= k && strcmp(text + n - k, end) == 0;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_vocab_begin(v, path, mem, err));
+    VPTQ_TRY(fill(v, source, err));
+    st = check(v, err);
+out:
+    if (st)
+        vptq_vocab_release(v);
+    return st;
 }
 
 static vptq_status read_file(const char *path, uint32_t expect, vptq_mem *mem, vptq_vocab *v,
@@ -297,28 +306,25 @@ static vptq_status read_file(const char *path, uint32_t expect, vptq_mem *mem, v
 {
     if (vptq_gguf_is(path)) {
         vptq_gguf g;
-        vptq_status st = vptq_gguf_open(path, mem, &g, err);
-        if (st)
-            return st;
-        st = vptq_vocab_read_gguf(&g, mem, v, err);
+        VPTQ_CHECK(vptq_gguf_open(path, mem, &g, err));
+        vptq_status st = vptq_vocab_read_gguf(&g, mem, v, err);
         vptq_gguf_release(&g);
         return st;
     }
-    if (has_suffix(path, ".json"))
+    if (vptq_text_before(path, ".json"))
         return vptq_vocab_read_json(path, mem, v, err);
-    vptq_map map;
-    vptq_status st = vptq_map_open(path, &map, err);
-    if (st)
-        return st;
+    vptq_vocab_file f = {.expect = expect};
+    VPTQ_CHECK(vptq_map_open(path, &f.map, err));
     /* llama2.c begins with a small int32, the length of its longest piece; a protobuf with the
      * tag of its first piece, a list of ranks with base64. */
-    bool llama2c = map.size >= 4 && map.data[2] == 0 && map.data[3] == 0;
-    bool json = map.size > 0 && map.data[0] == '{';
-    vptq_map_release(&map);
-    if (json)
-        return vptq_vocab_read_json(path, mem, v, err);
-    return llama2c ? vptq_vocab_read_llama2c(path, expect, mem, v, err)
-                   : vptq_vocab_read_spm(path, mem, v, err);
+    bool llama2c = f.map.size >= 4 && f.map.data[2] == 0 && f.map.data[3] == 0;
+    vptq_status st =
+        f.map.size > 0 && f.map.data[0] == '{'
+            ? vptq_vocab_read_json(path, mem, v, err)
+            : vptq_vocab_make(path, llama2c ? vptq_vocab_fill_llama2c : vptq_vocab_fill_spm, &f,
+                              mem, v, err);
+    vptq_map_release(&f.map);
+    return st;
 }
 
 vptq_status vptq_vocab_read(const char *path, uint32_t expect, vptq_mem *mem, vptq_vocab *v,

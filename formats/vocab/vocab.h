@@ -1,4 +1,5 @@
-/* The content of a tokenizer file as plain data. lib/tokenizer/tokenizer.h encodes with it. */
+/* Internal: the content of a tokenizer file as plain data. lib/tokenizer/tokenizer.h encodes
+ * with it. */
 #ifndef VPTQ_FORMATS_VOCAB_VOCAB_H
 #define VPTQ_FORMATS_VOCAB_VOCAB_H
 
@@ -130,27 +131,18 @@ void vptq_vocab_release(vptq_vocab *v);
 enum {
     VPTQ_TOKENIZER_LIMIT = 256 << 20
 }; /* bytes of a tokenizer.json; real ones reach 35 MB */
-/* Reads a tokenizer.json, and BOS, EOS and chat template from the tokenizer_config.json in the
- * same folder if there is one. */
-vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v,
-                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* The same from memory: texts of tokenizer.json and tokenizer_config.json (NULL if there is
- * none), and the name that error messages use. */
+/* Reads the texts of tokenizer.json and tokenizer_config.json (NULL if there is none); `name`
+ * is for messages. */
 vptq_status vptq_vocab_parse_json(const char *text, size_t len, const char *config,
                                   size_t config_len, const char *name, vptq_mem *mem,
                                   vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
-/* Reads a SentencePiece protobuf (tokenizer.model), or Llama 3's tiktoken ranks. */
-vptq_status vptq_vocab_read_spm(const char *path, vptq_mem *mem, vptq_vocab *v,
-                                vptq_err *err) VPTQ_MUST_CHECK;
-/* Reads a llama2.c tokenizer.bin with `expect` pieces, the vocabulary size of the model; 0 =
- * any number. */
-vptq_status vptq_vocab_read_llama2c(const char *path, uint32_t expect, vptq_mem *mem,
-                                    vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
 /* Reads tokenizer.ggml.* of a GGUF: models "llama", and "gpt2" with a named pre-tokenizer. */
 vptq_status vptq_vocab_read_gguf(const vptq_gguf *g, vptq_mem *mem, vptq_vocab *v,
                                  vptq_err *err) VPTQ_MUST_CHECK;
-/* Reads any of these, chosen by content: a file, or a directory with tokenizer.json or
- * tokenizer.model. */
+/* Reads any tokenizer, chosen by content: a GGUF file, a tokenizer.json (also the
+ * tokenizer_config.json next to it), a SentencePiece protobuf, Llama 3's tiktoken ranks, a
+ * llama2.c tokenizer.bin with `expect` pieces (the vocabulary size of the model; 0 = any
+ * number), or a directory with tokenizer.json or tokenizer.model. */
 vptq_status vptq_vocab_read(const char *path, uint32_t expect, vptq_mem *mem, vptq_vocab *v,
                             vptq_err *err) VPTQ_MUST_CHECK;
 

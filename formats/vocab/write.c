@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "formats/vocab/internal.h"
-#include "lib/base/file.h"
 
 static vptq_status no_memory(const vptq_vocab *v, vptq_err *err)
 {
@@ -12,10 +11,13 @@ static vptq_status no_memory(const vptq_vocab *v, vptq_err *err)
                      v->source);
 }
 
-/* Appends and takes over `value`; false for NULL, an earlier failed allocation. */
-static bool append(json_t *array, json_t *value)
+/* Appends and takes over `value`.  On failure, also an earlier one, *array becomes NULL. */
+static void append(json_t **array, json_t *value)
 {
-    return json_array_append_new(array, value) == 0;
+    if (json_array_append_new(*array, value)) {
+        json_decref(*array);
+        *array = NULL;
+    }
 }
 
 static bool put(json_t *object, const char *key, json_t *value)
@@ -25,14 +27,9 @@ static bool put(json_t *object, const char *key, json_t *value)
 
 /* --- merges --- */
 
-typedef struct implied {
-    float score;
-    uint32_t result, left, right;
-} implied;
-
 static int by_order(const void *a, const void *b)
 {
-    const implied *x = a, *y = b;
+    const vptq_vocab_join *x = a, *y = b;
     if (x->score != y->score)
         return x->score > y->score ? -1 : 1;
     if (x->result != y->result)
@@ -42,9 +39,7 @@ static int by_order(const void *a, const void *b)
     return x->right < y->right ? -1 : x->right > y->right;
 }
 
-/* Counts the ways to join a NORMAL piece from two others, and lists them if `list` is not
- * NULL. */
-static size_t imply(const vptq_vocab *v, const vptq_strmap *map, implied *list)
+size_t vptq_vocab_joins(const vptq_vocab *v, const vptq_strmap *map, vptq_vocab_join *list)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < v->count; i++) {
@@ -60,7 +55,7 @@ static size_t imply(const vptq_vocab *v, const vptq_strmap *map, implied *list)
                 v->pieces[right].type != VPTQ_PIECE_NORMAL)
                 continue;
             if (list)
-                list[n] = (implied){p->score, i, left, right};
+                list[n] = (vptq_vocab_join){p->score, i, left, right};
             n++;
         }
     }
@@ -68,15 +63,15 @@ static size_t imply(const vptq_vocab *v, const vptq_strmap *map, implied *list)
 }
 
 /* Lists the merges of a vocabulary that merges by score, in an array of `v->arena.mem`. */
-static vptq_status implied_merges(const vptq_vocab *v, implied **out, size_t *count,
+static vptq_status implied_merges(const vptq_vocab *v, vptq_vocab_join **out, size_t *count,
                                   vptq_err *err)
 {
     vptq_strmap map = {0};
     VPTQ_CHECK(vptq_vocab_index(v, &map, err));
-    *count = imply(v, &map, NULL);
+    *count = vptq_vocab_joins(v, &map, NULL);
     *out = vptq_mem_alloc(v->arena.mem, *count, sizeof **out, err);
     if (*out) {
-        (void)imply(v, &map, *out);
+        (void)vptq_vocab_joins(v, &map, *out);
         if (*count > 0)
             qsort(*out, *count, sizeof **out, by_order);
     }
@@ -109,25 +104,17 @@ static json_t *merge_json(const vptq_vocab *v, uint32_t left, uint32_t right, bo
 
 static vptq_status merges_json(const vptq_vocab *v, json_t **out, vptq_err *err)
 {
-    implied *list = NULL;
+    vptq_vocab_join *list = NULL;
     size_t count = v->merge_count;
-    vptq_status st = VPTQ_OK;
-    bool pair = has_space(v), ok = true;
+    bool pair = has_space(v);
     if (v->by_score)
-        st = implied_merges(v, &list, &count, err);
-    if (st)
-        return st;
-    json_t *array = json_array();
-    for (size_t i = 0; ok && i < count; i++)
-        ok = append(array, list ? merge_json(v, list[i].left, list[i].right, pair)
-                                : merge_json(v, v->merges[i].left, v->merges[i].right, pair));
+        VPTQ_CHECK(implied_merges(v, &list, &count, err));
+    *out = json_array();
+    for (size_t i = 0; *out && i < count; i++)
+        append(out, list ? merge_json(v, list[i].left, list[i].right, pair)
+                         : merge_json(v, v->merges[i].left, v->merges[i].right, pair));
     vptq_mem_free(v->arena.mem, list);
-    if (!array || !ok) {
-        json_decref(array);
-        return no_memory(v, err);
-    }
-    *out = array;
-    return VPTQ_OK;
+    return *out ? VPTQ_OK : no_memory(v, err);
 }
 
 /* --- pieces --- */
@@ -164,18 +151,13 @@ static vptq_status vocab_json(const vptq_vocab *v, json_t **out, vptq_err *err)
 static json_t *added_json(const vptq_vocab *v)
 {
     json_t *array = json_array();
-    bool ok = array != NULL;
-    for (uint32_t i = 0; ok && i < v->added_count; i++) {
+    for (uint32_t i = 0; array && i < v->added_count; i++) {
         const vptq_added_token *a = &v->added[i];
-        ok = append(array,
-                    json_pack("{s:I, s:s%, s:b, s:b, s:b, s:b, s:b}", "id", (json_int_t)a->id,
-                              "content", a->text, (size_t)a->len, "single_word", a->single_word,
-                              "lstrip", a->lstrip, "rstrip", a->rstrip, "normalized",
-                              a->normalized, "special", a->special));
-    }
-    if (!ok) {
-        json_decref(array);
-        return NULL;
+        append(&array,
+               json_pack("{s:I, s:s%, s:b, s:b, s:b, s:b, s:b}", "id", (json_int_t)a->id,
+                         "content", a->text, (size_t)a->len, "single_word", a->single_word,
+                         "lstrip", a->lstrip, "rstrip", a->rstrip, "normalized", a->normalized,
+                         "special", a->special));
     }
     return array;
 }
@@ -200,13 +182,12 @@ static json_t *sequence(json_t *members, const char *list)
 
 static json_t *norm_json(const vptq_norm *n)
 {
-    static const char *const forms[4] = {"NFC", "NFD", "NFKC", "NFKD"};
     switch (n->kind) {
     case VPTQ_NORM_NFC:
     case VPTQ_NORM_NFD:
     case VPTQ_NORM_NFKC:
     case VPTQ_NORM_NFKD:
-        return json_pack("{s:s}", "type", forms[n->kind]);
+        return json_pack("{s:s}", "type", vptq_norm_forms[n->kind]);
     case VPTQ_NORM_PREPEND:
         return json_pack("{s:s, s:s}", "type", "Prepend", "prepend", n->content);
     case VPTQ_NORM_REPLACE:
@@ -228,23 +209,13 @@ static json_t *norm_json(const vptq_norm *n)
 static json_t *normalizer_json(const vptq_vocab *v)
 {
     json_t *members = json_array();
-    for (uint32_t i = 0; i < v->norm_count; i++) {
-        if (!append(members, norm_json(&v->norms[i]))) {
-            json_decref(members);
-            return NULL;
-        }
-    }
+    for (uint32_t i = 0; i < v->norm_count; i++)
+        append(&members, norm_json(&v->norms[i]));
     return sequence(members, "normalizers");
 }
 
 static json_t *split_json(const vptq_split *s)
 {
-    static const char *const schemes[3] = {"never", "first", "always"};
-    static const char *const behaviors[] = {
-        [VPTQ_SPLIT_ISOLATED] = "Isolated",       [VPTQ_SPLIT_REMOVED] = "Removed",
-        [VPTQ_SPLIT_CONTIGUOUS] = "Contiguous",   [VPTQ_SPLIT_TO_LEFT] = "MergedWithPrevious",
-        [VPTQ_SPLIT_TO_RIGHT] = "MergedWithNext",
-    };
     switch (s->kind) {
     case VPTQ_SPLIT_ISOLATED:
     case VPTQ_SPLIT_REMOVED:
@@ -252,12 +223,14 @@ static json_t *split_json(const vptq_split *s)
     case VPTQ_SPLIT_TO_LEFT:
     case VPTQ_SPLIT_TO_RIGHT:
         return json_pack("{s:s, s:{s:s}, s:s, s:b}", "type", "Split", "pattern", "Regex",
-                         s->pattern, "behavior", behaviors[s->kind], "invert", s->invert);
+                         s->pattern, "behavior", vptq_split_behaviors[s->kind], "invert",
+                         s->invert);
     case VPTQ_SPLIT_DIGITS:
         return json_pack("{s:s, s:b}", "type", "Digits", "individual_digits", s->individual);
     case VPTQ_SPLIT_METASPACE:
         return json_pack("{s:s, s:s, s:s, s:b}", "type", "Metaspace", "replacement", VPTQ_META,
-                         "prepend_scheme", schemes[s->prepend], "split", s->individual);
+                         "prepend_scheme", vptq_prepend_schemes[s->prepend], "split",
+                         s->individual);
     case VPTQ_SPLIT_PREFIX:
         break; /* part of ByteLevel */
     }
@@ -291,15 +264,10 @@ static vptq_status pre_tokenizer_json(const vptq_vocab *v, json_t **out, vptq_er
                              "ahead of other steps",
                              v->source);
         }
-        if (!append(members, split_json(&v->splits[i]))) {
-            json_decref(members);
-            return no_memory(v, err);
-        }
+        append(&members, split_json(&v->splits[i]));
     }
-    if (bytes && !append(members, byte_level_json(prefix, gpt2))) {
-        json_decref(members);
-        return no_memory(v, err);
-    }
+    if (bytes)
+        append(&members, byte_level_json(prefix, gpt2));
     *out = sequence(members, "pretokenizers");
     return *out ? VPTQ_OK : no_memory(v, err);
 }
@@ -315,12 +283,9 @@ static json_t *decoder_json(const vptq_vocab *v)
                        : json_pack("[{s:s, s:{s:s}, s:s}, {s:s}, {s:s}]", "type", "Replace",
                                    "pattern", "String", VPTQ_META, "content", " ", "type",
                                    "ByteFallback", "type", "Fuse");
-    if (members && v->strip_start &&
-        !append(members, json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip", "content", " ",
-                                   "start", 1, "stop", 0))) {
-        json_decref(members);
-        return NULL;
-    }
+    if (v->strip_start)
+        append(&members, json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip", "content", " ",
+                                   "start", 1, "stop", 0));
     return sequence(members, "decoders");
 }
 
@@ -334,14 +299,18 @@ static const char *special_text(const vptq_vocab *v, int32_t id)
     return id >= 0 ? v->pieces[id].text : NULL;
 }
 
-static bool add_template_token(const vptq_vocab *v, json_t *single, json_t *specials,
+/* Appends a special token; *single becomes NULL on failure. */
+static void add_template_token(const vptq_vocab *v, json_t **single, json_t *specials,
                                int32_t id)
 {
     const char *text = special_text(v, id);
-    return append(single,
-                  json_pack("{s:{s:s, s:i}}", "SpecialToken", "id", text, "type_id", 0)) &&
-           put(specials, text,
-               json_pack("{s:s, s:[i], s:[s]}", "id", text, "ids", (int)id, "tokens", text));
+    json_t *token = json_pack("{s:{s:s, s:i}}", "SpecialToken", "id", text, "type_id", 0);
+    if (!put(specials, text,
+             json_pack("{s:s, s:[i], s:[s]}", "id", text, "ids", (int)id, "tokens", text))) {
+        json_decref(token);
+        token = NULL;
+    }
+    append(single, token);
 }
 
 static json_t *post_processor_json(const vptq_vocab *v)
@@ -349,21 +318,16 @@ static json_t *post_processor_json(const vptq_vocab *v)
     if (!v->add_bos && !v->add_eos)
         return json_null();
     json_t *single = json_array(), *specials = json_object();
-    bool ok = single && specials;
-    if (ok && v->add_bos)
-        ok = add_template_token(v, single, specials, v->bos);
-    ok = ok && append(single, json_pack("{s:{s:s, s:i}}", "Sequence", "id", "A", "type_id", 0));
-    if (ok && v->add_eos)
-        ok = add_template_token(v, single, specials, v->eos);
-    json_t *pair = ok ? json_deep_copy(single) : NULL;
-    ok = pair && append(pair, json_pack("{s:{s:s, s:i}}", "Sequence", "id", "B", "type_id", 1));
-    if (ok)
-        return json_pack("{s:s, s:o, s:o, s:o}", "type", "TemplateProcessing", "single", single,
-                         "pair", pair, "special_tokens", specials);
-    json_decref(single);
-    json_decref(specials);
-    json_decref(pair);
-    return NULL;
+    if (v->add_bos)
+        add_template_token(v, &single, specials, v->bos);
+    append(&single, json_pack("{s:{s:s, s:i}}", "Sequence", "id", "A", "type_id", 0));
+    if (v->add_eos)
+        add_template_token(v, &single, specials, v->eos);
+    json_t *pair = json_deep_copy(single);
+    append(&pair, json_pack("{s:{s:s, s:i}}", "Sequence", "id", "B", "type_id", 1));
+    /* "o" takes over the references even if one is NULL, which fails */
+    return json_pack("{s:s, s:o, s:o, s:o}", "type", "TemplateProcessing", "single", single,
+                     "pair", pair, "special_tokens", specials);
 }
 
 /* --- the files --- */
@@ -416,10 +380,8 @@ vptq_status vptq_vocab_write_hf(const vptq_vocab *v, const char *dir, vptq_err *
     vptq_status st = VPTQ_OK;
     VPTQ_TRY(tokenizer_json(v, &tokenizer, err));
     config = config_json(v);
-    if (!config) {
-        st = no_memory(v, err);
-        goto out;
-    }
+    if (!config)
+        VPTQ_TRY(no_memory(v, err));
     VPTQ_TRY(vptq_path_join(path, sizeof path, dir, "tokenizer.json", err));
     VPTQ_TRY(vptq_json_save(path, tokenizer, err));
     VPTQ_TRY(vptq_path_join(path, sizeof path, dir, "tokenizer_config.json", err));

@@ -505,9 +505,9 @@ static vptq_status report_verdicts(const load_job *job, const vptq_archive_entry
                                                   : "does not match its record");
 }
 
-/* Loads bytes [begin, begin + n) of the entry into dst; verifies them only if dst is NULL. */
-static vptq_status load(const vptq_archive *a, const vptq_archive_entry *e, uint64_t begin,
-                        uint64_t n, int threads, void *dst, vptq_err *err)
+vptq_status vptq_archive_load_part(const vptq_archive *a, const vptq_archive_entry *e,
+                                   uint64_t begin, uint64_t n, int threads, void *dst,
+                                   vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     VPTQ_BUG_IF(begin > e->size || n > e->size - begin);
@@ -539,18 +539,5 @@ out:
 vptq_status vptq_archive_load(const vptq_archive *a, const vptq_archive_entry *e, int threads,
                               void *dst, vptq_err *err)
 {
-    return load(a, e, 0, e->size, threads, dst, err);
-}
-
-vptq_status vptq_archive_load_part(const vptq_archive *a, const vptq_archive_entry *e,
-                                   uint64_t begin, size_t n, int threads, void *dst,
-                                   vptq_err *err)
-{
-    return load(a, e, begin, n, threads, dst, err);
-}
-
-vptq_status vptq_archive_verify(const vptq_archive *a, const vptq_archive_entry *e, int threads,
-                                vptq_err *err)
-{
-    return load(a, e, 0, e->size, threads, NULL, err);
+    return vptq_archive_load_part(a, e, 0, e->size, threads, dst, err);
 }

@@ -1,6 +1,6 @@
-/* The .vptq archive: one file with small files stored whole (config, tokenizer) and tensors in
- * zstd frames.  Every frame has a checksum and the index is at the end, so that an archive can
- * be read in parallel and in part.  Byte layout: docs/formats/archive.md. */
+/* Internal: the .vptq archive: one file with small files stored whole (config, tokenizer) and
+ * tensors in zstd frames.  Every frame has a checksum and the index is at the end, so that an
+ * archive can be read in parallel and in part.  Byte layout: docs/formats/archive.md. */
 #ifndef VPTQ_FORMATS_VPTQ_ARCHIVE_H
 #define VPTQ_FORMATS_VPTQ_ARCHIVE_H
 
@@ -25,16 +25,13 @@ vptq_status vptq_archive_writer_open(const char *path, bool force, int threads, 
                                      vptq_archive_writer **w, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_archive_add_file(vptq_archive_writer *w, const char *name, const void *data,
                                   size_t n, int level, vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds a tensor whose data is in memory. */
-vptq_status vptq_archive_add_tensor(vptq_archive_writer *w, const vptq_tensor *t, int level,
-                                    vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds a tensor piece by piece: begin (ignores t->data), put until t->bytes are written, end.
  */
 vptq_status vptq_archive_begin_tensor(vptq_archive_writer *w, const vptq_tensor *t, int level,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_archive_put(vptq_archive_writer *w, const void *data, size_t n,
                              vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_archive_end_tensor(vptq_archive_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_archive_end(vptq_archive_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_archive_writer_commit(vptq_archive_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 /* Frees the writer; removes the file unless it was committed.  Accepts NULL. */
 void vptq_archive_writer_abort(vptq_archive_writer *w);
@@ -62,15 +59,13 @@ const vptq_archive_entry *vptq_archive_at(const vptq_archive *a, size_t i);
 const vptq_archive_entry *vptq_archive_find(const vptq_archive *a, const char *name,
                                             bool is_tensor);
 /* Unpacks an entry into dst (entry->size bytes), frames in parallel, with one frame in memory
- * per thread.  VPTQ_E_CHECKSUM naming the entry if it is damaged. */
+ * per thread; with dst NULL only checks that it can be unpacked.  VPTQ_E_CHECKSUM naming the
+ * entry if it is damaged. */
 vptq_status vptq_archive_load(const vptq_archive *a, const vptq_archive_entry *e, int threads,
                               void *dst, vptq_err *err) VPTQ_MUST_CHECK;
 /* Unpacks bytes [begin, begin + n) of an entry; reads only the frames that hold them. */
 vptq_status vptq_archive_load_part(const vptq_archive *a, const vptq_archive_entry *e,
-                                   uint64_t begin, size_t n, int threads, void *dst,
+                                   uint64_t begin, uint64_t n, int threads, void *dst,
                                    vptq_err *err) VPTQ_MUST_CHECK;
-/* Checks that an entry can be unpacked, without keeping its bytes. */
-vptq_status vptq_archive_verify(const vptq_archive *a, const vptq_archive_entry *e, int threads,
-                                vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -238,7 +238,7 @@ vptq_status vptq_archive_put(vptq_archive_writer *w, const void *data, size_t n,
     return VPTQ_OK;
 }
 
-static vptq_status end_entry(vptq_archive_writer *w, vptq_err *err)
+vptq_status vptq_archive_end(vptq_archive_writer *w, vptq_err *err)
 {
     const vptq_tensor *t = &w->entry;
     size_t name_len = strlen(t->name);
@@ -271,7 +271,7 @@ vptq_status vptq_archive_add_file(vptq_archive_writer *w, const char *name, cons
     vptq_tensor t = {.name = name, .bytes = n};
     VPTQ_CHECK(begin_entry(w, VPTQ_ARCHIVE_FILE, &t, 1, level, err));
     VPTQ_CHECK(vptq_archive_put(w, data, n, err));
-    return end_entry(w, err);
+    return vptq_archive_end(w, err);
 }
 
 vptq_status vptq_archive_begin_tensor(vptq_archive_writer *w, const vptq_tensor *t, int level,
@@ -282,19 +282,6 @@ vptq_status vptq_archive_begin_tensor(vptq_archive_writer *w, const vptq_tensor 
     /* exponents of neighbours are alike and compress well side by side, packed indices do not
      */
     return begin_entry(w, VPTQ_ARCHIVE_TENSOR, t, info->is_float ? info->bytes : 1, level, err);
-}
-
-vptq_status vptq_archive_end_tensor(vptq_archive_writer *w, vptq_err *err)
-{
-    return end_entry(w, err);
-}
-
-vptq_status vptq_archive_add_tensor(vptq_archive_writer *w, const vptq_tensor *t, int level,
-                                    vptq_err *err)
-{
-    VPTQ_CHECK(vptq_archive_begin_tensor(w, t, level, err));
-    VPTQ_CHECK(vptq_archive_put(w, t->data, t->bytes, err));
-    return end_entry(w, err);
 }
 
 /* ---- index ---- */

@@ -323,7 +323,7 @@ static vptq_status archive_tensor(writing *w, vptq_archive_writer *a,
         level = t->tensor.dims < 2 ? VECTOR_LEVEL : MATRIX_LEVEL;
     VPTQ_CHECK(vptq_archive_begin_tensor(a, &t->tensor, level, err));
     VPTQ_CHECK(fill_one(w, t, &s, err));
-    return vptq_archive_end_tensor(a, err);
+    return vptq_archive_end(a, err);
 }
 
 vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool force, int level,

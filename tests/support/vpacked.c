@@ -1,5 +1,6 @@
 /* Builds the small packed model and writes it as a directory or an archive. */
 #include "tests/support/vpacked.h"
+#include "tests/support/varchive.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -177,7 +178,7 @@ void vpacked_write_archive(const vpacked_plan *p, const char *path)
     assert_ok(vptq_archive_writer_open(path, true, 1, NULL, &w, &err), &err);
     assert_ok(vptq_archive_add_file(w, "config.json", text, strlen(text), 3, &err), &err);
     for (size_t i = 0; i < p->count; i++)
-        assert_ok(vptq_archive_add_tensor(w, &p->list[i], 3, &err), &err);
+        assert_ok(varchive_add(w, &p->list[i], 3, &err), &err);
     assert_ok(vptq_archive_writer_commit(w, &err), &err);
     vptq_archive_writer_abort(w);
     free(text);

@@ -1,5 +1,6 @@
 /* Writes one small quantized model as base model, work directory, packed model and archive. */
 #include "tests/support/vwork.h"
+#include "tests/support/varchive.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -203,7 +204,7 @@ static void make_archive(const char *dir, const vptq_tensor *list, size_t count,
     assert_ok(vptq_archive_writer_open(path, false, 1, NULL, &w, &err), &err);
     assert_ok(vptq_archive_add_file(w, "config.json", text, strlen(text), 3, &err), &err);
     for (size_t i = 0; i < count; i++)
-        assert_ok(vptq_archive_add_tensor(w, &list[i], 3, &err), &err);
+        assert_ok(varchive_add(w, &list[i], 3, &err), &err);
     assert_ok(vptq_archive_writer_commit(w, &err), &err);
     vptq_archive_writer_abort(w);
     free(text);

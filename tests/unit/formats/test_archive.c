@@ -8,6 +8,7 @@
 
 #include "formats/vptq/archive.h"
 #include "formats/vptq/archive_internal.h"
+#include "tests/support/varchive.h"
 #include "tests/support/vtest.h"
 
 static vptq_tensor tensor(const char *name, vptq_dtype type, const void *data, uint64_t rows,
@@ -32,13 +33,13 @@ static vptq_status add_big(vptq_archive_writer *w, const float *big, size_t step
 {
     const vptq_tensor t = tensor("model.big", VPTQ_F32, step ? NULL : big, BIG_ROWS, BIG_COLS);
     if (!step)
-        return vptq_archive_add_tensor(w, &t, 3, err);
+        return varchive_add(w, &t, 3, err);
     VPTQ_CHECK(vptq_archive_begin_tensor(w, &t, 3, err));
     for (size_t at = 0, part; at < t.bytes; at += part) {
         part = t.bytes - at < step ? t.bytes - at : step;
         VPTQ_CHECK(vptq_archive_put(w, (const uint8_t *)big + at, part, err));
     }
-    return vptq_archive_end_tensor(w, err);
+    return vptq_archive_end(w, err);
 }
 
 static vptq_status write_in_steps(const char *path, bool force, const float *big, size_t step,
@@ -52,8 +53,8 @@ static vptq_status write_in_steps(const char *path, bool force, const float *big
     vptq_tensor c = tensor("model.none", VPTQ_F16, NULL, 0, 5);
     VPTQ_TRY(vptq_archive_add_file(w, "config.json", text, sizeof text - 1, 3, err));
     VPTQ_TRY(add_big(w, big, step, err));
-    VPTQ_TRY(vptq_archive_add_tensor(w, &b, 3, err));
-    VPTQ_TRY(vptq_archive_add_tensor(w, &c, 3, err));
+    VPTQ_TRY(varchive_add(w, &b, 3, err));
+    VPTQ_TRY(varchive_add(w, &c, 3, err));
     VPTQ_TRY(vptq_archive_writer_commit(w, err));
 out:
     vptq_archive_writer_abort(w);
@@ -193,7 +194,7 @@ static void test_ranges(void **state)
                       &err);
             assert_memory_equal(back, (const uint8_t *)big + edges[i], n);
         }
-    assert_ok(vptq_archive_verify(a, e, 2, &err), &err);
+    assert_ok(vptq_archive_load(a, e, 2, NULL, &err), &err);
     vptq_archive_close(a);
     /* damage in the second frame does not affect reading the first and the third */
     size_t n;
@@ -206,7 +207,7 @@ static void test_ranges(void **state)
     assert_ok(vptq_archive_load_part(a, e, 8 << 20, 100, 2, back, &err), &err);
     assert_fails(vptq_archive_load_part(a, e, (8 << 20) - 1, 2, 2, back, &err), VPTQ_E_CHECKSUM,
                  &err, "tensor 'model.big' is damaged: frame 2 of 4");
-    assert_fails(vptq_archive_verify(a, e, 2, &err), VPTQ_E_CHECKSUM, &err, "frame 2 of 4");
+    assert_fails(vptq_archive_load(a, e, 2, NULL, &err), VPTQ_E_CHECKSUM, &err, "frame 2 of 4");
     vptq_archive_close(a);
     free(bytes);
     free(back);
@@ -308,7 +309,7 @@ static void write_small(const char *path)
     float x[96];
     vtest_normal(x, 96, 3);
     vptq_tensor t = tensor("t", VPTQ_F32, x, 8, 12);
-    assert_ok(vptq_archive_add_tensor(w, &t, 3, &err), &err);
+    assert_ok(varchive_add(w, &t, 3, &err), &err);
     end_archive(w);
 }
 
@@ -379,7 +380,7 @@ static void write_many(const char *path)
         snprintf(name, sizeof name, "model.layers.%d.weight", i);
         vptq_dtype type = i % 3 == 0 ? VPTQ_F32 : i % 3 == 1 ? VPTQ_F16 : VPTQ_I32;
         vptq_tensor t = tensor(name, type, x, 3 + (uint64_t)i, 200);
-        assert_ok(vptq_archive_add_tensor(w, &t, 1 + i % 19, &err), &err);
+        assert_ok(varchive_add(w, &t, 1 + i % 19, &err), &err);
     }
     end_archive(w);
 }
@@ -408,7 +409,7 @@ static vptq_status verify_all(const char *path, vptq_err *err)
         return first;
     for (size_t i = 0; i < vptq_archive_count(a); i++) {
         vptq_err own = {0};
-        vptq_status st = vptq_archive_verify(a, vptq_archive_at(a, i), 1, &own);
+        vptq_status st = vptq_archive_load(a, vptq_archive_at(a, i), 1, NULL, &own);
         assert_true(!st || !first);
         if (st)
             *err = own;
