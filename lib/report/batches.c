@@ -146,7 +146,7 @@ static void family_picture(report_page *p, const vptq_report_family *f, vptq_met
             n++;
     if (n) {
         snprintf(caption, sizeof caption, "%s speedup over the batch size, input %u, output %u",
-                 vptq_metric_title(metric), f->input_len, f->output_len);
+                 vptq_metrics[metric].title, f->input_len, f->output_len);
         vptq_svg_lines(&p->h,
                        &(vptq_svg_lines_spec){
                            .about = {caption,
@@ -159,8 +159,6 @@ static void family_picture(report_page *p, const vptq_report_family *f, vptq_met
                            .count = n,
                            .even = 1});
     }
-    vptq_mem_free(r->arena.mem, values);
-    vptq_mem_free(r->arena.mem, lines);
 }
 
 void vptq_report_page_batches(report_page *p)

@@ -15,7 +15,7 @@ static int config_decimals(const vptq_report *r, const vptq_report_config *c, vp
     for (size_t i = 0; i < c->count; i++)
         smallest = fmin(smallest, r->groups[c->first + i].metric[m].stats.median);
     return vptq_report_decimals(isfinite(smallest) ? smallest : 0,
-                                vptq_metric_less_is_better(m) ? 3 : 4);
+                                vptq_metrics[m].less ? 3 : 4);
 }
 
 static int compare_latency(const void *left, const void *right)
@@ -141,9 +141,9 @@ static void config_picture(report_page *p, const vptq_report_config *c,
                                               .series = vptq_report_series(model, r)},
                                decimals);
     }
-    snprintf(caption, sizeof caption, "%s (%s is better)", vptq_metric_title(metric),
-             vptq_metric_less_is_better(metric) ? "less" : "more");
-    snprintf(axis, sizeof axis, "%s, median and range of the runs", vptq_metric_unit(metric));
+    snprintf(caption, sizeof caption, "%s (%s is better)", vptq_metrics[metric].title,
+             vptq_metrics[metric].less ? "less" : "more");
+    snprintf(axis, sizeof axis, "%s, median and range of the runs", vptq_metrics[metric].unit);
     vptq_page_bars_end(
         p, &bars,
         (vptq_svg_bars_spec){.about = {caption,
@@ -186,5 +186,4 @@ void vptq_report_page_configs(report_page *p)
         return;
     for (size_t i = 0; i < p->r->config_count; i++)
         page_config(p, &p->r->configs[i], sorted);
-    vptq_mem_free(p->r->arena.mem, sorted);
 }

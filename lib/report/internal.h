@@ -30,12 +30,13 @@ typedef struct report_page {
     const vptq_report *r;
     bool html;
     vptq_html h; /* Markdown uses its emit, too */
+    vptq_arena arena;
 } report_page;
 void vptq_page_heading(report_page *p, int level, const char *id, const char *text);
 void vptq_page_paragraph(report_page *p, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 void vptq_page_table(report_page *p, vptq_table *t); /* writes and releases it */
-/* Allocates from the report's memory; after a failure returns NULL and the page keeps the
- * error. */
+/* Memory until the end of the page; after a failure returns NULL and the page keeps the error.
+ */
 void *vptq_page_alloc(report_page *p, size_t count, size_t size);
 
 /* Bars of one picture with a text each. */
@@ -47,7 +48,7 @@ typedef struct page_bars {
 void vptq_page_bars_begin(report_page *p, size_t max_count, page_bars *b);
 /* Adds a bar with `decimals` of its value as text; bar.text is set here. */
 void vptq_page_bars_add(page_bars *b, vptq_svg_bar bar, int decimals);
-/* Draws the bars, if any, and releases them; `spec` has all but bars and count. */
+/* Draws the bars, if any; `spec` has all but bars and count. */
 void vptq_page_bars_end(report_page *p, page_bars *b, vptq_svg_bars_spec spec);
 
 /* "1.37 (1.28–1.46)", "1.37" without an interval, empty for NaN. */

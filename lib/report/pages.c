@@ -46,7 +46,7 @@ void vptq_page_table(report_page *p, vptq_table *t)
 
 void *vptq_page_alloc(report_page *p, size_t count, size_t size)
 {
-    void *memory = vptq_mem_alloc(p->r->arena.mem, count, size, p->h.e.err);
+    void *memory = vptq_arena_alloc(&p->arena, count, size, p->h.e.err);
     if (!memory && !p->h.e.st)
         p->h.e.st = VPTQ_E_NOMEM;
     return memory;
@@ -73,8 +73,6 @@ void vptq_page_bars_end(report_page *p, page_bars *b, vptq_svg_bars_spec spec)
     spec.count = b->count;
     if (b->count)
         vptq_svg_bars(&p->h, &spec);
-    vptq_mem_free(p->r->arena.mem, b->texts);
-    vptq_mem_free(p->r->arena.mem, b->bars);
 }
 
 /* ---- texts of figures ---- */
@@ -251,8 +249,8 @@ static void add_outliers(vptq_table *t, const vptq_report *r, const vptq_report_
                                .run = g->runs[i]->run_name,
                                .value = x->values[i],
                                .median = x->stats.median};
-            snprintf(row.figure, REPORT_TEXT, "%s (%s)", vptq_metric_title((vptq_metric)m),
-                     vptq_metric_unit((vptq_metric)m));
+            snprintf(row.figure, REPORT_TEXT, "%s (%s)", vptq_metrics[m].title,
+                     vptq_metrics[m].unit);
             snprintf(row.off, REPORT_TEXT, "%+.1f %%", 100 * (row.value / row.median - 1));
             vptq_table_add(t, &row);
         }
@@ -355,8 +353,6 @@ static void page_links(report_page *p)
         links[n++] = (vptq_html_link){"remarks", "Remarks"};
         vptq_html_links(&p->h, "Sections", links, n);
     }
-    vptq_mem_free(r->arena.mem, texts);
-    vptq_mem_free(r->arena.mem, links);
 }
 
 static void page_begin(report_page *p, const char *source, vptq_buf *out, vptq_err *err)
@@ -380,11 +376,13 @@ vptq_status vptq_report_write_page(const vptq_report *r, vptq_format format, con
                                    vptq_buf *out, vptq_err *err)
 {
     report_page p = {.r = r, .html = format == VPTQ_FORMAT_HTML};
+    vptq_arena_init(&p.arena, r->arena.mem);
     page_begin(&p, source, out, err);
     page_summary(&p);
     vptq_report_page_batches(&p);
     vptq_report_page_configs(&p);
     page_remarks(&p);
+    vptq_arena_release(&p.arena);
     if (p.html)
         return vptq_html_end(&p.h);
     if (!p.h.e.st && out->len > 1 && out->data[out->len - 2] == '\n')

@@ -10,7 +10,7 @@
 
 static void rank_config(vptq_report *r, const vptq_report_config *c, vptq_metric m)
 {
-    bool less = vptq_metric_less_is_better(m);
+    bool less = vptq_metrics[m].less;
     for (size_t i = 0; i < c->count; i++) {
         vptq_report_metric *x = &r->groups[c->first + i].metric[m];
         x->rank = x->stats.count ? 1 : 0;
@@ -36,7 +36,7 @@ static vptq_status compute_speedup(vptq_report *r, vptq_report_group *g,
                                    const vptq_report_group *original, vptq_metric m,
                                    double *scratch, vptq_err *err)
 {
-    bool less = vptq_metric_less_is_better(m);
+    bool less = vptq_metrics[m].less;
     double *mine = scratch, *theirs = scratch + VPTQ_MAX_RATIO_VALUES;
     size_t n = copy_values(g, m, mine), k = copy_values(original, m, theirs);
     return vptq_ratio_of(less ? theirs : mine, less ? k : n, less ? mine : theirs, less ? n : k,
@@ -67,15 +67,16 @@ out:
 
 /* ---- over configurations ---- */
 
+/* Over the configurations of a batch size; 0 = of all. */
 static vptq_report_summary summarize(const vptq_report *r, const vptq_report_model *model,
-                                     vptq_metric m)
+                                     uint32_t batch, vptq_metric m)
 {
     vptq_report_summary s = {(double)NAN, (double)NAN, (double)NAN, 0, 0};
     double logs = 0;
     for (size_t i = 0; i < r->config_count; i++) {
         const vptq_report_group *g = model->by_config[i];
         double x = g ? g->metric[m].speedup.value : (double)NAN;
-        if (isnan(x))
+        if (isnan(x) || (batch && r->configs[i].batch_size != batch))
             continue;
         logs += log(x);
         s.min = s.count && s.min < x ? s.min : x;
@@ -114,7 +115,7 @@ static vptq_status relate_models(vptq_report *r, vptq_err *err)
             if (r->groups[k].model_index == i)
                 m->by_config[r->groups[k].config] = &r->groups[k];
         for (int k = 0; k < VPTQ_METRIC_COUNT; k++)
-            m->summary[k] = summarize(r, m, (vptq_metric)k);
+            m->summary[k] = summarize(r, m, 0, (vptq_metric)k);
     }
     qsort(r->models, r->model_count, sizeof *r->models, compare_models);
     for (size_t i = 0; i < r->model_count; i++)
@@ -140,23 +141,21 @@ static vptq_status find_families(vptq_report *r, vptq_err *err)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < r->config_count; i++) {
         const vptq_report_config *c = &r->configs[i];
-        size_t count = 0;
+        vptq_report_family f = {.input_len = c->input_len, .output_len = c->output_len};
         bool first = true;
-        for (size_t k = 0; k < r->config_count; k++) {
-            bool same = same_lengths(c, &r->configs[k]);
-            count += same;
-            first = first && !(same && k < i);
-        }
-        if (!first || count < 2)
+        for (size_t k = 0; k < i; k++)
+            first = first && !same_lengths(c, &r->configs[k]);
+        for (size_t k = i; k < r->config_count; k++)
+            f.count += same_lengths(c, &r->configs[k]);
+        if (!first || f.count < 2)
             continue;
-        vptq_report_family *f = &r->families[r->family_count++];
-        *f = (vptq_report_family){.input_len = c->input_len, .output_len = c->output_len};
-        f->configs = vptq_arena_alloc(&r->arena, count, sizeof *f->configs, err);
-        if (!f->configs)
+        f.configs = vptq_arena_alloc(&r->arena, f.count, sizeof *f.configs, err);
+        if (!f.configs)
             return VPTQ_E_NOMEM;
-        for (size_t k = i; k < r->config_count; k++) /* sorted by batch size */
+        for (size_t k = i, n = 0; k < r->config_count; k++) /* sorted by batch size */
             if (same_lengths(c, &r->configs[k]))
-                f->configs[f->count++] = k;
+                f.configs[n++] = k;
+        r->families[r->family_count++] = f;
     }
     return VPTQ_OK;
 }
@@ -201,16 +200,5 @@ vptq_break_even vptq_report_break_even(const vptq_report *r, const vptq_report_f
 double vptq_report_at_batch(const vptq_report *r, const vptq_report_model *m, uint32_t batch,
                             vptq_metric metric)
 {
-    double logs = 0;
-    size_t n = 0;
-    for (size_t i = 0; i < r->config_count; i++) {
-        const vptq_report_group *g = m->by_config[i];
-        double x = g && r->configs[i].batch_size == batch ? g->metric[metric].speedup.value
-                                                          : (double)NAN;
-        if (!isnan(x)) {
-            logs += log(x);
-            n++;
-        }
-    }
-    return n ? exp(logs / (double)n) : (double)NAN;
+    return summarize(r, m, batch, metric).mean;
 }

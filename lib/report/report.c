@@ -9,31 +9,12 @@
 
 enum { MAX_GROUPS = 2000 };
 
-typedef struct metric_facts {
-    const char *title, *unit;
-    bool less;
-} metric_facts;
-static const metric_facts facts[VPTQ_METRIC_COUNT] = {
+const vptq_metric_info vptq_metrics[VPTQ_METRIC_COUNT] = {
     [VPTQ_METRIC_LATENCY] = {"Latency", "s", true},
     [VPTQ_METRIC_DECODE] = {"Decode throughput", "tok/s", false},
     [VPTQ_METRIC_PREFILL] = {"Prefill throughput", "tok/s", false},
     [VPTQ_METRIC_OVERALL] = {"Overall throughput", "tok/s", false},
     [VPTQ_METRIC_TTFT] = {"Time to first token", "s", true}};
-
-const char *vptq_metric_title(vptq_metric m)
-{
-    return facts[m].title;
-}
-
-const char *vptq_metric_unit(vptq_metric m)
-{
-    return facts[m].unit;
-}
-
-bool vptq_metric_less_is_better(vptq_metric m)
-{
-    return facts[m].less;
-}
 
 /* ---- grouping ---- */
 
@@ -192,7 +173,6 @@ static vptq_status describe_group(vptq_report *r, vptq_report_group *g, vptq_err
         for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
             g->metric[m].values[i] = values[m];
     }
-    r->derived_ttft |= g->derived_ttft > 0;
     for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
         describe(&g->metric[m], n, scratch, marked);
     if (g->derived_ttft) { /* differences of rounded figures scatter too much */

@@ -24,9 +24,11 @@ typedef enum {
     VPTQ_METRIC_COUNT
 } vptq_metric;
 
-const char *vptq_metric_title(vptq_metric m); /* "Latency", "Decode throughput", ... */
-const char *vptq_metric_unit(vptq_metric m);  /* "s" or "tok/s" */
-bool vptq_metric_less_is_better(vptq_metric m);
+typedef struct vptq_metric_info {
+    const char *title, *unit;
+    bool less; /* is better */
+} vptq_metric_info;
+extern const vptq_metric_info vptq_metrics[VPTQ_METRIC_COUNT];
 
 typedef struct vptq_report_metric {
     double *values; /* [runs] in the order of the records; NaN = not known */
@@ -112,7 +114,6 @@ typedef struct vptq_report {
     size_t model_count;
     vptq_report_family *families;
     size_t family_count;
-    bool derived_ttft; /* of any run */
 } vptq_report;
 
 /* Groups the records and computes all statistics.  `original` is the model (or group) that the
