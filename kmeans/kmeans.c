@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "kmeans/parts.h"
-#include "lib/base/mem.h"
+#include "lib/backend/mirror.h"
 
 vptq_kmeans_options vptq_kmeans_default(uint32_t v, uint32_t k)
 {
@@ -70,104 +70,49 @@ static vptq_status check_points(const vptq_kmeans_points *points, bool *weighted
 
 /* ---- Lloyd ---- */
 
-/* The state of one run.  On devices that work in host memory the device arrays are the host
- * arrays. */
+/* The state of one run. */
 typedef struct lloyd {
     vptq_device *dev;
     const vptq_kmeans_points *points;
-    uint32_t k;
-    /* device memory */
-    float *x, *w, *c, *last; /* last = before */
-    uint32_t *labels;
-    double *sums, *weights; /* [k, v] and [k], one allocation */
-    /* host memory */
-    float *host_c;         /* [k, v] the caller's */
-    uint32_t *host_labels; /* [n] */
-    double *host_sums, *host_weights;
-    float *before;        /* [k, v] the codebook before the last move */
-    uint32_t *own_labels; /* NULL if the caller passed labels */
-    bool labelled;        /* labels are those of `before` */
+    vptq_kmeans_clusters clusters; /* the present ones; labels only if `labelled` */
+    bool labelled;
+    float *c;     /* [k, v] the caller's centroids */
+    double *sums; /* [k, v], and then the weights of the clusters [k] */
+    vptq_arena arena;
+    vptq_mirror mirror;
+    struct { /* the same in device memory */
+        const float *x, *w;
+        float *c, *before;
+        uint32_t *labels;
+        double *sums;
+    } on;
 } lloyd;
 
 static size_t sums_bytes(const lloyd *l)
 {
-    return (size_t)l->k * (l->points->v + 1) * sizeof(double);
+    return (size_t)l->clusters.k * (l->points->v + 1) * sizeof(double);
 }
 
-static vptq_status upload_new(vptq_device *dev, const void *host, size_t count, size_t size,
-                              void **out, vptq_err *err)
-{
-    VPTQ_CHECK(dev->ops->alloc(dev->state, count, size, out, err));
-    return dev->ops->upload(dev->state, *out, host, count * size, err);
-}
-
-static vptq_status open_device_side(lloyd *l, vptq_err *err)
+static vptq_status lloyd_open(lloyd *l, const vptq_kmeans_args *a, vptq_err *err)
 {
     const vptq_kmeans_points *p = l->points;
-    const vptq_backend *ops = l->dev->ops;
-    vptq_status st = VPTQ_OK;
-    void *x = NULL, *w = NULL, *c = NULL, *last = NULL, *labels = NULL, *sums = NULL;
-    VPTQ_TRY(upload_new(l->dev, p->x, p->n * p->v, sizeof *l->x, &x, err));
-    if (p->w)
-        VPTQ_TRY(upload_new(l->dev, p->w, p->n, sizeof *l->w, &w, err));
-    VPTQ_TRY(ops->alloc(l->dev->state, (size_t)l->k * p->v, sizeof *l->c, &c, err));
-    VPTQ_TRY(ops->alloc(l->dev->state, (size_t)l->k * p->v, sizeof *l->last, &last, err));
-    VPTQ_TRY(ops->alloc(l->dev->state, p->n, sizeof *l->labels, &labels, err));
-    VPTQ_TRY(ops->alloc(l->dev->state, 1, sums_bytes(l), &sums, err));
-out:
-    l->x = x;
-    l->w = w;
-    l->c = c;
-    l->last = last;
-    l->labels = labels;
-    l->sums = sums;
-    return st;
-}
-
-static void lloyd_close(lloyd *l)
-{
-    vptq_mem *mem = l->points->ctx->mem;
-    if (!l->dev->ops->host_memory) {
-        l->dev->ops->release(l->dev->state, l->x);
-        l->dev->ops->release(l->dev->state, l->w);
-        l->dev->ops->release(l->dev->state, l->c);
-        l->dev->ops->release(l->dev->state, l->last);
-        l->dev->ops->release(l->dev->state, l->labels);
-        l->dev->ops->release(l->dev->state, l->sums);
-    }
-    vptq_mem_free(mem, l->host_sums);
-    vptq_mem_free(mem, l->before);
-    vptq_mem_free(mem, l->own_labels);
-}
-
-static vptq_status lloyd_open(lloyd *l, vptq_device *dev, const vptq_kmeans_points *points,
-                              uint32_t k, float *centroids, uint32_t *labels, vptq_err *err)
-{
-    vptq_mem *mem = points->ctx->mem;
-    *l = (lloyd){.dev = dev, .points = points, .k = k, .host_c = centroids};
-    if (!labels) {
-        l->own_labels = vptq_mem_alloc(mem, points->n, sizeof *labels, err);
-        if (!l->own_labels)
-            return VPTQ_E_NOMEM;
-    }
-    l->host_labels = labels ? labels : l->own_labels;
-    l->host_sums = vptq_mem_alloc(mem, 1, sums_bytes(l), err);
-    if (!l->host_sums)
+    vptq_kmeans_clusters *c = &l->clusters;
+    const size_t size = (size_t)c->k * p->v;
+    l->c = a->centroids;
+    c->labels =
+        a->labels ? a->labels : vptq_arena_alloc(&l->arena, p->n, sizeof *c->labels, err);
+    l->sums = c->labels ? vptq_arena_alloc(&l->arena, 1, sums_bytes(l), err) : NULL;
+    c->before = l->sums ? vptq_arena_alloc(&l->arena, size, sizeof *c->before, err) : NULL;
+    if (!c->before)
         return VPTQ_E_NOMEM;
-    l->before = vptq_mem_alloc(mem, (size_t)k * points->v, sizeof *l->before, err);
-    if (!l->before)
-        return VPTQ_E_NOMEM;
-    if (dev->ops->host_memory) {
-        l->c = centroids;
-        l->last = l->before;
-        l->labels = l->host_labels;
-        l->sums = l->host_sums;
-    } else {
-        VPTQ_CHECK(open_device_side(l, err));
-    }
-    l->host_weights = l->host_sums + (size_t)k * points->v;
-    l->weights = l->sums + (size_t)k * points->v;
-    return VPTQ_OK;
+    c->weights = l->sums + size;
+    l->on.x = vptq_mirror_in(&l->mirror, p->x, p->n * p->v, sizeof *p->x);
+    l->on.w = vptq_mirror_in(&l->mirror, p->w, p->n, sizeof *p->w);
+    l->on.c = vptq_mirror_take(&l->mirror, l->c, size, sizeof *l->c, 0);
+    l->on.before = vptq_mirror_take(&l->mirror, c->before, size, sizeof *c->before, 0);
+    l->on.labels = vptq_mirror_take(&l->mirror, c->labels, p->n, sizeof *c->labels, 0);
+    l->on.sums = vptq_mirror_take(&l->mirror, l->sums, 1, sums_bytes(l), 0);
+    return vptq_mirror_check(&l->mirror, err);
 }
 
 /* Computes labels, sums and objective for the present codebook. */
@@ -175,83 +120,70 @@ static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
 {
     const vptq_kmeans_points *p = l->points;
     const vptq_backend *ops = l->dev->ops;
-    const float *x = ops->host_memory ? p->x : l->x, *w = ops->host_memory ? p->w : l->w;
-    if (!ops->host_memory) {
-        const size_t bytes = (size_t)l->k * p->v * sizeof *l->c;
-        VPTQ_CHECK(ops->upload(l->dev->state, l->c, l->host_c, bytes, err));
-        if (l->labelled)
-            VPTQ_CHECK(ops->upload(l->dev->state, l->last, l->before, bytes, err));
+    const size_t size = (size_t)l->clusters.k * p->v, bytes = size * sizeof *l->c;
+    vptq_assign_args assign = {.n = p->n,
+                               .v = p->v,
+                               .k = l->clusters.k,
+                               .x = l->on.x,
+                               .centroids = l->on.c,
+                               .idx = l->on.labels};
+    VPTQ_CHECK(vptq_mirror_push(&l->mirror, l->c, bytes, err));
+    if (l->labelled) {
+        VPTQ_CHECK(vptq_mirror_push(&l->mirror, l->clusters.before, bytes, err));
+        assign.previous = l->on.before;
+        VPTQ_CHECK(ops->reassign(l->dev->state, &assign, err));
+    } else {
+        VPTQ_CHECK(ops->assign(l->dev->state, &assign, err));
     }
-    if (l->labelled)
-        VPTQ_CHECK(ops->reassign(l->dev->state,
-                                 &(vptq_assign_args){.n = p->n,
-                                                     .v = p->v,
-                                                     .k = l->k,
-                                                     .x = x,
-                                                     .previous = l->last,
-                                                     .centroids = l->c,
-                                                     .idx = l->labels},
-                                 err));
-    else
-        VPTQ_CHECK(ops->assign(
-            l->dev->state,
-            &(vptq_assign_args){
-                .n = p->n, .v = p->v, .k = l->k, .x = x, .centroids = l->c, .idx = l->labels},
-            err));
     l->labelled = true;
     VPTQ_CHECK(ops->accumulate(l->dev->state,
                                &(vptq_accumulate_args){.n = p->n,
                                                        .v = p->v,
-                                                       .k = l->k,
-                                                       .x = x,
-                                                       .w = w,
-                                                       .idx = l->labels,
-                                                       .centroids = l->c,
-                                                       .sums = l->sums,
-                                                       .weights = l->weights,
+                                                       .k = l->clusters.k,
+                                                       .x = l->on.x,
+                                                       .w = l->on.w,
+                                                       .idx = l->on.labels,
+                                                       .centroids = l->on.c,
+                                                       .sums = l->on.sums,
+                                                       .weights = l->on.sums + size,
                                                        .objective = objective},
                                err));
-    if (!ops->host_memory) {
-        VPTQ_CHECK(ops->download(l->dev->state, l->host_sums, l->sums, sums_bytes(l), err));
-        VPTQ_CHECK(ops->download(l->dev->state, l->host_labels, l->labels,
-                                 p->n * sizeof *l->labels, err));
-    }
-    return VPTQ_OK;
+    VPTQ_CHECK(vptq_mirror_pull(&l->mirror, l->sums, sums_bytes(l), err));
+    return vptq_mirror_pull(&l->mirror, l->clusters.labels, p->n * sizeof *l->clusters.labels,
+                            err);
 }
 
 /* Moves every centroid to the weighted mean of its vectors; *moved = the sum of squared moves.
  */
 static void move(lloyd *l, double *moved)
 {
-    const size_t v = l->points->v;
+    const size_t v = l->points->v, k = l->clusters.k;
     *moved = 0;
-    memcpy(l->before, l->host_c, l->k * v * sizeof *l->before);
-    for (size_t j = 0; j < l->k; j++) {
-        if (!(l->host_weights[j] > 0))
+    memcpy(l->clusters.before, l->c, k * v * sizeof *l->c);
+    for (size_t j = 0; j < k; j++) {
+        if (!(l->clusters.weights[j] > 0))
             continue;
         for (size_t e = 0; e < v; e++) {
-            double from = (double)l->host_c[j * v + e];
-            double to = l->host_sums[j * v + e] / l->host_weights[j];
-            l->host_c[j * v + e] = (float)to;
+            double from = (double)l->c[j * v + e];
+            double to = l->sums[j * v + e] / l->clusters.weights[j];
+            l->c[j * v + e] = (float)to;
             *moved += (to - from) * (to - from);
         }
     }
 }
 
-static bool has_empty(const lloyd *l)
+static bool has_empty(const vptq_kmeans_clusters *c)
 {
-    for (size_t j = 0; j < l->k; j++) {
-        if (!(l->host_weights[j] > 0))
+    for (size_t j = 0; j < c->k; j++)
+        if (!(c->weights[j] > 0))
             return true;
-    }
     return false;
 }
 
 /* Ends with an evaluation of the codebook that is returned, so that labels and stats match it.
  */
 static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterations,
-                           vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
-                           vptq_err *err)
+                           vptq_kmeans_stats *stats, vptq_err *err)
 {
     double moved = INFINITY;
     for (int t = 0; t < iterations; t++) {
@@ -265,55 +197,52 @@ static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterati
         stats->last = objective;
         if (t == 0)
             stats->first = objective;
-        if (trace)
-            trace[t] = (vptq_kmeans_iteration){.objective = objective};
-        stats->converged = !(objective > 0) || (settled && (opt->keep_empty || !has_empty(l)));
+        stats->converged =
+            !(objective > 0) || (settled && (opt->keep_empty || !has_empty(&l->clusters)));
         if (stats->converged || t + 1 == iterations)
             break;
         move(l, &moved);
         if (!opt->keep_empty)
-            VPTQ_CHECK(vptq_kmeans_repair(l->points, l->k, l->host_labels, l->before,
-                                          l->host_weights, l->host_c, &repaired, err));
+            VPTQ_CHECK(vptq_kmeans_repair(l->points, &l->clusters, l->c, &repaired, err));
         if (settled && !repaired) { /* no better place for the empty clusters */
-            memcpy(l->host_c, l->before, (size_t)l->k * l->points->v * sizeof *l->before);
+            memcpy(l->c, l->clusters.before, (size_t)opt->k * opt->v * sizeof *l->c);
             stats->converged = true;
             break;
         }
         stats->repaired += repaired;
-        if (trace)
-            trace[t].empty = repaired;
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, size_t n,
-                            const float *x, const float *w, float *centroids, uint32_t *labels,
-                            vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
-                            vptq_err *err)
+vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt,
+                            const vptq_kmeans_args *a, vptq_kmeans_stats *stats, vptq_err *err)
 {
-    const size_t v = opt->v, k = opt->k;
-    vptq_kmeans_points points = {.ctx = dev->ctx, .n = n, .v = opt->v, .x = x, .w = w};
+    vptq_status st = VPTQ_OK;
+    const size_t v = opt->v, k = opt->k, n = a->n;
+    vptq_kmeans_points points = {.ctx = dev->ctx, .n = n, .v = opt->v, .x = a->x, .w = a->w};
     bool weighted = false;
-    lloyd l;
-    vptq_status st = check_options(opt, n, err);
-    if (!st)
-        st = check_points(&points, &weighted, err);
-    if (st)
-        return st;
+    lloyd l = {.dev = dev,
+               .points = &points,
+               .clusters = {.k = opt->k},
+               .mirror = vptq_mirror_of(dev)};
+    vptq_arena_init(&l.arena, dev->ctx->mem);
+    *stats = (vptq_kmeans_stats){.iterations = 0};
+    VPTQ_TRY(check_options(opt, n, err));
+    VPTQ_TRY(check_points(&points, &weighted, err));
     if (!weighted)
         points.w = NULL;
-    *stats = (vptq_kmeans_stats){.iterations = 0};
-    VPTQ_TRY(lloyd_open(&l, dev, &points, opt->k, centroids, labels, err));
+    VPTQ_TRY(lloyd_open(&l, a, err));
     if (n <= k) {
-        memcpy(centroids, x, n * v * sizeof *x);
+        memcpy(a->centroids, a->x, n * v * sizeof *a->x);
         for (size_t j = n; j < k; j++)
-            memcpy(centroids + j * v, x + (n - 1) * v, v * sizeof *x);
-        VPTQ_TRY(iterate(&l, opt, 1, stats, trace, err));
+            memcpy(a->centroids + j * v, a->x + (n - 1) * v, v * sizeof *a->x);
+        VPTQ_TRY(iterate(&l, opt, 1, stats, err));
     } else {
-        VPTQ_TRY(vptq_kmeans_seed(&points, opt, centroids, err));
-        VPTQ_TRY(iterate(&l, opt, opt->iterations, stats, trace, err));
+        VPTQ_TRY(vptq_kmeans_seed(&points, opt, a->centroids, err));
+        VPTQ_TRY(iterate(&l, opt, opt->iterations, stats, err));
     }
 out:
-    lloyd_close(&l);
+    st = vptq_mirror_end(&l.mirror, st, err);
+    vptq_arena_release(&l.arena);
     return st;
 }

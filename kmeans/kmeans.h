@@ -28,27 +28,28 @@ typedef struct vptq_kmeans_options {
 vptq_kmeans_options vptq_kmeans_default(uint32_t v,
                                         uint32_t k); /* the values above; rng is zero */
 
-typedef struct vptq_kmeans_iteration {
-    double objective; /* sum w |x - c|^2 after the assignment of this iteration */
-    uint32_t empty;   /* clusters that were empty and repaired after it */
-} vptq_kmeans_iteration;
-
 enum { VPTQ_KMEANS_MAX_ITERATIONS = 1000 };
 typedef struct vptq_kmeans_stats {
     int iterations;
-    double first, last; /* objective after the first assignment and of the returned centroids */
+    double first, last; /* sum w |x - c|^2 after the first assignment, and at the end */
     uint32_t repaired;  /* empty clusters, in all iterations */
     bool converged;     /* stopped by the tolerance, not by the limit */
 } vptq_kmeans_stats;
 
-/* Clusters x [n, v] with weights w [n] (>= 0; NULL or all 0 = ones), host memory, into
- * centroids [k, v]; labels [n] (may be NULL) become the nearest of them.  For n <= k the
- * centroids are the vectors and copies of the last one.  `trace` (may be NULL) gets
- * stats->iterations entries. VPTQ_E_NUMERIC naming the first vector with a NaN, an infinity or
- * a bad weight; VPTQ_E_ARG for options out of range or n = 0. */
-vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, size_t n,
-                            const float *x, const float *w, float *centroids, uint32_t *labels,
-                            vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
+/* Arrays in host memory. */
+typedef struct vptq_kmeans_args {
+    size_t n;
+    const float *x;   /* [n, v] */
+    const float *w;   /* [n] weights >= 0; NULL or all 0 = ones */
+    float *centroids; /* [k, v] the result */
+    uint32_t *labels; /* [n] the nearest of them, or NULL */
+} vptq_kmeans_args;
+
+/* Clusters a->x.  For n <= k the centroids are the vectors and copies of the last one.
+ * VPTQ_E_NUMERIC naming the first vector with a NaN, an infinity or a bad weight; VPTQ_E_ARG
+ * for options out of range or n = 0. */
+vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt,
+                            const vptq_kmeans_args *a, vptq_kmeans_stats *stats,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -16,13 +16,19 @@ typedef struct vptq_kmeans_points {
 vptq_status vptq_kmeans_seed(const vptq_kmeans_points *points, const vptq_kmeans_options *opt,
                              float *centroids, vptq_err *err);
 
-/* Moves the empty clusters of `centroids` [k, v] (weights[j] == 0) to the points with the
- * largest loss w * |x - c_label|^2: lowest index on ties, equal points once.  `before` [k, v]
- * is the codebook that `labels` refer to.  *repaired = the clusters moved, fewer than were
- * empty if too few points differ from their centroid. */
-vptq_status vptq_kmeans_repair(const vptq_kmeans_points *points, uint32_t k,
-                               const uint32_t *labels, const float *before,
-                               const double *weights, float *centroids, uint32_t *repaired,
-                               vptq_err *err);
+/* The points assigned to k clusters. */
+typedef struct vptq_kmeans_clusters {
+    uint32_t k;
+    float *before;    /* [k, v] the centroids that they were assigned to */
+    uint32_t *labels; /* [n] */
+    double *weights;  /* [k] sum of the weights; 0 = empty */
+} vptq_kmeans_clusters;
+
+/* Moves the empty clusters of `centroids` [k, v] to the points with the largest loss w * |x -
+ * c_label|^2: lowest index on ties, equal points once.  *repaired = the clusters moved, fewer
+ * than were empty if too few points differ from their centroid. */
+vptq_status vptq_kmeans_repair(const vptq_kmeans_points *points,
+                               const vptq_kmeans_clusters *clusters, float *centroids,
+                               uint32_t *repaired, vptq_err *err);
 
 #endif

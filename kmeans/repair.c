@@ -50,14 +50,14 @@ static double loss_of(const vptq_kmeans_points *points, size_t i, const float *c
 }
 
 /* The `size` points with the largest loss, largest first, filled up with losses of 0. */
-static void find_worst(const vptq_kmeans_points *points, const uint32_t *labels,
-                       const float *before, loss *heap, size_t size)
+static void find_worst(const vptq_kmeans_points *points, const vptq_kmeans_clusters *clusters,
+                       loss *heap, size_t size)
 {
     for (size_t h = 0; h < size; h++)
         heap[h] = (loss){.value = 0, .i = SIZE_MAX};
     for (size_t i = 0; i < points->n; i++) {
-        loss here = {.value = loss_of(points, i, before + (size_t)labels[i] * points->v),
-                     .i = i};
+        const float *c = clusters->before + (size_t)clusters->labels[i] * points->v;
+        const loss here = {.value = loss_of(points, i, c), .i = i};
         if (after(&heap[0], &here)) {
             heap[0] = here;
             sift_down(heap, size, 0);
@@ -66,12 +66,12 @@ static void find_worst(const vptq_kmeans_points *points, const uint32_t *labels,
     qsort(heap, size, sizeof *heap, by_rank);
 }
 
-vptq_status vptq_kmeans_repair(const vptq_kmeans_points *points, uint32_t k,
-                               const uint32_t *labels, const float *before,
-                               const double *weights, float *centroids, uint32_t *repaired,
-                               vptq_err *err)
+vptq_status vptq_kmeans_repair(const vptq_kmeans_points *points,
+                               const vptq_kmeans_clusters *clusters, float *centroids,
+                               uint32_t *repaired, vptq_err *err)
 {
-    const size_t v = points->v;
+    const size_t v = points->v, k = clusters->k;
+    const double *weights = clusters->weights;
     size_t empty = 0;
     *repaired = 0;
     for (size_t j = 0; j < k; j++)
@@ -83,7 +83,7 @@ vptq_status vptq_kmeans_repair(const vptq_kmeans_points *points, uint32_t k,
     loss *worst = vptq_mem_alloc(points->ctx->mem, size, sizeof *worst, err);
     if (!worst)
         return VPTQ_E_NOMEM;
-    find_worst(points, labels, before, worst, size);
+    find_worst(points, clusters, worst, size);
     const float *last = NULL;
     for (size_t j = 0; j < k; j++) {
         if (weights[j] > 0)

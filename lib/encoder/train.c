@@ -45,9 +45,12 @@ static vptq_status cluster(vptq_encoder *enc, const vptq_column_group *g, bool r
     opt.keep_empty = s->init == VPTQ_INIT_RANDOM;
     opt.seeding = s->init == VPTQ_INIT_RANDOM ? VPTQ_KMEANS_RANDOM : VPTQ_KMEANS_PLUSPLUS;
     opt.rng = vptq_rng_make(s->seed, enc->problem.input->matrix_id, codebook, VPTQ_RNG_SEEDING);
-    VPTQ_CHECK(vptq_kmeans_run(enc->dev, &opt, g->cols * g->vector_rows, x, w,
-                               residual ? g->res : g->main, residual ? g->idx_res : g->idx,
-                               &stats, NULL, err));
+    const vptq_kmeans_args args = {.n = g->cols * g->vector_rows,
+                                   .x = x,
+                                   .w = w,
+                                   .centroids = residual ? g->res : g->main,
+                                   .labels = residual ? g->idx_res : g->idx};
+    VPTQ_CHECK(vptq_kmeans_run(enc->dev, &opt, &args, &stats, err));
     enc->report->kmeans_iterations += stats.iterations;
     enc->report->kmeans_repaired += stats.repaired;
     return VPTQ_OK;

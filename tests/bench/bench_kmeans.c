@@ -40,7 +40,9 @@ static void bench_row(vptq_device *dev, uint32_t v, uint32_t k, bool json)
     double t0 = bench_seconds();
     bench_need(vptq_kmeans_seed(&points, &opt, c, &err), &err);
     double t1 = bench_seconds();
-    bench_need(vptq_kmeans_run(dev, &opt, n, x, w, c, labels, &stats, NULL, &err), &err);
+    bench_need(
+        vptq_kmeans_run(dev, &opt, &(vptq_kmeans_args){n, x, w, c, labels}, &stats, &err),
+        &err);
     double t2 = bench_seconds();
     const double seeding = t1 - t0, lloyd = t2 - t1 - seeding;
     if (json)

@@ -34,7 +34,8 @@ static void train(vptq_device *dev, uint32_t v, uint32_t k, const float *x, floa
     opt.rng = vptq_rng_make(1, 0, 0, VPTQ_RNG_SEEDING);
     opt.seeding = VPTQ_KMEANS_RANDOM;
     opt.iterations = 10;
-    bench_need(vptq_kmeans_run(dev, &opt, TRAINING, x, NULL, c, labels, &stats, NULL, &err),
+    bench_need(vptq_kmeans_run(dev, &opt, &(vptq_kmeans_args){TRAINING, x, NULL, c, labels},
+                               &stats, &err),
                &err);
 }
 
