@@ -11,8 +11,9 @@
 
 /* --- reading ----------------------------------------------------------------------------- */
 
-/* Opens a plain file and gets its size; the caller closes *fd. */
-static vptq_status open_plain(const char *path, int *fd, size_t *size, vptq_err *err)
+/* Opens a regular file, to be `used` ("mapped"), and gets its size; the caller closes *fd. */
+static vptq_status open_regular(const char *path, const char *used, int *fd, size_t *size,
+                                vptq_err *err)
 {
     struct stat sb;
     *size = 0;
@@ -22,9 +23,12 @@ static vptq_status open_plain(const char *path, int *fd, size_t *size, vptq_err 
     vptq_status st = VPTQ_OK;
     if (fstat(*fd, &sb))
         st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
+    else if (S_ISDIR(sb.st_mode))
+        st = vptq_fail(err, VPTQ_E_IO, "cannot open '%s': is a directory", path);
     else if (!S_ISREG(sb.st_mode))
-        st = vptq_fail(err, VPTQ_E_IO, "cannot open '%s': %s", path,
-                       S_ISDIR(sb.st_mode) ? "is a directory" : "is not a plain file");
+        st =
+            vptq_fail(err, VPTQ_E_IO, "cannot open '%s': is a %s; only regular files can be %s",
+                      path, S_ISFIFO(sb.st_mode) ? "pipe" : "device", used);
     else if ((uintmax_t)sb.st_size > SIZE_MAX - 1)
         st = vptq_fail(err, VPTQ_E_IO, "cannot open '%s': too large", path);
     if (st) {
@@ -41,7 +45,7 @@ vptq_status vptq_map_open(const char *path, vptq_map *map, vptq_err *err)
     *map = (vptq_map){0};
     int fd;
     size_t size;
-    vptq_status st = open_plain(path, &fd, &size, err);
+    vptq_status st = open_regular(path, "mapped", &fd, &size, err);
     if (st)
         return st;
     if (size) {
@@ -107,7 +111,7 @@ vptq_status vptq_file_open(const char *path, vptq_file *f, vptq_err *err)
 {
     size_t size;
     *f = (vptq_file){.fd = -1, .path = path};
-    vptq_status st = open_plain(path, &f->fd, &size, err);
+    vptq_status st = open_regular(path, "read", &f->fd, &size, err);
     f->size = size;
     return st;
 }
@@ -132,52 +136,33 @@ vptq_status vptq_file_read_at(const vptq_file *f, uint64_t offset, void *dst, si
                      f->path, (unsigned long long)(offset + n), (unsigned long long)f->size);
 }
 
-/* Reads until `size` bytes or the end of the file. */
-static vptq_status read_all(int fd, const char *path, char *data, size_t size, size_t *got,
-                            vptq_err *err)
-{
-    *got = 0;
-    while (*got < size) {
-        ssize_t n = read(fd, data + *got, size - *got);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read '%s'", path);
-        if (n == 0)
-            break;
-        *got += (size_t)n;
-    }
-    return VPTQ_OK;
-}
-
 vptq_status vptq_file_read(const char *path, size_t limit, vptq_mem *mem, char **data,
                            size_t *size, vptq_err *err)
 {
+    vptq_file f;
+    char *text = NULL;
     *data = NULL;
     *size = 0;
-    int fd;
-    size_t bytes;
-    vptq_status st = open_plain(path, &fd, &bytes, err);
+    vptq_status st = vptq_file_open(path, &f, err);
     if (st)
         return st;
-    char *text = NULL;
-    if (bytes > limit) {
-        st = vptq_fail(err, VPTQ_E_FORMAT, "'%s' has %zu bytes, more than the %zu expected",
-                       path, bytes, limit);
-        goto out;
-    }
-    text = vptq_mem_alloc(mem, bytes + 1, 1, err);
+    if (f.size > limit)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                           "'%s' has %llu bytes, more than the %zu expected", path,
+                           (unsigned long long)f.size, limit));
+    text = vptq_mem_alloc(mem, (size_t)f.size + 1, 1, err);
     if (!text) {
         st = err ? vptq_err_context(err, "cannot read '%s'", path) : VPTQ_E_NOMEM;
         goto out;
     }
-    VPTQ_TRY(read_all(fd, path, text, bytes, size, err));
-    text[*size] = 0;
+    VPTQ_TRY(vptq_file_read_at(&f, 0, text, (size_t)f.size, err));
+    text[f.size] = 0;
+    *size = (size_t)f.size;
     *data = text;
 out:
     if (st)
         vptq_mem_free(mem, text);
-    close(fd);
+    vptq_file_close(&f);
     return st;
 }
 

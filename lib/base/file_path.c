@@ -11,7 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-vptq_status vptq_path_parent(char out[VPTQ_PATH_MAX], const char *path, vptq_err *err)
+/* The folder that holds `path` ("." for a bare name). */
+static vptq_status parent_of(char out[VPTQ_PATH_MAX], const char *path, vptq_err *err)
 {
     const char *slash = strrchr(path, '/');
     size_t n = slash ? (size_t)(slash - path) : 1;
@@ -114,7 +115,7 @@ void vptq_path_sweep(const char *path, const char *kind, const char *inner)
 {
     char parent[VPTQ_PATH_MAX], victim[VPTQ_PATH_MAX];
     const char *base = vptq_path_base(path);
-    if (vptq_path_parent(parent, path, NULL))
+    if (parent_of(parent, path, NULL))
         return;
     DIR *d = opendir(parent);
     if (!d)
@@ -134,7 +135,7 @@ void vptq_path_sweep(const char *path, const char *kind, const char *inner)
 vptq_status vptq_path_sync_parent(const char *path, vptq_err *err)
 {
     char parent[VPTQ_PATH_MAX];
-    vptq_status st = vptq_path_parent(parent, path, err);
+    vptq_status st = parent_of(parent, path, err);
     if (st)
         return st;
     int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

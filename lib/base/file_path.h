@@ -6,9 +6,6 @@
 
 enum { VPTQ_PATH_MAX = 4096 };
 
-/* The folder that holds `path` ("." for a bare name). */
-vptq_status vptq_path_parent(char out[VPTQ_PATH_MAX], const char *path, vptq_err *err);
-
 /* "PATH.KIND.PID" of this process. */
 vptq_status vptq_path_temporary(char out[VPTQ_PATH_MAX], const char *path, const char *kind,
                                 vptq_err *err);

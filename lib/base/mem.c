@@ -68,6 +68,22 @@ bool vptq_size_add(size_t a, size_t b, size_t *out)
     return true;
 }
 
+static void *out_of_memory(size_t bytes, vptq_err *err)
+{
+    vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", bytes);
+    return NULL;
+}
+
+/* *bytes = count * size. */
+static bool array_bytes(size_t count, size_t size, size_t *bytes, vptq_err *err)
+{
+    if (vptq_size_mul(count, size, bytes))
+        return true;
+    vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu pieces of %zu bytes requested)", count,
+              size);
+    return false;
+}
+
 /* --- allocator --------------------------------------------------------------------------- */
 
 /* Header in the ALIGN bytes before every block: the size to account for when it is freed. */
@@ -131,10 +147,8 @@ static void *block_alloc(vptq_mem *mem, size_t bytes, vptq_err *err)
     }
     size_t total;
     void *base = NULL;
-    if (!vptq_size_add(bytes, ALIGN, &total) || posix_memalign(&base, ALIGN, total)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", bytes);
-        return NULL;
-    }
+    if (!vptq_size_add(bytes, ALIGN, &total) || posix_memalign(&base, ALIGN, total))
+        return out_of_memory(bytes, err);
     ((block_header *)base)->bytes = bytes;
     poison((char *)base + sizeof(block_header), ALIGN - sizeof(block_header));
     if (mem) {
@@ -148,16 +162,9 @@ static void *block_alloc(vptq_mem *mem, size_t bytes, vptq_err *err)
 void *vptq_mem_alloc(vptq_mem *mem, size_t count, size_t size, vptq_err *err)
 {
     size_t bytes;
-    if (!vptq_size_mul(count, size, &bytes)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu pieces of %zu bytes requested)", count,
-                  size);
+    if (!array_bytes(count, size, &bytes, err))
         return NULL;
-    }
-    if (must_fail(mem)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", bytes);
-        return NULL;
-    }
-    return block_alloc(mem, bytes, err);
+    return must_fail(mem) ? out_of_memory(bytes, err) : block_alloc(mem, bytes, err);
 }
 
 void vptq_mem_free(vptq_mem *mem, void *ptr)
@@ -228,10 +235,8 @@ static vptq_status push_chunk(vptq_arena *a, size_t need, vptq_err *err)
 static void *arena_take(vptq_arena *a, size_t bytes, size_t align, vptq_err *err)
 {
     size_t need;
-    if (must_fail(a->mem) || !vptq_size_add(bytes, RED_ZONE, &need)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", bytes);
-        return NULL;
-    }
+    if (must_fail(a->mem) || !vptq_size_add(bytes, RED_ZONE, &need))
+        return out_of_memory(bytes, err);
     vptq_arena_chunk *c = a->last;
     size_t at = c ? (c->used + align - 1) / align * align : 0;
     if (!c || at > c->size || c->size - at < need) {
@@ -249,12 +254,7 @@ static void *arena_take(vptq_arena *a, size_t bytes, size_t align, vptq_err *err
 void *vptq_arena_alloc(vptq_arena *a, size_t count, size_t size, vptq_err *err)
 {
     size_t bytes;
-    if (!vptq_size_mul(count, size, &bytes)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu pieces of %zu bytes requested)", count,
-                  size);
-        return NULL;
-    }
-    return arena_take(a, bytes, ALIGN, err);
+    return array_bytes(count, size, &bytes, err) ? arena_take(a, bytes, ALIGN, err) : NULL;
 }
 
 void *vptq_arena_zalloc(vptq_arena *a, size_t count, size_t size, vptq_err *err)
@@ -269,10 +269,8 @@ void *vptq_arena_zalloc(vptq_arena *a, size_t count, size_t size, vptq_err *err)
 char *vptq_arena_strndup(vptq_arena *a, const char *s, size_t len, vptq_err *err)
 {
     size_t bytes;
-    if (!vptq_size_add(len, 1, &bytes)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", len);
-        return NULL;
-    }
+    if (!vptq_size_add(len, 1, &bytes))
+        return out_of_memory(len, err);
     char *p = arena_take(a, bytes, TEXT_ALIGN, err);
     if (!p)
         return NULL;

@@ -1,8 +1,6 @@
 /* Philox random numbers (rng.h). */
 #include "lib/base/rng.h"
 
-#include <math.h>
-
 /* Multipliers and key increments of the paper's table 2 (Philox4x32). */
 enum { ROUNDS = 10 };
 #define MUL0 UINT32_C(0xD2511F53)
@@ -37,21 +35,13 @@ vptq_rng vptq_rng_make(uint64_t seed, uint32_t matrix, uint32_t group, vptq_rng_
                       .stream = {matrix, (uint32_t)purpose << 24 ^ group}};
 }
 
-static void draw(const vptq_rng *rng, uint64_t counter, uint64_t out[2])
-{
-    uint32_t ctr[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), rng->stream[0],
-                       rng->stream[1]};
-    uint32_t x[4];
-    vptq_philox4x32(ctr, rng->key, x);
-    out[0] = (uint64_t)x[1] << 32 | x[0];
-    out[1] = (uint64_t)x[3] << 32 | x[2];
-}
-
 uint64_t vptq_rng_u64(const vptq_rng *rng, uint64_t counter)
 {
-    uint64_t x[2];
-    draw(rng, counter, x);
-    return x[0];
+    const uint32_t ctr[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), rng->stream[0],
+                             rng->stream[1]};
+    uint32_t x[4];
+    vptq_philox4x32(ctr, rng->key, x);
+    return (uint64_t)x[1] << 32 | x[0];
 }
 
 double vptq_rng_uniform(const vptq_rng *rng, uint64_t counter)
@@ -68,14 +58,4 @@ uint64_t vptq_rng_below(const vptq_rng *rng, uint64_t counter, uint64_t n)
     uint64_t mid = x1 * n0 + (low >> 32);
     uint64_t mid2 = x0 * n1 + (uint32_t)mid;
     return x1 * n1 + (mid >> 32) + (mid2 >> 32);
-}
-
-double vptq_rng_normal(const vptq_rng *rng, uint64_t counter)
-{
-    const double two_pi = 6.283185307179586476925;
-    uint64_t x[2];
-    draw(rng, counter, x);
-    double u = ((double)(x[0] >> 11) + 1) * 0x1p-53; /* (0, 1]: its logarithm is finite */
-    double w = (double)(x[1] >> 11) * 0x1p-53;
-    return sqrt(-2 * log(u)) * cos(two_pi * w);
 }

@@ -28,7 +28,5 @@ vptq_rng vptq_rng_make(uint64_t seed, uint32_t matrix, uint32_t group,
 uint64_t vptq_rng_u64(const vptq_rng *rng, uint64_t counter);
 double vptq_rng_uniform(const vptq_rng *rng, uint64_t counter); /* [0, 1), 53 bits */
 uint64_t vptq_rng_below(const vptq_rng *rng, uint64_t counter, uint64_t n); /* [0, n), n >= 1 */
-double vptq_rng_normal(const vptq_rng *rng,
-                       uint64_t counter); /* Box-Muller, mean 0, deviation 1 */
 
 #endif

@@ -47,24 +47,74 @@
 #include <immintrin.h>
 
 #if VPTQ_SIMD_LEVEL == 2 && SIMD_MAX_LANES == 16
-#define SIMD_512         1
-#define SIMD_OP(name)    _mm512_##name
-#define SIMD_HALF(value) _mm256_loadu_si256((const __m256i *)(const void *)(value))
+#define SIMD_512                1
+#define SIMD_OP(name)           _mm512_##name
+#define SIMD_HALF(value)        _mm256_loadu_si256((const __m256i *)(const void *)(value))
+#define SIMD_COMPARE(a, b, how) _mm512_cmp_ps_mask(a, b, how)
+#define SIMD_BITS(mask)         (mask)
+#define SIMD_SELECT(mask, x, y) _mm512_mask_blend_ps(mask, y, x)
 enum { SIMD_LANES = 16 };
 typedef __m512 vf;
 typedef struct vd {
     __m512d lo, hi;
 } vd;
 #else
-#define SIMD_512         0
-#define SIMD_OP(name)    _mm256_##name
-#define SIMD_HALF(value) _mm_loadu_si128((const __m128i *)(const void *)(value))
+#define SIMD_512                0
+#define SIMD_OP(name)           _mm256_##name
+#define SIMD_HALF(value)        _mm_loadu_si128((const __m128i *)(const void *)(value))
+#define SIMD_COMPARE(a, b, how) _mm256_cmp_ps(a, b, how)
+#define SIMD_BITS(mask)         (uint32_t) _mm256_movemask_ps(mask)
+#define SIMD_SELECT(mask, x, y) _mm256_blendv_ps(y, x, mask)
 enum { SIMD_LANES = 8 };
 typedef __m256 vf;
 typedef struct vd {
     __m256d lo, hi;
 } vd;
 #endif
+
+#else
+
+#include "lib/base/half.h"
+
+#define SIMD_512 0
+#if SIMD_MAX_LANES == 1
+enum { SIMD_LANES = 1 };
+typedef float vf;
+#define SIMD_LANE(v, l) (v)
+#else
+enum { SIMD_LANES = 4 };
+typedef float vf __attribute__((vector_size(16)));
+#define SIMD_LANE(v, l) ((v)[l])
+#endif
+typedef struct vd {
+    double lane[SIMD_LANES];
+} vd;
+
+#endif
+
+/* ---- all levels ---- */
+
+static inline vf vf_add(vf a, vf b)
+{
+    return a + b;
+}
+
+static inline vf vf_sub(vf a, vf b)
+{
+    return a - b;
+}
+
+static inline vf vf_mul(vf a, vf b)
+{
+    return a * b;
+}
+
+static inline vf vf_div(vf a, vf b)
+{
+    return a / b;
+}
+
+#if VPTQ_SIMD_LEVEL > 0
 
 /* ---- the same for AVX2 and AVX-512 ---- */
 
@@ -89,26 +139,6 @@ static inline vf vf_load_f16(const void *p)
     return SIMD_OP(cvtph_ps)(SIMD_HALF(p));
 }
 
-static inline vf vf_add(vf a, vf b)
-{
-    return SIMD_OP(add_ps)(a, b);
-}
-
-static inline vf vf_sub(vf a, vf b)
-{
-    return SIMD_OP(sub_ps)(a, b);
-}
-
-static inline vf vf_mul(vf a, vf b)
-{
-    return SIMD_OP(mul_ps)(a, b);
-}
-
-static inline vf vf_div(vf a, vf b)
-{
-    return SIMD_OP(div_ps)(a, b);
-}
-
 /* b if a or b is NaN. */
 static inline vf vf_max(vf a, vf b)
 {
@@ -124,6 +154,31 @@ static inline vf vf_min(vf a, vf b)
 static inline vf vf_fma(vf a, vf b, vf c)
 {
     return SIMD_OP(fmadd_ps)(a, b, c);
+}
+
+static inline vf vf_select_equal(vf a, vf b, vf x, vf y)
+{
+    return SIMD_SELECT(SIMD_COMPARE(a, b, _CMP_EQ_OQ), x, y);
+}
+
+static inline vf vf_select_greater(vf a, vf b, vf x, vf y)
+{
+    return SIMD_SELECT(SIMD_COMPARE(a, b, _CMP_GT_OQ), x, y);
+}
+
+static inline uint32_t vf_equal(vf a, vf b)
+{
+    return SIMD_BITS(SIMD_COMPARE(a, b, _CMP_EQ_OQ));
+}
+
+static inline uint32_t vf_greater(vf a, vf b)
+{
+    return SIMD_BITS(SIMD_COMPARE(a, b, _CMP_GT_OQ));
+}
+
+static inline uint32_t vf_at_least(vf a, vf b)
+{
+    return SIMD_BITS(SIMD_COMPARE(a, b, _CMP_GE_OQ));
 }
 
 static inline vd vd_zero(void)
@@ -197,31 +252,6 @@ static inline vf vf_fill_after(vf v, size_t n, float fill)
 static inline void vf_store_f16(void *p, vf v)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
-
-static inline vf vf_select_equal(vf a, vf b, vf x, vf y)
-{
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), y, x);
-}
-
-static inline vf vf_select_greater(vf a, vf b, vf x, vf y)
-{
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
-}
-
-static inline uint32_t vf_equal(vf a, vf b)
-{
-    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
-}
-
-static inline uint32_t vf_greater(vf a, vf b)
-{
-    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
-}
-
-static inline uint32_t vf_at_least(vf a, vf b)
-{
-    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
 }
 
 static inline vf vf_round(vf a)
@@ -309,31 +339,6 @@ static inline vf vf_load_bf16(const void *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(SIMD_HALF(p)), 16));
 }
 
-static inline vf vf_select_equal(vf a, vf b, vf x, vf y)
-{
-    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
-}
-
-static inline vf vf_select_greater(vf a, vf b, vf x, vf y)
-{
-    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
-}
-
-static inline uint32_t vf_equal(vf a, vf b)
-{
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
-}
-
-static inline uint32_t vf_greater(vf a, vf b)
-{
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
-}
-
-static inline uint32_t vf_at_least(vf a, vf b)
-{
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
-}
-
 static inline vf vf_round(vf a)
 {
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -411,19 +416,6 @@ static inline void transpose_4x4(const float *src, size_t ld_src, float factor, 
 
 /* ---- plain C ---- */
 
-#include "lib/base/half.h"
-
-#define SIMD_512 0
-#if SIMD_MAX_LANES == 1
-enum { SIMD_LANES = 1 };
-typedef float vf;
-#define SIMD_LANE(v, l) (v)
-#else
-enum { SIMD_LANES = 4 };
-typedef float vf __attribute__((vector_size(16)));
-#define SIMD_LANE(v, l) ((v)[l])
-#endif
-
 static inline vf vf_set1(float x)
 {
     vf v;
@@ -450,26 +442,6 @@ static inline vf vf_load_f16(const void *p)
     for (int l = 0; l < SIMD_LANES; l++)
         SIMD_LANE(v, l) = vptq_f16_to_f32(((const uint16_t *)p)[l]);
     return v;
-}
-
-static inline vf vf_add(vf a, vf b)
-{
-    return a + b;
-}
-
-static inline vf vf_sub(vf a, vf b)
-{
-    return a - b;
-}
-
-static inline vf vf_mul(vf a, vf b)
-{
-    return a * b;
-}
-
-static inline vf vf_div(vf a, vf b)
-{
-    return a / b;
 }
 
 static inline vf vf_fma(vf a, vf b, vf c)
@@ -591,10 +563,6 @@ static inline float vf_hmax(vf a)
         max = SIMD_LANE(a, l) > max ? SIMD_LANE(a, l) : max;
     return max;
 }
-
-typedef struct vd {
-    double lane[SIMD_LANES];
-} vd;
 
 static inline vd vd_zero(void)
 {

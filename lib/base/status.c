@@ -70,37 +70,26 @@ vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...)
     return err->code;
 }
 
+#define NAME(code)                                                                             \
+    case code:                                                                                 \
+        return #code
 const char *vptq_status_name(vptq_status st)
 {
     switch (st) {
-    case VPTQ_OK:
-        return "VPTQ_OK";
-    case VPTQ_E_ARG:
-        return "VPTQ_E_ARG";
-    case VPTQ_E_SHAPE:
-        return "VPTQ_E_SHAPE";
-    case VPTQ_E_IO:
-        return "VPTQ_E_IO";
-    case VPTQ_E_EXISTS:
-        return "VPTQ_E_EXISTS";
-    case VPTQ_E_FORMAT:
-        return "VPTQ_E_FORMAT";
-    case VPTQ_E_CHECKSUM:
-        return "VPTQ_E_CHECKSUM";
-    case VPTQ_E_LOCKED:
-        return "VPTQ_E_LOCKED";
-    case VPTQ_E_MISMATCH:
-        return "VPTQ_E_MISMATCH";
-    case VPTQ_E_NOMEM:
-        return "VPTQ_E_NOMEM";
-    case VPTQ_E_NUMERIC:
-        return "VPTQ_E_NUMERIC";
-    case VPTQ_E_DEVICE:
-        return "VPTQ_E_DEVICE";
-    case VPTQ_E_UNSUPPORTED:
-        return "VPTQ_E_UNSUPPORTED";
-    case VPTQ_E_CANCELLED:
-        return "VPTQ_E_CANCELLED";
+        NAME(VPTQ_OK);
+        NAME(VPTQ_E_ARG);
+        NAME(VPTQ_E_SHAPE);
+        NAME(VPTQ_E_IO);
+        NAME(VPTQ_E_EXISTS);
+        NAME(VPTQ_E_FORMAT);
+        NAME(VPTQ_E_CHECKSUM);
+        NAME(VPTQ_E_LOCKED);
+        NAME(VPTQ_E_MISMATCH);
+        NAME(VPTQ_E_NOMEM);
+        NAME(VPTQ_E_NUMERIC);
+        NAME(VPTQ_E_DEVICE);
+        NAME(VPTQ_E_UNSUPPORTED);
+        NAME(VPTQ_E_CANCELLED);
     }
     return "VPTQ_E_UNKNOWN";
 }

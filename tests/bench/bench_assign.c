@@ -14,6 +14,7 @@
 #include "lib/base/cpu.h"
 #include "lib/base/rng.h"
 #include "tests/bench/common.h"
+#include "tests/support/vnormal.h"
 
 enum { ROUNDS = 60, VECTORS = 4096, PEER_VECTORS = 512, BLOCK = 64, PEAK_STEPS = 100000 };
 
@@ -173,11 +174,11 @@ static problem problem_make(uint32_t v, uint32_t k)
     p.ours = bench_alloc(VECTORS, sizeof *p.ours);
     p.theirs = bench_alloc(PEER_VECTORS, sizeof *p.theirs);
     for (size_t i = 0; i < (size_t)VECTORS * v; i++)
-        p.x[i] = (float)vptq_rng_normal(&rng, i);
+        p.x[i] = (float)vtest_rng_normal(&rng, i);
     for (size_t j = 0; j < k; j++) {
         p.half_norm[j] = 0;
         for (size_t e = 0; e < v; e++) {
-            float value = (float)vptq_rng_normal(&rng, (UINT64_C(1) << 32) + j * v + e);
+            float value = (float)vtest_rng_normal(&rng, (UINT64_C(1) << 32) + j * v + e);
             p.c[j * v + e] = value;
             p.half_norm[j] += value * value / 2;
         }

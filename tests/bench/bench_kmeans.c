@@ -12,6 +12,7 @@
 #include "kmeans/parts.h"
 #include "lib/base/cpu.h"
 #include "tests/bench/common.h"
+#include "tests/support/vnormal.h"
 
 enum { ROWS = 1536, COLUMNS = 576 };
 
@@ -20,7 +21,7 @@ static void weigh(float *w, size_t n, uint32_t v)
 {
     const vptq_rng rng = vptq_rng_make(1, v, 0, VPTQ_RNG_TEST);
     for (size_t i = 0; i < n; i++)
-        w[i] = (float)exp(vptq_rng_normal(&rng, (UINT64_C(3) << 32) + i / (ROWS / v)));
+        w[i] = (float)exp(vtest_rng_normal(&rng, (UINT64_C(3) << 32) + i / (ROWS / v)));
 }
 
 static void bench_row(vptq_device *dev, uint32_t v, uint32_t k, bool json)

@@ -16,6 +16,7 @@
 #include "lib/base/cpu.h"
 #include "lib/base/rng.h"
 #include "tests/bench/common.h"
+#include "tests/support/vnormal.h"
 
 enum { VECTORS = 2048, ROUNDS = 15, TRAINING = 32768 };
 
@@ -132,7 +133,7 @@ static void move(const vptq_device *dev, problem *p, uint32_t beam)
     memcpy(p->old, p->idx, VECTORS * sizeof *p->old);
     memcpy(p->old_res, p->idx_res, VECTORS * sizeof *p->old_res);
     for (size_t i = 0; i < (size_t)VECTORS * p->v; i++)
-        p->moved[i] = p->x[i] + (float)(sqrt(error / p->v) / 3 * vptq_rng_normal(&rng, i));
+        p->moved[i] = p->x[i] + (float)(sqrt(error / p->v) / 3 * vtest_rng_normal(&rng, i));
 }
 
 static void bench_shape(vptq_device *dev, uint32_t v, uint32_t k, uint32_t k_res, bool json)

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "lib/base/rng.h"
+#include "tests/support/vnormal.h"
 
 _Noreturn void bench_give_up(const char *why)
 {
@@ -38,10 +39,10 @@ void bench_vectors(float *x, size_t n, uint32_t v)
 {
     const vptq_rng rng = vptq_rng_make(1, v, 0, VPTQ_RNG_TEST);
     for (size_t i = 0; i < n; i++) {
-        const double spread = exp(0.25 * vptq_rng_normal(&rng, (UINT64_C(2) << 32) + i));
+        const double spread = exp(0.25 * vtest_rng_normal(&rng, (UINT64_C(2) << 32) + i));
         double last = 0;
         for (size_t d = 0; d < v; d++) {
-            last = 0.3 * last + vptq_rng_normal(&rng, i * v + d);
+            last = 0.3 * last + vtest_rng_normal(&rng, i * v + d);
             x[i * v + d] = (float)(spread * last);
         }
     }

@@ -15,6 +15,7 @@
 
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
+#include "tests/support/vnormal.h"
 
 void vtest_args(int argc, char **argv)
 {
@@ -314,7 +315,7 @@ void vtest_normal(float *x, size_t n, uint64_t seed)
 {
     vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_TEST);
     for (size_t i = 0; i < n; i++)
-        x[i] = (float)vptq_rng_normal(&rng, i);
+        x[i] = (float)vtest_rng_normal(&rng, i);
 }
 
 float *vtest_normals(size_t n, uint64_t seed)

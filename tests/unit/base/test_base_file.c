@@ -78,14 +78,19 @@ static void test_reading_refusals(void **state)
     const char *dir = *state;
     char path[4096];
     vptq_map map;
+    vptq_file file;
     vptq_err err;
     vtest_path(path, sizeof path, dir, "none");
     assert_fails(vptq_map_open(path, &map, &err), VPTQ_E_IO, &err, "none': No such file");
     assert_fails(vptq_map_open(dir, &map, &err), VPTQ_E_IO, &err, "is a directory");
-    assert_fails(vptq_map_open("/dev/null", &map, &err), VPTQ_E_IO, &err, "not a plain file");
+    assert_fails(vptq_map_open("/dev/null", &map, &err), VPTQ_E_IO, &err,
+                 "is a device; only regular files can be mapped");
     vtest_path(path, sizeof path, dir, "pipe");
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_fails(vptq_map_open(path, &map, &err), VPTQ_E_IO, &err, "not a plain file");
+    assert_fails(vptq_map_open(path, &map, &err), VPTQ_E_IO, &err,
+                 "pipe': is a pipe; only regular files can be mapped");
+    assert_fails(vptq_file_open(path, &file, &err), VPTQ_E_IO, &err,
+                 "pipe': is a pipe; only regular files can be read");
 }
 
 static vptq_status read_scratch(void *arg, vptq_mem *mem, vptq_err *err)

@@ -7,6 +7,7 @@
 #include "lib/base/rng.h"
 #include "lib/encoder/encoder.h"
 #include "tests/support/vencoder.h"
+#include "tests/support/vnormal.h"
 #include "tests/support/vtest.h"
 
 /* ---- combinations ---- */
@@ -167,9 +168,9 @@ static void random_state(vptq_encoder *enc, uint64_t seed)
     for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
         vptq_column_group *p = &enc->columns.groups[i];
         for (size_t j = 0; j < (size_t)p->k * p->v; j++)
-            p->main[j] = (float)vptq_rng_normal(&rng, at++);
+            p->main[j] = (float)vtest_rng_normal(&rng, at++);
         for (size_t j = 0; j < (size_t)p->k_res * p->v; j++)
-            p->res[j] = 0.1F * (float)vptq_rng_normal(&rng, at++);
+            p->res[j] = 0.1F * (float)vtest_rng_normal(&rng, at++);
         for (size_t j = 0; j < p->cols * p->vector_rows; j++) {
             p->idx[j] = (uint32_t)vptq_rng_below(&rng, at++, p->k);
             if (p->k_res)
