@@ -39,10 +39,10 @@ static void test_no_op_works_on_a_broken_device(void **state)
         assert_fails(r.dev.ops->upload(r.dev.state, r.x, r.host, 4, &err), VPTQ_E_DEVICE, &err,
                      "an upload failed on the device: uncorrectable ECC error");
         for (int again = 0; again < 2; again++)
-            expect(op->name, "on a broken device", op->run(&r, &err), &err,
+            expect(op->name, "on a broken device", vops_run(op, &r, &err), &err,
                    "uncorrectable ECC error");
         cuda_emu_break(NULL);
-        expect_success(op->name, "on a repaired device", op->run(&r, &err), &err);
+        expect_success(op->name, "on a repaired device", vops_run(op, &r, &err), &err);
         vops_close(&r);
         assert_int_equal(cuda_emu_memory_used(), 0);
     }
@@ -60,13 +60,13 @@ static void test_failed_kernels_are_reported(void **state)
         vops_open(&r);
         const unsigned long before = cuda_emu_count().launches;
         cuda_emu_break("kernel:1");
-        const vptq_status st = op->run(&r, &err);
+        const vptq_status st = vops_run(op, &r, &err);
         if (st)
             expect(op->name, "with a failing kernel", st, &err, why);
         if (cuda_emu_count().launches > before) {
             expect("sync", "after a failed kernel", r.dev.ops->sync(r.dev.state, &err), &err,
                    why);
-            expect(op->name, "after a failed kernel", op->run(&r, &err), &err, why);
+            expect(op->name, "after a failed kernel", vops_run(op, &r, &err), &err, why);
         }
         cuda_emu_break(NULL);
         vops_close(&r);
@@ -86,12 +86,12 @@ static void check_failures(const vops_op *op, const char *how, const char *part)
         vops_open(&r);
         snprintf(when, sizeof when, "%s:%d", how, n);
         cuda_emu_break(when);
-        st = op->run(&r, &err);
+        st = vops_run(op, &r, &err);
         if (st)
             expect(op->name, when, st, &err, part);
         cuda_emu_break(NULL);
         if (st)
-            expect_success(op->name, "after a failure", op->run(&r, &err), &err);
+            expect_success(op->name, "after a failure", vops_run(op, &r, &err), &err);
         vops_close(&r);
         assert_int_equal(cuda_emu_memory_used(), 0);
         if (!st)

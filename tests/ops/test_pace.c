@@ -64,37 +64,19 @@ static void bench_close(bench *b)
 
 /* ---- ops ---- */
 
+#define GEMM_ARGS(r) .m = 200, .n = 40, .k = 20, .a = r->x, .b = r->x + 5000, .c = r->y
+
 static vptq_status run_gemm(bench *b, vptq_err *err)
 {
-    const vptq_gemm_args g = {.m = 200,
-                              .n = 40,
-                              .k = 20,
-                              .a = b->x,
-                              .b = b->x + 5000,
-                              .c = b->y,
-                              .lda = 21,
-                              .ldb = 40,
-                              .ldc = 41,
-                              .alpha = 1,
-                              .beta = 1,
-                              .bias = b->x};
+    const vptq_gemm_args g = {GEMM_ARGS(b), .lda = 21, .ldb = 40,   .ldc = 41,
+                              .alpha = 1,   .beta = 1, .bias = b->x};
     return b->dev.ops->gemm(b->dev.state, &g, err);
 }
 
 static vptq_status run_gemm_of_columns(bench *b, vptq_err *err)
 {
-    const vptq_gemm_args g = {.m = 200,
-                              .n = 40,
-                              .k = 20,
-                              .a = b->x,
-                              .b = b->x + 5000,
-                              .c = b->y,
-                              .lda = 200,
-                              .ldb = 20,
-                              .ldc = 40,
-                              .trans_a = true,
-                              .trans_b = true,
-                              .alpha = -1};
+    const vptq_gemm_args g = {GEMM_ARGS(b),    .lda = 200,      .ldb = 20,  .ldc = 40,
+                              .trans_a = true, .trans_b = true, .alpha = -1};
     return b->dev.ops->gemm(b->dev.state, &g, err);
 }
 
@@ -153,45 +135,27 @@ static vptq_status run_search(bench *b, vptq_err *err)
 
 enum { ROWS = VECTOR_ROWS * V, MATRIX = COLS * ROWS, INDICES = COLS * VECTOR_ROWS };
 
+/* The arguments that vq_pass and vq_descend share: y holds three matrices, then the indices. */
+#define COLUMN_ARGS(b)                                                                         \
+    .cols = COLS, .rows = ROWS, .index = b->index, .idx = (void *)(b->y + 3 * MATRIX),         \
+    .idx_res = (void *)(b->y + 3 * MATRIX + INDICES), .q = b->y + MATRIX, .ldi = VECTOR_ROWS,  \
+    .ldq = ROWS
+
 static vptq_status run_vq_pass(bench *b, vptq_err *err)
 {
-    void *idx = b->y + 3 * MATRIX, *idx_res = b->y + 3 * MATRIX + INDICES;
-    const vptq_pass_args p = {.cols = COLS,
-                              .rows = ROWS,
-                              .index = b->index,
-                              .z = b->y,
-                              .u = b->x + 20000,
-                              .idx = idx,
-                              .idx_res = idx_res,
-                              .q = b->y + MATRIX,
-                              .err = b->y + 2 * MATRIX,
-                              .ldz = ROWS,
-                              .ldu = COLS,
-                              .ldi = VECTOR_ROWS,
-                              .ldq = ROWS,
-                              .lde = ROWS};
+    const vptq_pass_args p = {
+        COLUMN_ARGS(b), .z = b->y,   .u = b->x + 20000, .err = b->y + 2 * MATRIX,
+        .ldz = ROWS,    .ldu = COLS, .lde = ROWS};
     return b->dev.ops->vq_pass(b->dev.state, &p, err);
 }
 
 static vptq_status run_vq_descend(bench *b, vptq_err *err)
 {
     static const uint32_t zeros[2 * INDICES];
-    void *idx = b->y + 3 * MATRIX, *idx_res = b->y + 3 * MATRIX + INDICES;
-    const vptq_descend_args d = {.cols = COLS,
-                                 .rows = ROWS,
-                                 .index = b->index,
-                                 .g = b->x,
-                                 .h = b->x + 20001,
-                                 .idx = idx,
-                                 .idx_res = idx_res,
-                                 .q = b->y + MATRIX,
-                                 .delta = b->y + 2 * MATRIX,
-                                 .ldg = ROWS,
-                                 .ldh = COLS,
-                                 .ldi = VECTOR_ROWS,
-                                 .ldq = ROWS,
-                                 .ldd = ROWS};
-    vptq_status st = b->dev.ops->upload(b->dev.state, idx, zeros, sizeof zeros, err);
+    const vptq_descend_args d = {
+        COLUMN_ARGS(b), .g = b->x,   .h = b->x + 20001, .delta = b->y + 2 * MATRIX,
+        .ldg = ROWS,    .ldh = COLS, .ldd = ROWS};
+    vptq_status st = b->dev.ops->upload(b->dev.state, d.idx, zeros, sizeof zeros, err);
     return st ? st : b->dev.ops->vq_descend(b->dev.state, &d, err);
 }
 

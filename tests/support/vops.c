@@ -160,9 +160,7 @@ static vptq_status run_accumulate(vops *r, vptq_err *err)
 
 /* ---- vector quantization ---- */
 
-typedef vptq_status (*matrix_fn)(vops *r, const vptq_matrix *m, vptq_err *err);
-
-static vptq_status with_matrix(vops *r, matrix_fn fn, vptq_err *err)
+static vptq_status run_with_matrix(vops *r, vops_matrix_fn fn, vptq_err *err)
 {
     const vptq_vq_shape shape = {
         .out = N, .in = N, .v = V, .k = K, .groups = 1, .group_size = N};
@@ -182,11 +180,6 @@ static vptq_status dequant(vops *r, const vptq_matrix *m, vptq_err *err)
     return r->dev.ops->vq_dequant(r->dev.state, m, 0, N, r->y, N, err);
 }
 
-static vptq_status run_vq_dequant(vops *r, vptq_err *err)
-{
-    return with_matrix(r, dequant, err);
-}
-
 static vptq_gemv_args products(const vops *r, size_t n)
 {
     return (vptq_gemv_args){.n = n, .x = r->x, .y = r->y, .ldx = N, .ldy = N};
@@ -198,11 +191,6 @@ static vptq_status few_products(vops *r, const vptq_matrix *m, vptq_err *err)
     return r->dev.ops->vq_gemv(r->dev.state, m, &g, err);
 }
 
-static vptq_status run_vq_gemv(vops *r, vptq_err *err)
-{
-    return with_matrix(r, few_products, err);
-}
-
 /* More tokens than the kernel for few tokens accepts. */
 static vptq_status many_products(vops *r, const vptq_matrix *m, vptq_err *err)
 {
@@ -210,15 +198,10 @@ static vptq_status many_products(vops *r, const vptq_matrix *m, vptq_err *err)
     return r->dev.ops->vq_gemv(r->dev.state, m, &g, err);
 }
 
-static vptq_status run_vq_gemv_many(vops *r, vptq_err *err)
-{
-    return with_matrix(r, many_products, err);
-}
-
 static vptq_status run_vq_gemv_tiles(vops *r, vptq_err *err)
 {
     setenv("VPTQ_CUDA_GEMV", "gemm-dequant", 1);
-    const vptq_status st = with_matrix(r, many_products, err);
+    const vptq_status st = run_with_matrix(r, many_products, err);
     unsetenv("VPTQ_CUDA_GEMV");
     return st;
 }
@@ -235,9 +218,7 @@ static vptq_status run_library_gemv(vops *r, vptq_err *err)
     return r->dev.ops->library_gemv(r->dev.state, N, N, r->x, &g, err);
 }
 
-typedef vptq_status (*index_fn)(vops *r, const vptq_search_index *f, vptq_err *err);
-
-static vptq_status with_index(vops *r, index_fn fn, vptq_err *err)
+static vptq_status run_with_index(vops *r, vops_index_fn fn, vptq_err *err)
 {
     const vptq_codebooks codebooks = {
         .v = V, .k = K, .k_res = K, .beam = 2, .centroids = r->x, .res_centroids = r->x};
@@ -251,7 +232,7 @@ static vptq_status with_index(vops *r, index_fn fn, vptq_err *err)
 
 static vptq_status run_search_index_open(vops *r, vptq_err *err)
 {
-    return with_index(r, NULL, err);
+    return run_with_index(r, NULL, err);
 }
 
 static vptq_status search(vops *r, const vptq_search_index *f, vptq_err *err)
@@ -261,60 +242,26 @@ static vptq_status search(vops *r, const vptq_search_index *f, vptq_err *err)
     return r->dev.ops->search(r->dev.state, &a, err);
 }
 
-static vptq_status run_search(vops *r, vptq_err *err)
-{
-    return with_index(r, search, err);
-}
-
 /* Arrays of C columns in the two halves of x and y. */
 enum { C = N / 4 };
 
+/* The arguments that vq_pass and vq_descend share. */
+#define COLUMN_ARGS(r, f)                                                                      \
+    .cols = C, .rows = N, .index = f, .idx = r->idx, .idx_res = r->idx + N * C, .ldi = N / V,  \
+    .ldq = N
+
 static vptq_status pass(vops *r, const vptq_search_index *f, vptq_err *err)
 {
-    const vptq_pass_args a = {.cols = C,
-                              .rows = N,
-                              .index = f,
-                              .z = r->y,
-                              .u = r->x,
-                              .idx = r->idx,
-                              .idx_res = r->idx + N * C,
-                              .q = r->y + N * C,
-                              .err = r->y + 2 * N * C,
-                              .ldz = N,
-                              .ldu = C,
-                              .ldi = N / V,
-                              .ldq = N,
-                              .lde = N};
+    const vptq_pass_args a = {COLUMN_ARGS(r, f),       .z = r->y, .u = r->x, .q = r->y + N * C,
+                              .err = r->y + 2 * N * C, .ldz = N,  .ldu = C,  .lde = N};
     return r->dev.ops->vq_pass(r->dev.state, &a, err);
-}
-
-static vptq_status run_vq_pass(vops *r, vptq_err *err)
-{
-    return with_index(r, pass, err);
 }
 
 static vptq_status descend(vops *r, const vptq_search_index *f, vptq_err *err)
 {
-    const vptq_descend_args a = {.cols = C,
-                                 .rows = N,
-                                 .index = f,
-                                 .g = r->x,
-                                 .h = r->x,
-                                 .idx = r->idx,
-                                 .idx_res = r->idx + N * C,
-                                 .q = r->y,
-                                 .delta = r->y + N * C,
-                                 .ldg = N,
-                                 .ldh = C,
-                                 .ldi = N / V,
-                                 .ldq = N,
-                                 .ldd = N};
+    const vptq_descend_args a = {COLUMN_ARGS(r, f),     .g = r->x, .h = r->x, .q = r->y,
+                                 .delta = r->y + N * C, .ldg = N,  .ldh = C,  .ldd = N};
     return r->dev.ops->vq_descend(r->dev.state, &a, err);
-}
-
-static vptq_status run_vq_descend(vops *r, vptq_err *err)
-{
-    return with_index(r, descend, err);
 }
 
 static vptq_status run_vq_gather(vops *r, vptq_err *err)
@@ -520,40 +467,47 @@ static vptq_status run_sample(vops *r, vptq_err *err)
 
 /* matrix_open is tested with the ops that use it; alone it does nothing on the device. */
 const vops_op vops_all[] = {
-    {"alloc", run_alloc},
-    {"upload", run_upload},
-    {"download", run_download},
-    {"sync", run_sync},
-    {"gemm", run_gemm},
-    {"syrk_add", run_syrk_add},
-    {"potrf", run_potrf},
-    {"trtri", run_trtri},
-    {"quad_trace", run_quad_trace},
-    {"assign", run_assign},
-    {"reassign", run_reassign},
-    {"accumulate", run_accumulate},
-    {"vq_dequant", run_vq_dequant},
-    {"vq_gemv", run_vq_gemv},
-    {"vq_gemv of many tokens", run_vq_gemv_many},
-    {"vq_gemv through tiles", run_vq_gemv_tiles},
-    {"gemv", run_gemv},
-    {"library_gemv", run_library_gemv},
-    {"search_index_open", run_search_index_open},
-    {"search", run_search},
-    {"vq_pass", run_vq_pass},
-    {"vq_descend", run_vq_descend},
-    {"vq_gather", run_vq_gather},
-    {"vq_scatter", run_vq_scatter},
-    {"embed", run_embed},
-    {"rmsnorm", run_rmsnorm},
-    {"rope", run_rope},
-    {"attention", run_attention},
-    {"attention_mass", run_attention_mass},
-    {"rope_rows", run_rope_rows},
-    {"kv_store", run_kv_store},
-    {"attention_paged", run_attention_paged},
-    {"swiglu", run_swiglu},
-    {"nll", run_nll},
-    {"sample", run_sample},
-    {NULL, NULL},
+    {"alloc", .run = run_alloc},
+    {"upload", .run = run_upload},
+    {"download", .run = run_download},
+    {"sync", .run = run_sync},
+    {"gemm", .run = run_gemm},
+    {"syrk_add", .run = run_syrk_add},
+    {"potrf", .run = run_potrf},
+    {"trtri", .run = run_trtri},
+    {"quad_trace", .run = run_quad_trace},
+    {"assign", .run = run_assign},
+    {"reassign", .run = run_reassign},
+    {"accumulate", .run = run_accumulate},
+    {"vq_dequant", .with_matrix = dequant},
+    {"vq_gemv", .with_matrix = few_products},
+    {"vq_gemv of many tokens", .with_matrix = many_products},
+    {"vq_gemv through tiles", .run = run_vq_gemv_tiles},
+    {"gemv", .run = run_gemv},
+    {"library_gemv", .run = run_library_gemv},
+    {"search_index_open", .run = run_search_index_open},
+    {"search", .with_index = search},
+    {"vq_pass", .with_index = pass},
+    {"vq_descend", .with_index = descend},
+    {"vq_gather", .run = run_vq_gather},
+    {"vq_scatter", .run = run_vq_scatter},
+    {"embed", .run = run_embed},
+    {"rmsnorm", .run = run_rmsnorm},
+    {"rope", .run = run_rope},
+    {"attention", .run = run_attention},
+    {"attention_mass", .run = run_attention_mass},
+    {"rope_rows", .run = run_rope_rows},
+    {"kv_store", .run = run_kv_store},
+    {"attention_paged", .run = run_attention_paged},
+    {"swiglu", .run = run_swiglu},
+    {"nll", .run = run_nll},
+    {"sample", .run = run_sample},
+    {.name = NULL},
 };
+
+vptq_status vops_run(const vops_op *op, vops *r, vptq_err *err)
+{
+    if (op->with_matrix)
+        return run_with_matrix(r, op->with_matrix, err);
+    return op->with_index ? run_with_index(r, op->with_index, err) : op->run(r, err);
+}

@@ -19,13 +19,20 @@ typedef struct vops {
 void vops_open(vops *r);
 void vops_close(vops *r);
 
-/* Runs an op, with the close that belongs to it. Everything is released whether it returns
- * VPTQ_OK or the error of the op. */
+/* An op with one of three functions that call it: alone, or with an open matrix or search
+ * index. */
 typedef vptq_status (*vops_fn)(vops *r, vptq_err *err);
+typedef vptq_status (*vops_matrix_fn)(vops *r, const vptq_matrix *m, vptq_err *err);
+typedef vptq_status (*vops_index_fn)(vops *r, const vptq_search_index *f, vptq_err *err);
 typedef struct vops_op {
     const char *name;
     vops_fn run;
+    vops_matrix_fn with_matrix;
+    vops_index_fn with_index;
 } vops_op;
 extern const vops_op vops_all[]; /* ends with a NULL name */
+
+/* Runs an op. Everything is released whether it returns VPTQ_OK or the error of the op. */
+vptq_status vops_run(const vops_op *op, vops *r, vptq_err *err);
 
 #endif

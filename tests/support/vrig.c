@@ -125,3 +125,11 @@ int32_t *vrig_tiny_ids(const char *family)
     assert_int_equal(size, VRIG_TOKENS * sizeof *ids);
     return ids;
 }
+
+void vrig_log_window(void *arg, uint64_t window, double mean, uint64_t tokens)
+{
+    vrig_windows *w = arg;
+    assert_int_equal(window, w->count++);
+    w->tokens += tokens;
+    w->sum += mean * (double)tokens;
+}

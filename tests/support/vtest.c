@@ -187,6 +187,31 @@ char *vtest_read_file(const char *path, size_t *size)
     return data;
 }
 
+void vtest_expect_file(const char *path, const void *data, size_t size)
+{
+    size_t n;
+    char *bytes = vtest_read_file(path, &n);
+    assert_int_equal(n, size);
+    assert_memory_equal(bytes, data, size);
+    free(bytes);
+}
+
+void vtest_expect_same_file(const char *a, const char *b)
+{
+    size_t size;
+    char *bytes = vtest_read_file(a, &size);
+    vtest_expect_file(b, bytes, size);
+    free(bytes);
+}
+
+void vtest_expect_same_in(const char *dir_a, const char *dir_b, const char *name)
+{
+    char a[4096], b[4096];
+    vtest_path(a, sizeof a, dir_a, name);
+    vtest_path(b, sizeof b, dir_b, name);
+    vtest_expect_same_file(a, b);
+}
+
 void vtest_copy_file(const char *from, const char *dir, const char *name)
 {
     char to[4096];

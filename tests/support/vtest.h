@@ -81,6 +81,11 @@ void vtest_write_file(const char *path, const void *data, size_t size);
 void vtest_copy_file(const char *from, const char *dir, const char *name); /* to DIR/NAME */
 /* Returns the whole file with a terminating 0; the caller frees it with free(). */
 char *vtest_read_file(const char *path, size_t *size);
+/* Fail the test unless the file has exactly these bytes, or those of another file, or those of
+ * the file of the same name in another directory. */
+void vtest_expect_file(const char *path, const void *data, size_t size);
+void vtest_expect_same_file(const char *a, const char *b);
+void vtest_expect_same_in(const char *dir_a, const char *dir_b, const char *name);
 
 /* A .npy file, with its elements in C order. */
 typedef struct vtest_npy {

@@ -34,6 +34,14 @@ static void expect_content(const char *path, const char *text)
     free(data);
 }
 
+/* Opens a writer and writes this text. */
+static void write_text(vptq_file_writer *w, const char *path, bool replace, const char *text)
+{
+    vptq_err err;
+    assert_ok(vptq_file_writer_open(path, replace, w, &err), &err);
+    assert_ok(vptq_file_write(w, text, strlen(text), &err), &err);
+}
+
 /* Returns the process id of a process that has ended. */
 static long dead_process(void)
 {
@@ -214,8 +222,7 @@ static void test_writer(void **state)
     vptq_file_writer w;
     vptq_err err;
     vtest_path(path, sizeof path, dir, "out");
-    assert_ok(vptq_file_writer_open(path, false, &w, &err), &err);
-    assert_ok(vptq_file_write(&w, "one ", 4, &err), &err);
+    write_text(&w, path, false, "one ");
     assert_ok(vptq_file_write(&w, "two", 3, &err), &err);
     assert_int_equal(w.written, 7);
     assert_false(vptq_path_exists(path)); /* it does not appear before commit */
@@ -225,8 +232,7 @@ static void test_writer(void **state)
     assert_fails(vptq_file_writer_open(path, false, &w, &err), VPTQ_E_EXISTS, &err,
                  "out' already exists");
     vptq_file_writer_abort(&w);
-    assert_ok(vptq_file_writer_open(path, true, &w, &err), &err);
-    assert_ok(vptq_file_write(&w, "half", 4, &err), &err);
+    write_text(&w, path, true, "half");
     expect_content(path, "one two"); /* still the old file, until commit */
     vptq_file_writer_abort(&w);
     expect_content(path, "one two");
@@ -262,8 +268,7 @@ static void test_writer_races(void **state)
     vptq_file_writer w;
     vptq_err err;
     vtest_path(path, sizeof path, dir, "out");
-    assert_ok(vptq_file_writer_open(path, false, &w, &err), &err);
-    assert_ok(vptq_file_write(&w, "ours", 4, &err), &err);
+    write_text(&w, path, false, "ours");
     vtest_write_file(path, "theirs", 6);
     assert_fails(vptq_file_writer_commit(&w, &err), VPTQ_E_EXISTS, &err, "already exists");
     expect_content(path, "theirs");

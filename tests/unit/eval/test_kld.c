@@ -214,7 +214,6 @@ static void test_record_once(void **state)
                             .protocol = VPTQ_PPL_LLAMA_CPP,
                             .top = 7};
     vptq_kld_result got;
-    size_t size, other_size;
     vtest_path(path, sizeof path, *state, "base");
     vtest_path(other, sizeof other, *state, "other");
     vtest_path(longer, sizeof longer, *state, "longer");
@@ -228,11 +227,7 @@ static void test_record_once(void **state)
     r.mem.cap = r.mem.used + (20 << 20);
     assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
     assert_true(got.mean_kld == 0);
-    char *a = vtest_read_file(path, &size), *b = vtest_read_file(other, &other_size);
-    assert_int_equal(size, other_size);
-    assert_memory_equal(a, b, size);
-    free(a);
-    free(b);
+    vtest_expect_same_file(path, other);
     assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err),
                  VPTQ_E_EXISTS, &err, "already exists");
     opt.save_base = NULL;
@@ -387,19 +382,6 @@ static void test_states(void **state)
 
 /* ---- texts ---- */
 
-typedef struct window_log {
-    uint64_t count, tokens;
-    double sum;
-} window_log;
-
-static void log_window(void *arg, uint64_t window, double mean, uint64_t tokens)
-{
-    window_log *w = arg;
-    assert_int_equal(window, w->count++);
-    w->tokens += tokens;
-    w->sum += mean * (double)tokens;
-}
-
 static void test_itself(void **state)
 {
     vrig r;
@@ -448,11 +430,12 @@ static void test_quantized(void **state)
     const char *files[] = {path};
     vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 64};
     vptq_kld_result want, got;
-    window_log windows = {0};
+    vrig_windows windows = {0};
     vrig_open(&r, packed, NULL, false);
     vrig_open_base(&r, base);
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, log_window, &windows, &want, &err),
-              &err);
+    assert_ok(
+        vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, vrig_log_window, &windows, &want, &err),
+        &err);
     assert_true(want.mean_kld > 0 && want.kld[VPTQ_KLD_LEVELS - 1] >= 0);
     for (size_t i = 1; i < VPTQ_KLD_LEVELS; i++)
         assert_true(want.kld[i - 1] > want.kld[i]);

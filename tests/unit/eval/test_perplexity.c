@@ -45,19 +45,6 @@ typedef struct window_case {
     size_t step;          /* between windows */
 } window_case;
 
-typedef struct window_log {
-    uint64_t count, tokens;
-    double sum;
-} window_log;
-
-static void log_window(void *arg, uint64_t window, double nll, uint64_t tokens)
-{
-    window_log *w = arg;
-    assert_int_equal(window, w->count++);
-    w->tokens += tokens;
-    w->sum += nll * (double)tokens;
-}
-
 static void check_windows(vrig *r, const char *path, const int32_t *ids, const window_case *c)
 {
     vptq_err err = {0};
@@ -68,7 +55,7 @@ static void check_windows(vrig *r, const char *path, const int32_t *ids, const w
                             .stride = c->stride,
                             .protocol = c->protocol};
     vptq_ppl_result res;
-    window_log log_ = {0};
+    vrig_windows log_ = {0};
     double want[100], *got, sum = 0, square = 0;
     size_t n = 0;
     vptq_arena arena;
@@ -83,8 +70,9 @@ static void check_windows(vrig *r, const char *path, const int32_t *ids, const w
         sum += want[i];
     for (size_t i = 0; i < n; i++)
         square += (want[i] - sum / (double)n) * (want[i] - sum / (double)n);
-    assert_ok(vptq_eval_ppl(&r->dev, &r->m, &opt, log_window, &log_, &arena, &got, &res, &err),
-              &err);
+    assert_ok(
+        vptq_eval_ppl(&r->dev, &r->m, &opt, vrig_log_window, &log_, &arena, &got, &res, &err),
+        &err);
     assert_int_equal(res.windows, c->count);
     assert_int_equal(res.tokens, n);
     assert_close_f64(got, want, n, 1e-4, 0);

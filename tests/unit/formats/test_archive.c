@@ -139,16 +139,13 @@ static void test_same_bytes_for_any_threads(void **state)
     char path[4096];
     vptq_err err = {0};
     float *big = big_data();
-    size_t n, n2;
+    size_t n;
     vtest_path(path, sizeof path, *state, "a.vptq");
     assert_ok(write_sample(path, false, big, 1, NULL, &err), &err);
     char *first = vtest_read_file(path, &n);
     for (int threads = 2; threads <= 5; threads++) {
         assert_ok(write_sample(path, true, big, threads, NULL, &err), &err);
-        char *again = vtest_read_file(path, &n2);
-        assert_int_equal(n, n2);
-        assert_memory_equal(first, again, n);
-        free(again);
+        vtest_expect_file(path, first, n);
     }
     assert_fails(write_sample(path, false, big, 1, NULL, &err), VPTQ_E_EXISTS, &err, path);
     free(first);
@@ -221,17 +218,14 @@ static void test_pieces(void **state)
     char path[4096], other[4096];
     vptq_err err = {0};
     float *big = big_data();
-    size_t n, m;
+    size_t n;
     vtest_path(path, sizeof path, *state, "a.vptq");
     vtest_path(other, sizeof other, *state, "b.vptq");
     assert_ok(write_sample(path, false, big, 2, NULL, &err), &err);
     char *whole = vtest_read_file(path, &n);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         assert_ok(write_in_steps(other, true, big, steps[i], 1 + (int)i, NULL, &err), &err);
-        char *pieces = vtest_read_file(other, &m);
-        assert_int_equal(n, m);
-        assert_memory_equal(whole, pieces, n);
-        free(pieces);
+        vtest_expect_file(other, whole, n);
     }
     free(whole);
     free(big);

@@ -444,12 +444,7 @@ static void test_models(void **state)
             expect_same_model(models[m], one, types[i][0], types[i][1]);
             /* writing what was read gives the same bytes */
             assert_ok(export(one, two, NULL, types[i][0], types[i][1], NULL, &err), &err);
-            size_t na, nb;
-            char *a = vtest_read_file(one, &na), *b = vtest_read_file(two, &nb);
-            assert_int_equal(na, nb);
-            assert_memory_equal(a, b, na);
-            free(a);
-            free(b);
+            vtest_expect_same_file(one, two);
         }
 }
 

@@ -106,12 +106,7 @@ static void test_round_trip(void **state)
                                                        .report = f.report},
                                     NULL, &err),
               &err);
-    size_t n, n2;
-    char *a = vtest_read_file(path, &n), *b = vtest_read_file(again, &n2);
-    assert_int_equal(n, n2);
-    assert_memory_equal(a, b, n);
-    free(a);
-    free(b);
+    vtest_expect_same_file(path, again);
     vptq_layer_file_release(&f);
 }
 

@@ -25,7 +25,8 @@ typedef struct rig {
     uint64_t first, stop_at; /* first step reported; step to interrupt at */
     sig_atomic_t stop;
     char warning[512];
-    bool spilled; /* a log line said that hidden states go to a file */
+    char one[PATH], two[PATH]; /* directories to collect into */
+    bool spilled;              /* a log line said that hidden states go to a file */
 } rig;
 
 static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
@@ -58,6 +59,8 @@ static void rig_open(rig *r, const char *dir)
     vptq_rng rng = vptq_rng_make(3, 0, 0, VPTQ_RNG_TEST);
     int32_t ids[IDS];
     memset(r, 0, sizeof *r);
+    vtest_path(r->one, sizeof r->one, dir, "one");
+    vtest_path(r->two, sizeof r->two, dir, "two");
     for (size_t i = 0; i < IDS; i++)
         ids[i] = (int32_t)vptq_rng_below(&rng, i, VOCAB);
     vtest_path(r->ids, sizeof r->ids, dir, "ids");
@@ -136,19 +139,6 @@ static void break_off(rig *r, const char *dir)
     assert_true(vptq_path_exists(path));
 }
 
-static void expect_same_file(const char *a_dir, const char *b_dir, const char *name)
-{
-    char a_path[PATH], b_path[PATH];
-    size_t a_size, b_size;
-    vtest_path(a_path, sizeof a_path, a_dir, name);
-    vtest_path(b_path, sizeof b_path, b_dir, name);
-    char *a = vtest_read_file(a_path, &a_size), *b = vtest_read_file(b_path, &b_size);
-    assert_int_equal(a_size, b_size);
-    assert_memory_equal(a, b, a_size);
-    free(a);
-    free(b);
-}
-
 /* Checks that both directories have the same entries with the same bytes. */
 static void expect_same(const char *a, const char *b)
 {
@@ -163,7 +153,7 @@ static void expect_same(const char *a, const char *b)
     for (size_t i = 0; i < count_a; i++) {
         assert_string_equal(in_a[i], in_b[i]);
         if (strcmp(in_a[i], "lock"))
-            expect_same_file(a, b, in_a[i]);
+            vtest_expect_same_in(a, b, in_a[i]);
     }
     vptq_arena_release(&arena);
 }
@@ -174,21 +164,18 @@ static void test_continues_from_the_checkpoint(void **state)
 {
     rig r;
     vptq_collect_result result;
-    char one[PATH], two[PATH];
     rig_open(&r, *state);
-    vtest_path(one, sizeof one, *state, "one");
-    vtest_path(two, sizeof two, *state, "two");
-    must_collect(&r, one, whole, &result);
+    must_collect(&r, r.one, whole, &result);
     assert_int_equal(result.layers_done, LAYERS);
     assert_int_equal(r.first, 1);
-    break_off(&r, two);
-    must_collect(&r, two, whole, &result);
+    break_off(&r, r.two);
+    must_collect(&r, r.two, whole, &result);
     assert_int_equal(result.layers_done, 1);
     assert_int_equal(result.layers_reused, 1);
     assert_int_equal(r.first, WINDOWS + 1); /* layer 0 did not run again */
     assert_string_equal(r.warning, "");
-    expect_same(one, two);
-    must_collect(&r, two, whole, &result);
+    expect_same(r.one, r.two);
+    must_collect(&r, r.two, whole, &result);
     assert_int_equal(result.layers_done, 0);
     assert_int_equal(r.first, 0);
     rig_close(&r);
@@ -237,10 +224,9 @@ static void test_unusable_checkpoint_is_ignored(void **state)
     static const damage_fn damage[] = {cut_state, flip_value, flip_fingerprint, lose_one_file};
     rig r;
     vptq_collect_result result;
-    char one[PATH], two[PATH];
+    char two[PATH];
     rig_open(&r, *state);
-    vtest_path(one, sizeof one, *state, "one");
-    must_collect(&r, one, whole, &result);
+    must_collect(&r, r.one, whole, &result);
     for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
         char name[16];
         snprintf(name, sizeof name, "two%zu", i);
@@ -250,7 +236,7 @@ static void test_unusable_checkpoint_is_ignored(void **state)
         must_collect(&r, two, whole, &result);
         assert_non_null(strstr(r.warning, "hidden.state belongs to another run or is damaged"));
         assert_int_equal(result.layers_done, damage[i] == lose_one_file ? 2 : 1);
-        expect_same(one, two);
+        expect_same(r.one, two);
     }
     rig_close(&r);
 }
@@ -262,19 +248,16 @@ static void test_another_run_is_refused(void **state)
     rig r;
     vptq_err err = {0};
     vptq_collect_result result;
-    char one[PATH], two[PATH];
     rig_open(&r, *state);
-    vtest_path(one, sizeof one, *state, "one");
-    vtest_path(two, sizeof two, *state, "two");
-    must_collect(&r, one, whole, &result);
-    break_off(&r, two);
-    assert_fails(collect(&r, two, second, &result, &err), VPTQ_E_MISMATCH, &err,
+    must_collect(&r, r.one, whole, &result);
+    break_off(&r, r.two);
+    assert_fails(collect(&r, r.two, second, &result, &err), VPTQ_E_MISMATCH, &err,
                  "layers 0-1, this run is of 1-1");
-    assert_fails(collect(&r, two, seeded, &result, &err), VPTQ_E_MISMATCH, &err,
+    assert_fails(collect(&r, r.two, seeded, &result, &err), VPTQ_E_MISMATCH, &err,
                  "key 'fingerprint'");
-    must_collect(&r, two, whole, &result); /* the refusals destroyed nothing */
+    must_collect(&r, r.two, whole, &result); /* the refusals destroyed nothing */
     assert_int_equal(result.layers_reused, 1);
-    expect_same(one, two);
+    expect_same(r.one, r.two);
     rig_close(&r);
 }
 
@@ -286,25 +269,23 @@ static void test_force_starts_again(void **state)
                          seeded = {.last = LAYERS - 1, .seed = 9, .force = true};
     rig r;
     vptq_collect_result result;
-    char one[PATH], two[PATH], path[PATH];
+    char path[PATH];
     rig_open(&r, *state);
-    vtest_path(one, sizeof one, *state, "one");
-    vtest_path(two, sizeof two, *state, "two");
-    must_collect(&r, one, whole, &result);
-    break_off(&r, two);
-    must_collect(&r, two, second, &result);
+    must_collect(&r, r.one, whole, &result);
+    break_off(&r, r.two);
+    must_collect(&r, r.two, second, &result);
     assert_int_equal(result.layers_reused, 0);
-    vtest_path(path, sizeof path, two, "layer_000_qkv.safetensors");
+    vtest_path(path, sizeof path, r.two, "layer_000_qkv.safetensors");
     assert_false(vptq_path_exists(path));
-    expect_same_file(one, two, "layer_001_qkv.safetensors");
-    expect_same_file(one, two, "layer_001_down.safetensors");
-    must_collect(&r, two, seeded, &result);
+    vtest_expect_same_in(r.one, r.two, "layer_001_qkv.safetensors");
+    vtest_expect_same_in(r.one, r.two, "layer_001_down.safetensors");
+    must_collect(&r, r.two, seeded, &result);
     assert_int_equal(result.layers_done, LAYERS);
     request again = whole;
     again.force = true;
-    must_collect(&r, two, again, &result);
+    must_collect(&r, r.two, again, &result);
     assert_int_equal(result.layers_done, LAYERS);
-    expect_same(one, two);
+    expect_same(r.one, r.two);
     rig_close(&r);
 }
 
@@ -325,9 +306,9 @@ static void expect_same_parts(const char *one, const char *two)
             char name[64];
             vptq_hessian_file_name(
                 name, layer, i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : "kv");
-            expect_same_file(one, two, name);
+            vtest_expect_same_in(one, two, name);
         }
-    expect_same_file(one, two, "hessian.json");
+    vtest_expect_same_in(one, two, "hessian.json");
 }
 
 /* Holding out the last quarter of the windows gives what two collections give, one over the
@@ -339,16 +320,15 @@ static void test_held_out_windows(void **state)
     vptq_err err = {0};
     vptq_collect_result result;
     vptq_hessian_dir d;
-    char one[PATH], part[PATH], holdout[PATH];
+    char part[PATH], holdout[PATH];
     size_t size;
     rig_open(&r, *state);
     char *ids = vtest_read_file(r.ids, &size);
-    vtest_path(one, sizeof one, *state, "one");
-    vtest_path(holdout, sizeof holdout, one, "holdout");
-    must_collect(&r, one, divided, &result);
+    vtest_path(holdout, sizeof holdout, r.one, "holdout");
+    must_collect(&r, r.one, divided, &result);
     assert_int_equal(result.windows, WINDOWS * 3 / 4);
     assert_int_equal(result.held_out, WINDOWS / 4);
-    assert_ok(vptq_hessian_dir_open(one, &d, &err), &err);
+    assert_ok(vptq_hessian_dir_open(r.one, &d, &err), &err);
     assert_int_equal(d.tokens, MAIN);
     assert_int_equal(d.held_out_tokens, IDS - MAIN);
     request whole_part = divided;
@@ -361,9 +341,9 @@ static void test_held_out_windows(void **state)
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             char name[64];
             vptq_hessian_file_name(name, layer, "kv");
-            expect_same_file(part, p ? holdout : one, name);
+            vtest_expect_same_in(part, p ? holdout : r.one, name);
             vptq_hessian_file_name(name, layer, "down");
-            expect_same_file(part, p ? holdout : one, name);
+            vtest_expect_same_in(part, p ? holdout : r.one, name);
         }
     }
     free(ids);
@@ -375,11 +355,10 @@ static void test_continues_in_either_part(void **state)
     rig r;
     vptq_err err = {0};
     vptq_collect_result result;
-    char one[PATH], two[PATH], path[PATH];
+    char two[PATH], path[PATH];
     request stopped = divided;
     rig_open(&r, *state);
-    vtest_path(one, sizeof one, *state, "one");
-    must_collect(&r, one, divided, &result);
+    must_collect(&r, r.one, divided, &result);
     /* interrupted in either part of layer 1 */
     for (uint64_t at = WINDOWS + 1; at <= 2 * WINDOWS; at += WINDOWS - 1) {
         char name[16];
@@ -390,14 +369,14 @@ static void test_continues_in_either_part(void **state)
         if (at < 2 * WINDOWS) /* the last report comes when everything is done */
             assert_fails(st, VPTQ_E_CANCELLED, &err, "interrupted");
         must_collect(&r, two, divided, &result);
-        expect_same_parts(one, two);
+        expect_same_parts(r.one, two);
     }
     /* a missing file of the held-out part is collected again too */
     vtest_path(path, sizeof path, two, "holdout/layer_001_kv.safetensors");
     assert_int_equal(unlink(path), 0);
     must_collect(&r, two, divided, &result);
     assert_int_equal(result.layers_done, 1);
-    expect_same_parts(one, two);
+    expect_same_parts(r.one, two);
     rig_close(&r);
 }
 
@@ -409,7 +388,7 @@ static void test_any_memory_cap(void **state)
     rig r;
     vptq_err err = {0};
     vptq_collect_result result;
-    char one[PATH], two[PATH];
+    char two[PATH];
     int32_t *ids = malloc(MANY * sizeof *ids);
     vptq_rng rng = vptq_rng_make(4, 0, 0, VPTQ_RNG_TEST);
     rig_open(&r, *state);
@@ -417,10 +396,9 @@ static void test_any_memory_cap(void **state)
         ids[i] = (int32_t)vptq_rng_below(&rng, i, VOCAB);
     vtest_write_file(r.ids, ids, MANY * sizeof *ids);
     free(ids);
-    vtest_path(one, sizeof one, *state, "one");
     request many = divided;
     many.windows = MANY / LENGTH;
-    must_collect(&r, one, many, &result);
+    must_collect(&r, r.one, many, &result);
     assert_int_equal(result.windows + result.held_out, MANY / LENGTH);
     assert_false(r.spilled);
     size_t fits = 0;
@@ -440,7 +418,7 @@ static void test_any_memory_cap(void **state)
         many.stop_at = 0;
         must_collect(&r, two, many, &result);
         assert_int_equal(result.layers_reused, 1);
-        expect_same_parts(one, two);
+        expect_same_parts(r.one, two);
         fits += r.spilled;
     }
     assert_true(fits > 0);
@@ -454,36 +432,34 @@ static void test_settings_of_a_directory(void **state)
     vptq_err err = {0};
     vptq_collect_result result;
     vptq_hessian_dir d;
-    char one[PATH], two[PATH], path[PATH];
+    char path[PATH];
     request other = divided;
     rig_open(&r, *state);
-    vtest_path(one, sizeof one, *state, "one");
-    must_collect(&r, one, divided, &result);
+    must_collect(&r, r.one, divided, &result);
     other.weights = VPTQ_WEIGHTS_SINK;
-    assert_fails(collect(&r, one, other, &result, &err), VPTQ_E_MISMATCH, &err,
+    assert_fails(collect(&r, r.one, other, &result, &err), VPTQ_E_MISMATCH, &err,
                  "key 'weights' is attention, this run's is sink");
     other = divided;
     other.holdout = 0.5;
-    assert_fails(collect(&r, one, other, &result, &err), VPTQ_E_MISMATCH, &err,
+    assert_fails(collect(&r, r.one, other, &result, &err), VPTQ_E_MISMATCH, &err,
                  "32 tokens held out, this run holds out 64");
     other.holdout = 1;
-    assert_fails(collect(&r, one, other, &result, &err), VPTQ_E_ARG, &err, "share of 1");
+    assert_fails(collect(&r, r.one, other, &result, &err), VPTQ_E_ARG, &err, "share of 1");
     /* another factor does not make it another collection */
     other = divided;
     other.factor = 2;
-    must_collect(&r, one, other, &result);
+    must_collect(&r, r.one, other, &result);
     assert_int_equal(result.layers_reused, LAYERS);
-    assert_ok(vptq_hessian_dir_open(one, &d, &err), &err);
+    assert_ok(vptq_hessian_dir_open(r.one, &d, &err), &err);
     assert_true(d.factor == 2);
     /* a plain run with --force leaves no terms and no held-out part */
-    vtest_path(two, sizeof two, *state, "two");
-    must_collect(&r, two, whole, &result);
+    must_collect(&r, r.two, whole, &result);
     other = whole;
     other.force = true;
-    must_collect(&r, one, other, &result);
-    vtest_path(path, sizeof path, one, "holdout");
+    must_collect(&r, r.one, other, &result);
+    vtest_path(path, sizeof path, r.one, "holdout");
     assert_false(vptq_path_exists(path));
-    expect_same(one, two);
+    expect_same(r.one, r.two);
     rig_close(&r);
 }
 
@@ -494,16 +470,14 @@ static void test_merging_parts(void **state)
     vptq_collect_result result;
     vptq_hessian_dir d;
     vptq_hessian_file h, term;
-    char one[PATH], two[PATH], out[PATH], path[PATH];
+    char out[PATH], path[PATH];
     request q = divided;
     rig_open(&r, *state);
-    vtest_path(one, sizeof one, *state, "one");
-    vtest_path(two, sizeof two, *state, "two");
     vtest_path(out, sizeof out, *state, "out");
-    must_collect(&r, one, divided, &result);
+    must_collect(&r, r.one, divided, &result);
     q.seed = 5; /* 4 windows, 1 of them held out */
-    must_collect(&r, two, q, &result);
-    const char *dirs[] = {one, two};
+    must_collect(&r, r.two, q, &result);
+    const char *dirs[] = {r.one, r.two};
     assert_ok(vptq_hessian_merge(&r.ctx, dirs, 2, out, false, &err), &err);
     assert_ok(vptq_hessian_dir_open(out, &d, &err), &err);
     assert_int_equal(d.weights, VPTQ_WEIGHTS_ATTENTION);
@@ -514,7 +488,7 @@ static void test_merging_parts(void **state)
     /* terms are means over windows, 6 and 3 of them */
     float *sum = NULL;
     for (int i = 0; i < 3; i++) {
-        const char *const all[] = {one, two, out};
+        const char *const all[] = {r.one, r.two, out};
         vtest_path(path, sizeof path, all[i], "layer_001_kv.safetensors");
         assert_ok(vptq_hessian_file_read(path, 0, NULL, &term, &err), &err);
         const size_t packed = (size_t)term.n * (term.n + 1) / 2;
@@ -530,15 +504,15 @@ static void test_merging_parts(void **state)
     }
     free(sum);
     /* only equal weights can be merged; a held-out part remains only if every directory has
-     * one */
+     * r.one */
     q = whole;
     q.force = true;
-    must_collect(&r, two, q, &result);
+    must_collect(&r, r.two, q, &result);
     vtest_path(out, sizeof out, *state, "out2");
     assert_fails(vptq_hessian_merge(&r.ctx, dirs, 2, out, false, &err), VPTQ_E_MISMATCH, &err,
                  "different token weights (attention and plain)");
     q.weights = VPTQ_WEIGHTS_ATTENTION;
-    must_collect(&r, two, q, &result);
+    must_collect(&r, r.two, q, &result);
     assert_ok(vptq_hessian_merge(&r.ctx, dirs, 2, out, false, &err), &err);
     assert_ok(vptq_hessian_dir_open(out, &d, &err), &err);
     assert_int_equal(d.held_out_tokens, 0);
@@ -574,10 +548,8 @@ static vptq_status collect_in(void *arg, vptq_device *dev, vptq_err *err)
 static void test_out_of_memory(void **state)
 {
     rig r;
-    char one[PATH];
     rig_open(&r, *state);
-    vtest_path(one, sizeof one, *state, "one");
-    oom_run run = {&r, one};
+    oom_run run = {&r, r.one};
     assert_true(devices_oom_walk("cpu", 2, collect_in, &run) > 20);
     rig_close(&r);
 }

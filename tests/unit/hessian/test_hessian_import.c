@@ -106,12 +106,19 @@ static void test_there_and_back(void **state)
     vptq_torch_release(&t);
 }
 
+static void refuse_import(vptq_device *dev, const char *from, const char *to, vptq_status code,
+                          const char *part)
+{
+    vptq_err err = {0};
+    vptq_exchange made;
+    assert_fails(vptq_hessian_import(dev, from, to, false, &made, &err), code, &err, part);
+}
+
 static void test_bad_files(void **state)
 {
     char pt[4096], hdir[4096], path[4096];
     devices_one d;
     vptq_err err = {0};
-    vptq_exchange made;
     numbers x;
     devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
     make_numbers(&x, 1);
@@ -120,30 +127,29 @@ static void test_bad_files(void **state)
     put_dir(pt);
     vtest_path(path, sizeof path, pt, "2_o.pt");
     put_file(path, &x, N + 1, 5);
-    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_SHAPE, &err,
-                 "2_o.pt: n is 10, mu has 9 and flatH 45 numbers");
+    refuse_import(&d.dev, pt, hdir, VPTQ_E_SHAPE,
+                  "2_o.pt: n is 10, mu has 9 and flatH 45 numbers");
     put_file(path, &x, N, -1);
-    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
-                 "2_o.pt: key 'ct' is not a whole number of at least 0");
+    refuse_import(&d.dev, pt, hdir, VPTQ_E_FORMAT,
+                  "2_o.pt: key 'ct' is not a whole number of at least 0");
     const vptq_torch_item only = {.name = "ct", .kind = VPTQ_TORCH_INT, .i = 1};
     assert_ok(vptq_torch_write(path, true, &only, 1, NULL, &err), &err);
-    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
-                 "2_o.pt: key 'flatH' is missing");
+    refuse_import(&d.dev, pt, hdir, VPTQ_E_FORMAT, "2_o.pt: key 'flatH' is missing");
     x.flat[4] = NAN;
     put_file(path, &x, N, 5);
-    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC,
-                 &err, "2_o.pt: row 2, column 1 of the Hessian is nan, expected a finite");
+    refuse_import(&d.dev, pt, hdir, VPTQ_E_NUMERIC,
+                  "2_o.pt: row 2, column 1 of the Hessian is nan, expected a finite");
     x.flat[2] = -2; /* negative, and the squared mean does not compensate */
     x.mu[1] = 1;
     put_file(path, &x, N, 5);
-    assert_fails(
-        vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC, &err,
+    refuse_import(
+        &d.dev, pt, hdir, VPTQ_E_NUMERIC,
         "2_o.pt: row 1, column 1 of the Hessian is -1, expected zero or a positive number");
     assert_ok(vptq_dir_make(pt, &err), &err);
     vtest_path(path, sizeof path, pt, "4096_qkv.pt");
     put_file(path, &x, N, 5);
-    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_UNSUPPORTED,
-                 &err, "pt' has Hessians of layer 4096, the maximum is 4096 layers");
+    refuse_import(&d.dev, pt, hdir, VPTQ_E_UNSUPPORTED,
+                  "pt' has Hessians of layer 4096, the maximum is 4096 layers");
     assert_false(vptq_path_exists(hdir));
     devices_close(&d);
 }

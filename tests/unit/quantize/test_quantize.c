@@ -189,29 +189,15 @@ static vptq_status run_plain(const vptq_quantize_options *opt, rows *r, vptq_err
     return st;
 }
 
-static void expect_same_file(const char *a, const char *b, const char *name)
-{
-    char path[PATH];
-    size_t n, m;
-    vtest_path(path, sizeof path, a, name);
-    char *x = vtest_read_file(path, &n);
-    vtest_path(path, sizeof path, b, name);
-    char *y = vtest_read_file(path, &m);
-    assert_int_equal(n, m);
-    assert_memory_equal(x, y, n);
-    free(x);
-    free(y);
-}
-
 static void expect_same_work(const char *a, const char *b)
 {
     char name[VPTQ_LAYER_FILE_NAME_MAX];
-    expect_same_file(a, b, "quantize.json");
-    expect_same_file(a, b, "report.jsonl");
+    vtest_expect_same_in(a, b, "quantize.json");
+    vtest_expect_same_in(a, b, "report.jsonl");
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             vptq_layer_file_name(name, layer, vptq_linear_name((vptq_linear)l));
-            expect_same_file(a, b, name);
+            vtest_expect_same_in(a, b, name);
         }
 }
 

@@ -177,27 +177,33 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(draw_with, NULL) > 3);
 }
 
+/* Draws a scatter plot of these points with its frontier; the caller releases `out`. */
+static void draw_points(vptq_buf *out, const vptq_svg_point *points, size_t n)
+{
+    vptq_html h;
+    vptq_err err = {0};
+    vptq_buf_init(out, NULL);
+    vptq_html_begin(&h, out, &err, "t", NULL);
+    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){{"t", "d", NULL},
+                                                  {"x", false, false},
+                                                  {"y", false, false},
+                                                  points,
+                                                  n,
+                                                  NULL,
+                                                  0,
+                                                  true});
+    assert_ok(vptq_html_end(&h), &err);
+}
+
 /* The frontier goes through (1, 9) and (2, 4), which beat the others; (2, 5) and (3, 4) are
  * worse in one value and equal in the other. */
 static void test_frontier(void **state)
 {
     static const vptq_svg_point points[] = {
         {"a", 2, 5, 0}, {"b", 1, 9, 0}, {"c", 3, 4, 0}, {"d", 2, 4, 0}, {"e", 2.5, 8, 0}};
-    vptq_html h;
     vptq_buf out;
-    vptq_err err = {0};
     (void)state;
-    vptq_buf_init(&out, NULL);
-    vptq_html_begin(&h, &out, &err, "t", NULL);
-    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){{"t", "d", NULL},
-                                                  {"x", false, false},
-                                                  {"y", false, false},
-                                                  points,
-                                                  5,
-                                                  NULL,
-                                                  0,
-                                                  true});
-    assert_ok(vptq_html_end(&h), &err);
+    draw_points(&out, points, 5);
     const char *path = strstr(out.data, "<path class=\"even\"");
     double x[2], y[2];
     assert_non_null(path);
@@ -218,25 +224,13 @@ static void test_crowd(void **state)
     vptq_svg_point points[N];
     double x[N], y[N];
     size_t n = 0;
-    vptq_html h;
     vptq_buf out;
-    vptq_err err = {0};
     (void)state;
-    vptq_buf_init(&out, NULL);
     for (size_t i = 0; i < N; i++) {
         snprintf(labels[i], sizeof labels[i], "outliers-%zu", i);
         points[i] = (vptq_svg_point){labels[i], i < N / 2 ? 1 : 2, i < N / 2 ? 1 : 2, 0};
     }
-    vptq_html_begin(&h, &out, &err, "t", NULL);
-    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){{"t", "d", NULL},
-                                                  {"x", false, false},
-                                                  {"y", false, false},
-                                                  points,
-                                                  N,
-                                                  NULL,
-                                                  0,
-                                                  true});
-    assert_ok(vptq_html_end(&h), &err);
+    draw_points(&out, points, N);
     for (const char *at = out.data; (at = strstr(at, "<text x=\"")) != NULL; at++) {
         const char *halo = strstr(at, "\"halo\"");
         if (!halo || halo > strchr(at, '>'))
