@@ -29,7 +29,6 @@ static size_t count_scores(const vptq_ablate_report *r)
 typedef struct points {
     vptq_svg_point *point;
     vptq_svg_bar *bar;
-    char (*value)[24];
     size_t count;
     double min_bits, max_bits;
     double original; /* perplexity of the original; NAN without such a row */
@@ -41,8 +40,7 @@ static vptq_status collect_points(vptq_ablate_report *r, size_t text, points *p,
     *p = (points){.min_bits = (double)INFINITY, .max_bits = 0, .original = (double)NAN};
     p->point = vptq_arena_alloc(&r->arena, n, sizeof *p->point, err);
     p->bar = vptq_arena_alloc(&r->arena, n, sizeof *p->bar, err);
-    p->value = vptq_arena_alloc(&r->arena, n, sizeof *p->value, err);
-    if (!p->point || !p->bar || !p->value)
+    if (!p->point || !p->bar)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < r->count; i++) {
         const vptq_ablate_result *row = &r->rows[i];
@@ -50,15 +48,13 @@ static vptq_status collect_points(vptq_ablate_report *r, size_t text, points *p,
             continue;
         const vptq_ablate_score *s = &row->scores[text];
         const unsigned series = row->row->original ? ORIGINAL : QUANTIZED;
-        snprintf(p->value[p->count], sizeof p->value[0], "%.5g", s->ppl);
         p->point[p->count] = (vptq_svg_point){
             .label = row->row->name, .x = row->bits_per_weight, .y = s->ppl, .series = series};
         p->bar[p->count] = (vptq_svg_bar){.label = row->row->name,
                                           .value = s->ppl,
                                           .low = s->ppl - s->ppl_stderr,
                                           .high = s->ppl + s->ppl_stderr,
-                                          .series = series,
-                                          .text = p->value[p->count]};
+                                          .series = series};
         p->min_bits = fmin(p->min_bits, row->bits_per_weight);
         p->max_bits = fmax(p->max_bits, row->bits_per_weight);
         if (row->row->original)
@@ -91,6 +87,7 @@ static void draw_text(vptq_html *h, const points *p, const char *name)
                                      .axis = "perplexity",
                                      .bars = p->bar,
                                      .count = p->count,
+                                     .decimals = -5,
                                      .even = p->original};
     vptq_html_heading(h, 2, NULL, name);
     vptq_html_figures_begin(h);

@@ -284,20 +284,17 @@ static void draw_heat(vptq_html *h, const writer *w, const grid *g)
 static void draw_kinds(vptq_html *h, const writer *w, const grid *g)
 {
     vptq_svg_bar bars[KINDS];
-    char texts[KINDS][32];
     size_t n = 0;
     for (int k = 0; k < KINDS; k++) {
         const means *m = &w->kind[k];
         double mean = w->outputs ? m->output : m->weight;
         if (!m->count)
             continue;
-        snprintf(texts[n], sizeof texts[n], "%.*f", heat_decimals(g), mean);
         bars[n] = (vptq_svg_bar){.label = vptq_linear_name((vptq_linear)k),
                                  .value = mean,
                                  .low = m->low,
                                  .high = m->high,
-                                 .series = (unsigned)n,
-                                 .text = texts[n]};
+                                 .series = (unsigned)n};
         n++;
     }
     vptq_svg_bars(h, &(vptq_svg_bars_spec){
@@ -309,6 +306,7 @@ static void draw_kinds(vptq_html *h, const writer *w, const grid *g)
                                             : "weight error: mean, least and largest",
                          .bars = bars,
                          .count = n,
+                         .decimals = heat_decimals(g),
                          .even = (double)NAN});
 }
 

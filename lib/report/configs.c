@@ -125,33 +125,32 @@ static void config_picture(report_page *p, const vptq_report_config *c,
                            const vptq_report_group **sorted, vptq_metric metric)
 {
     const vptq_report *r = p->r;
-    const int decimals = config_decimals(r, c, metric);
-    page_bars bars;
     char caption[64], axis[64];
-    vptq_page_bars_begin(p, c->count, &bars);
-    for (size_t i = 0; i < c->count; i++) {
+    vptq_svg_bars_spec bars = {
+        .about = {caption,
+                  "A bar per model: the median of its runs, and from the "
+                  "smallest to the largest of them.",
+                  NULL},
+        .axis = axis,
+        .decimals = config_decimals(r, c, metric),
+        .even = (double)NAN};
+    vptq_svg_bar *bar = vptq_page_alloc(p, c->count, sizeof *bar);
+    for (size_t i = 0; bar && i < c->count; i++) {
         const vptq_stats *s = &sorted[i]->metric[metric].stats;
         const vptq_report_model *model = &r->models[sorted[i]->model_index];
         if (s->count)
-            vptq_page_bars_add(&bars,
-                               (vptq_svg_bar){.label = sorted[i]->model,
-                                              .value = s->median,
-                                              .low = s->count > 1 ? s->min : (double)NAN,
-                                              .high = s->max,
-                                              .series = vptq_report_series(model, r)},
-                               decimals);
+            bar[bars.count++] = (vptq_svg_bar){.label = sorted[i]->model,
+                                               .value = s->median,
+                                               .low = s->count > 1 ? s->min : (double)NAN,
+                                               .high = s->max,
+                                               .series = vptq_report_series(model, r)};
     }
     snprintf(caption, sizeof caption, "%s (%s is better)", vptq_metrics[metric].title,
              vptq_metrics[metric].less ? "less" : "more");
     snprintf(axis, sizeof axis, "%s, median and range of the runs", vptq_metrics[metric].unit);
-    vptq_page_bars_end(
-        p, &bars,
-        (vptq_svg_bars_spec){.about = {caption,
-                                       "A bar per model: the median of its runs, and "
-                                       "from the smallest to the largest of them.",
-                                       NULL},
-                             .axis = axis,
-                             .even = (double)NAN});
+    bars.bars = bar;
+    if (bars.count)
+        vptq_svg_bars(&p->h, &bars);
 }
 
 static void page_config(report_page *p, const vptq_report_config *c,

@@ -39,18 +39,6 @@ void vptq_page_table(report_page *p, vptq_table *t); /* writes and releases it *
  */
 void *vptq_page_alloc(report_page *p, size_t count, size_t size);
 
-/* Bars of one picture with a text each. */
-typedef struct page_bars {
-    vptq_svg_bar *bars;
-    char (*texts)[REPORT_TEXT];
-    size_t count;
-} page_bars;
-void vptq_page_bars_begin(report_page *p, size_t max_count, page_bars *b);
-/* Adds a bar with `decimals` of its value as text; bar.text is set here. */
-void vptq_page_bars_add(page_bars *b, vptq_svg_bar bar, int decimals);
-/* Draws the bars, if any; `spec` has all but bars and count. */
-void vptq_page_bars_end(report_page *p, page_bars *b, vptq_svg_bars_spec spec);
-
 /* "1.37 (1.28–1.46)", "1.37" without an interval, empty for NaN. */
 void vptq_report_ratio_text(char text[REPORT_TEXT], const vptq_ratio *x);
 /* "1.05–1.46" and a mark. */

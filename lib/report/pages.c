@@ -52,29 +52,6 @@ void *vptq_page_alloc(report_page *p, size_t count, size_t size)
     return memory;
 }
 
-void vptq_page_bars_begin(report_page *p, size_t max_count, page_bars *b)
-{
-    *b = (page_bars){.bars = vptq_page_alloc(p, max_count, sizeof *b->bars)};
-    b->texts = b->bars ? vptq_page_alloc(p, max_count, sizeof *b->texts) : NULL;
-}
-
-void vptq_page_bars_add(page_bars *b, vptq_svg_bar bar, int decimals)
-{
-    if (!b->texts)
-        return;
-    snprintf(b->texts[b->count], REPORT_TEXT, "%.*f", decimals, bar.value);
-    bar.text = b->texts[b->count];
-    b->bars[b->count++] = bar;
-}
-
-void vptq_page_bars_end(report_page *p, page_bars *b, vptq_svg_bars_spec spec)
-{
-    spec.bars = b->bars;
-    spec.count = b->count;
-    if (b->count)
-        vptq_svg_bars(&p->h, &spec);
-}
-
 /* ---- texts of figures ---- */
 
 void vptq_report_ratio_text(char text[REPORT_TEXT], const vptq_ratio *x)
@@ -178,28 +155,28 @@ static void summary_table(report_page *p)
 static void summary_picture(report_page *p, vptq_metric metric, const char *caption)
 {
     const vptq_report *r = p->r;
-    page_bars bars;
-    vptq_page_bars_begin(p, r->model_count, &bars);
-    for (size_t i = 0; i < r->model_count; i++) {
+    vptq_svg_bars_spec bars = {
+        .about =
+            {caption,
+             "A bar per model: the geometric mean of its speedups, and from the smallest to "
+             "the largest of them.",
+             NULL},
+        .axis = "times the original (dashed: 1)",
+        .decimals = 2,
+        .even = 1};
+    vptq_svg_bar *bar = vptq_page_alloc(p, r->model_count, sizeof *bar);
+    for (size_t i = 0; bar && i < r->model_count; i++) {
         const vptq_report_summary *s = &r->models[i].summary[metric];
         if (s->count)
-            vptq_page_bars_add(&bars,
-                               (vptq_svg_bar){.label = r->models[i].name,
-                                              .value = s->mean,
-                                              .low = s->min,
-                                              .high = s->max,
-                                              .series = vptq_report_series(&r->models[i], r)},
-                               2);
+            bar[bars.count++] = (vptq_svg_bar){.label = r->models[i].name,
+                                               .value = s->mean,
+                                               .low = s->min,
+                                               .high = s->max,
+                                               .series = vptq_report_series(&r->models[i], r)};
     }
-    vptq_page_bars_end(
-        p, &bars,
-        (vptq_svg_bars_spec){.about = {caption,
-                                       "A bar per model: the geometric mean of its "
-                                       "speedups, and from the smallest to the "
-                                       "largest of them.",
-                                       NULL},
-                             .axis = "times the original (dashed: 1)",
-                             .even = 1});
+    bars.bars = bar;
+    if (bars.count)
+        vptq_svg_bars(&p->h, &bars);
 }
 
 static void page_summary(report_page *p)

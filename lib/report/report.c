@@ -130,7 +130,7 @@ static void describe_setting(vptq_report_group *g)
     }
 }
 
-/* Statistics and outliers over the known values; `scratch` [2 n]. */
+/* Statistics and outliers over the known values; `scratch` [2 n], `marked` [n]. */
 static void describe(vptq_report_metric *m, size_t n, double *scratch, bool *marked)
 {
     size_t known = 0;
@@ -151,19 +151,22 @@ static void clear_outliers(vptq_report_metric *m, size_t n)
 
 static vptq_status describe_group(vptq_report *r, vptq_report_group *g, vptq_err *err)
 {
-    size_t n = g->run_count;
+    enum { SCRATCH = 2 };
+    const size_t n = g->run_count;
     describe_setting(g);
-    double *scratch = vptq_arena_alloc(&r->arena, 2 * n, sizeof *scratch, err);
-    bool *marked = scratch ? vptq_arena_alloc(&r->arena, n, sizeof *marked, err) : NULL;
-    if (!marked)
+    double *reals =
+        vptq_arena_alloc(&r->arena, (VPTQ_METRIC_COUNT + SCRATCH) * n, sizeof *reals, err);
+    bool *flags =
+        reals ? vptq_arena_alloc(&r->arena, (VPTQ_METRIC_COUNT + 1) * n, sizeof *flags, err)
+              : NULL;
+    if (!flags)
         return VPTQ_E_NOMEM;
-    for (int m = 0; m < VPTQ_METRIC_COUNT; m++) {
-        vptq_report_metric *x = &g->metric[m];
-        x->values = vptq_arena_alloc(&r->arena, n, sizeof *x->values, err);
-        x->outlier = x->values ? vptq_arena_alloc(&r->arena, n, sizeof *x->outlier, err) : NULL;
-        if (!x->outlier)
-            return VPTQ_E_NOMEM;
-        x->speedup = (vptq_ratio){(double)NAN, (double)NAN, (double)NAN};
+    double *scratch = reals + VPTQ_METRIC_COUNT * n;
+    bool *marked = flags + VPTQ_METRIC_COUNT * n;
+    for (size_t m = 0; m < VPTQ_METRIC_COUNT; m++) {
+        g->metric[m].values = reals + m * n;
+        g->metric[m].outlier = flags + m * n;
+        g->metric[m].speedup = (vptq_ratio){(double)NAN, (double)NAN, (double)NAN};
     }
     for (size_t i = 0; i < n; i++) {
         double values[VPTQ_METRIC_COUNT];

@@ -23,16 +23,16 @@ typedef struct vptq_svg_bar {
     double value;
     double low, high; /* whisker; NaN = none */
     unsigned series;  /* colour */
-    const char *text; /* the value as text, at the end of the label's line; or NULL */
 } vptq_svg_bar;
 
-/* Horizontal bars from 0, each below its label. */
+/* Horizontal bars from 0, each below its label and value. */
 typedef struct vptq_svg_bars_spec {
     vptq_svg_about about;
     const char *axis; /* title of the axis, with the unit */
     const vptq_svg_bar *bars;
     size_t count;
-    double even; /* position of a dashed line; NaN = none */
+    int decimals; /* of the values; negative: significant digits */
+    double even;  /* position of a dashed line; NaN = none */
 } vptq_svg_bars_spec;
 void vptq_svg_bars(vptq_html *h, const vptq_svg_bars_spec *s);
 

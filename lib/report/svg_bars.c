@@ -1,6 +1,7 @@
 /* Bar charts and heat maps. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lib/report/svg.h"
@@ -9,15 +10,19 @@
 /* ---- bars ---- */
 
 enum { BAR_HEIGHT = 12, BAR_GAP = 10, BAR_LEFT = 2, BAR_RIGHT = SVG_WIDTH - 12 };
+enum { VALUE_TEXT = 96 }; /* bytes */
 
 /* Draws the wrapped label and the value from base line y on and returns the y of the bar.  With
  * h NULL it only measures. */
-static double draw_bar_label(vptq_html *h, const vptq_svg_bar *b, double y)
+static double draw_bar_label(vptq_html *h, const vptq_svg_bar *b, int decimals, double y)
 {
-    double value = b->text ? vptq_svg_width(b->text, strlen(b->text), SVG_FONT) + 12 : 0;
-    if (h && b->text)
-        vptq_svg_text(h, BAR_RIGHT, y, SVG_FONT, "end", NULL, b->text);
-    y = vptq_svg_wrapped(h, BAR_LEFT, y, SVG_FONT, BAR_RIGHT - BAR_LEFT - value, b->label);
+    char value[VALUE_TEXT] = "";
+    if (vptq_svg_shown(b->value, false))
+        snprintf(value, sizeof value, decimals < 0 ? "%.*g" : "%.*f", abs(decimals), b->value);
+    const double width = vptq_svg_width(value, strlen(value), SVG_FONT) + 12;
+    if (h && *value)
+        vptq_svg_text(h, BAR_RIGHT, y, SVG_FONT, "end", NULL, value);
+    y = vptq_svg_wrapped(h, BAR_LEFT, y, SVG_FONT, BAR_RIGHT - BAR_LEFT - width, b->label);
     return y - SVG_LINE + 5;
 }
 
@@ -48,7 +53,7 @@ void vptq_svg_bars(vptq_html *h, const vptq_svg_bars_spec *s)
     for (size_t i = 0; i < s->count; i++) {
         vptq_svg_widen(range, s->bars[i].value, false);
         vptq_svg_widen(range, s->bars[i].high, false);
-        y = draw_bar_label(NULL, &s->bars[i], y) + BAR_HEIGHT + BAR_GAP + SVG_FONT;
+        y = draw_bar_label(NULL, &s->bars[i], s->decimals, y) + BAR_HEIGHT + BAR_GAP + SVG_FONT;
     }
     vptq_svg_widen(range, s->even, false);
     range[1] = range[1] > 0 ? range[1] : 1;
@@ -70,7 +75,7 @@ void vptq_svg_bars(vptq_html *h, const vptq_svg_bars_spec *s)
     vptq_svg_line_from(h, "axis", BAR_LEFT, bottom, BAR_RIGHT, bottom);
     y = SVG_FONT + 2;
     for (size_t i = 0; i < s->count; i++) {
-        double bar = draw_bar_label(h, &s->bars[i], y);
+        double bar = draw_bar_label(h, &s->bars[i], s->decimals, y);
         draw_bar(h, &x, &s->bars[i], bar);
         if (vptq_svg_shown(s->even, false)) {
             double at = vptq_svg_at(&x, s->even);

@@ -252,13 +252,15 @@ static void write_csv(vptq_sheet *s, const vptq_cell *row)
     vptq_emit_text(s->e, "\n");
 }
 
-static void write_members(vptq_emit *e, const vptq_sheet *s, const vptq_cell *row);
+static void write_members(const vptq_sheet *s, const vptq_cell *row);
 
 static void write_object(vptq_emit *e, const vptq_object *o)
 {
     vptq_cell cells[VPTQ_MAX_COLUMNS];
-    const vptq_sheet s = {
-        .columns = o->columns, .column_count = o->column_count, .format = VPTQ_FORMAT_JSON};
+    const vptq_sheet s = {.columns = o->columns,
+                          .column_count = o->column_count,
+                          .format = VPTQ_FORMAT_JSON,
+                          .e = e};
     if (!o->columns) {
         vptq_emit_text(e, "null");
         return;
@@ -267,7 +269,7 @@ static void write_object(vptq_emit *e, const vptq_object *o)
     for (size_t i = 0; i < o->column_count; i++)
         cells[i] = vptq_cell_of(&o->columns[i], o->row);
     vptq_emit_text(e, "{");
-    write_members(e, &s, cells);
+    write_members(&s, cells);
     vptq_emit_text(e, "}");
 }
 
@@ -313,8 +315,9 @@ static void write_json_value(vptq_emit *e, const vptq_column *c, const vptq_cell
     }
 }
 
-static void write_members(vptq_emit *e, const vptq_sheet *s, const vptq_cell *row)
+static void write_members(const vptq_sheet *s, const vptq_cell *row)
 {
+    vptq_emit *e = s->e;
     const char *separator = "";
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         if (row[i].kind == VPTQ_CELL_ABSENT)
@@ -336,7 +339,7 @@ static void write_json(vptq_sheet *s, const vptq_cell *row)
     if (!row)
         return;
     vptq_emit_text(s->e, "{");
-    write_members(s->e, s, row);
+    write_members(s, row);
     vptq_emit_text(s->e, "}\n");
 }
 

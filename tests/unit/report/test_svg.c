@@ -57,7 +57,7 @@ static vptq_status draw_all(void *arg, vptq_mem *mem, vptq_err *err)
     double x[3] = {1, 8, 64}, y[NAMES][3], heat[4 * 7];
     for (size_t i = 0; i < NAMES; i++) {
         double v = 0.2 + 0.3 * (double)i;
-        bars[i] = (vptq_svg_bar){names[i], v, v / 2, 1e5 * v, (unsigned)i, "123456.789"};
+        bars[i] = (vptq_svg_bar){names[i], v, v / 2, 1e5 * v, (unsigned)i};
         for (size_t k = 0; k < 3; k++)
             y[i][k] = k == 1 && i == 2 ? (double)NAN : v * (double)(k + 1);
         lines[i] = (vptq_svg_line){names[i], x, y[i], NULL, NULL, 3};
@@ -67,8 +67,8 @@ static vptq_status draw_all(void *arg, vptq_mem *mem, vptq_err *err)
                                      10 + 0.1 * (double)(i % 7), (unsigned)i % 3};
     for (size_t i = 0; i < 28; i++)
         heat[i] = i == 5 ? (double)NAN : 0.001 * (double)(i + 1);
-    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, NAMES, 1});
-    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, 0, (double)NAN});
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, NAMES, 8, 1});
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, 0, 8, (double)NAN});
     vptq_svg_lines(
         &h,
         &(vptq_svg_lines_spec){
@@ -132,12 +132,12 @@ static void test_extreme_values(void **state)
     (void)state;
     vptq_buf_init(&out, NULL);
     for (size_t i = 0; i < N; i++) {
-        bars[i] = (vptq_svg_bar){"x", wild[i], wild[N - 1 - i], wild[i], 0, NULL};
+        bars[i] = (vptq_svg_bar){"x", wild[i], wild[N - 1 - i], wild[i], 0};
         points[i] = (vptq_svg_point){"x", wild[i], wild[N - 1 - i], 0};
     }
     vptq_svg_line line = {"x", wild, wild, wild, wild, N};
     vptq_html_begin(&h, &out, &err, "t", NULL);
-    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, N, 1});
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){{"t", "d", NULL}, "s", bars, N, 8, 1});
     for (int logs = 0; logs < 2; logs++) {
         vptq_svg_lines(
             &h, &(vptq_svg_lines_spec){
