@@ -238,12 +238,12 @@ static tpl_value minimum(tpl_call *c)
 /* Keys, values or (key, value) of a dict, which shares its pairs. */
 static tpl_value dict_view(tpl_call *c)
 {
-    tpl_value none = TPL_EMPTY, *d = c->self.kind == TPL_DICT ? c->self.u.dict : &none;
+    tpl_value d = c->self.kind == TPL_UNDEFINED ? TPL_EMPTY : c->self;
     if (c->self.kind != TPL_DICT && c->self.kind != TPL_UNDEFINED)
         return TPL_ERROR(c->run, "items of %s, expected a dict", vptq_tpl_type(c->self));
-    tpl_value view = vptq_tpl_list(c->run, TPL_VIEW, d->len / 2);
+    tpl_value view = vptq_tpl_list(c->run, TPL_VIEW, d.len / 2);
     for (uint32_t i = 0; i < view.len && vptq_tpl_step(c->run, 1); i++) {
-        tpl_value *pair = &d->u.items[2 * i];
+        tpl_value *pair = &d.u.items[2 * i];
         view.u.items[i] = c->variant >= ITEMS
                               ? (tpl_value){.kind = TPL_TUPLE, .len = 2, .u.items = pair}
                               : pair[c->variant];
@@ -264,7 +264,7 @@ static tpl_value dictsort(tpl_call *c)
 
 static tpl_value dict_get(tpl_call *c)
 {
-    const tpl_value *found = vptq_tpl_dict_find(c->run, c->self.u.dict, c->arg[0]);
+    const tpl_value *found = vptq_tpl_dict_find(c->run, &c->self, c->arg[0]);
     return found ? *found : c->arg[1].kind == TPL_MISSING ? TPL_NULL : c->arg[1];
 }
 
@@ -380,7 +380,7 @@ static tpl_value new_namespace(tpl_call *c)
 {
     if (c->args.list.len > 0)
         return TPL_UNSUPPORTED(c->run, "namespace() of a value is not supported");
-    return vptq_tpl_dict(c->run, TPL_NAMESPACE, c->args.named);
+    return vptq_tpl_namespace(c->run, c->args.named);
 }
 
 static tpl_value raise_exception(tpl_call *c)

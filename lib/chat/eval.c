@@ -126,7 +126,7 @@ static void run_for(tpl_run *r, const tpl_node *n)
         run_scoped(r, n->other);
         return;
     }
-    tpl_value loop = vptq_tpl_dict(r, TPL_NAMESPACE, TPL_EMPTY);
+    tpl_value loop = vptq_tpl_namespace(r, TPL_EMPTY);
     tpl_scope *outer = open_scope(r, r->scope), *scope = r->scope;
     for (uint32_t i = 0; i < items.len && r->flow != TPL_FLOW_BREAK && vptq_tpl_step(r, 1);
          i++) {
@@ -171,9 +171,10 @@ static tpl_value list_of(tpl_run *r, const tpl_node *n)
 
 static tpl_value dict_of(tpl_run *r, const tpl_node *n)
 {
-    tpl_value items = list_of(r, n), dict = vptq_tpl_dict(r, TPL_DICT, TPL_EMPTY);
+    tpl_value items = list_of(r, n), dict = TPL_EMPTY;
+    dict.kind = TPL_DICT;
     for (uint32_t i = 0; i + 1 < items.len && !r->status; i += 2)
-        vptq_tpl_dict_set(r, dict.u.dict, items.u.items[i], items.u.items[i + 1]);
+        vptq_tpl_dict_set(r, &dict, items.u.items[i], items.u.items[i + 1]);
     return dict;
 }
 
@@ -260,22 +261,6 @@ static tpl_value binary(tpl_run *r, const tpl_node *n)
 
 /* ---- nodes ---- */
 
-static void run_statement(tpl_run *r, const tpl_node *n)
-{
-    if (n->kind == TPL_N_PRINT)
-        vptq_tpl_print(r, eval(r, n->left));
-    else if (n->kind == TPL_N_FOR)
-        run_for(r, n);
-    else if (n->kind == TPL_N_SET)
-        run_set(r, n);
-    else if (n->kind == TPL_N_MACRO)
-        define_macro(r, n);
-    else if (n->kind == TPL_N_SCOPE)
-        run_scoped(r, n->body);
-    else
-        r->flow = (tpl_flow)n->op;
-}
-
 static tpl_value eval_node(tpl_run *r, const tpl_node *n)
 {
     tpl_value v;
@@ -303,10 +288,26 @@ static tpl_value eval_node(tpl_run *r, const tpl_node *n)
         return binary(r, n);
     case TPL_N_IF:
         return run_body(r, vptq_tpl_truth(eval(r, n->left)) ? n->body : n->other);
-    default:
-        run_statement(r, n);
-        return TPL_NULL;
+    case TPL_N_PRINT:
+        vptq_tpl_print(r, eval(r, n->left));
+        break;
+    case TPL_N_FOR:
+        run_for(r, n);
+        break;
+    case TPL_N_SET:
+        run_set(r, n);
+        break;
+    case TPL_N_MACRO:
+        define_macro(r, n);
+        break;
+    case TPL_N_SCOPE:
+        run_scoped(r, n->body);
+        break;
+    default: /* TPL_N_JUMP */
+        r->flow = (tpl_flow)n->op;
+        break;
     }
+    return TPL_NULL;
 }
 
 static tpl_value eval(tpl_run *r, const tpl_node *n)

@@ -47,9 +47,9 @@ typedef enum {
     TPL_LIST,
     TPL_TUPLE,
     TPL_RANGE,
-    TPL_VIEW,     /* keys, values or items of a dict: has a length, no index */
-    TPL_ITERATOR, /* result of map, select, ...: can only be iterated */
+    TPL_VIEW, /* keys, values or items of a dict: has a length, no index */
     TPL_DICT,
+    TPL_ITERATOR, /* result of map, select, ...: can only be iterated */
     TPL_NAMESPACE,
     TPL_MACRO,
     TPL_FUNCTION /* global, or a method of a value */
@@ -62,13 +62,13 @@ struct tpl_value {
     uint8_t kind;
     bool safe;       /* STR: from the filter `safe`; '+' would escape what is added to it */
     uint8_t log_cap; /* lists built by vptq_tpl_append: log2 of the items they can hold */
-    uint32_t len;    /* STR, UNDEFINED: bytes of s; LIST to ITERATOR: number of items */
+    uint32_t len;    /* STR, UNDEFINED: bytes of s; LIST to ITERATOR: items */
     union {
         int64_t i; /* BOOL, INT */
         double f;
-        const char *s; /* STR: not terminated; UNDEFINED: the name to report */
-        tpl_value *items;
-        tpl_value *dict; /* DICT, NAMESPACE: a list key, value, key, value, ... */
+        const char *s;    /* STR: not terminated; UNDEFINED: the name to report */
+        tpl_value *items; /* DICT: key, value, key, value, ... */
+        tpl_value *dict;  /* NAMESPACE */
         const struct tpl_macro *macro;
         const struct tpl_method *method;
     } u;
@@ -226,7 +226,7 @@ tpl_value vptq_tpl_call(tpl_run *r, const tpl_function *f, tpl_value self, tpl_a
 
 tpl_value vptq_tpl_list(tpl_run *r, tpl_kind kind, size_t count);  /* items: none */
 void vptq_tpl_append(tpl_run *r, tpl_value *list, tpl_value item); /* list: from TPL_EMPTY on */
-tpl_value vptq_tpl_dict(tpl_run *r, tpl_kind kind, tpl_value pairs);
+tpl_value vptq_tpl_namespace(tpl_run *r, tpl_value pairs);
 tpl_value *vptq_tpl_dict_find(tpl_run *r, const tpl_value *dict, tpl_value key); /* or NULL */
 void vptq_tpl_dict_set(tpl_run *r, tpl_value *dict, tpl_value key, tpl_value value);
 tpl_value vptq_tpl_bound(tpl_run *r, const tpl_function *f, tpl_value self);

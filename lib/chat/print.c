@@ -105,19 +105,18 @@ static void put_key(tpl_run *r, tpl_value key, const style *o)
 static void put_items(tpl_run *r, tpl_value v, const style *o, unsigned level)
 {
     bool dict = v.kind == TPL_DICT, tuple = v.kind == TPL_TUPLE && !o->json;
-    const tpl_value items = dict ? *v.u.dict : v;
     put(r, dict ? "{" : tuple ? "(" : "[");
-    for (uint32_t i = 0; i < items.len && !r->status; i++) {
+    for (uint32_t i = 0; i < v.len && !r->status; i++) {
         if (i > 0)
             vptq_tpl_add(r, o->item_separator.u.s, o->item_separator.len);
         put_line(r, o, level + 1);
         if (dict)
-            put_key(r, items.u.items[i++], o);
-        put_value(r, items.u.items[i], o, level + 1);
+            put_key(r, v.u.items[i++], o);
+        put_value(r, v.u.items[i], o, level + 1);
     }
-    if (items.len > 0)
+    if (v.len > 0)
         put_line(r, o, level);
-    put(r, dict ? "}" : !tuple ? "]" : items.len == 1 ? ",)" : ")");
+    put(r, dict ? "}" : !tuple ? "]" : v.len == 1 ? ",)" : ")");
 }
 
 static void put_value(tpl_run *r, tpl_value v, const style *o, unsigned level)

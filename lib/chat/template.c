@@ -152,7 +152,7 @@ vptq_status vptq_template_render(const vptq_template *t, const vptq_template_inp
     vptq_arena_init(&arena, t->mem);
     tpl_value variables = vptq_tpl_from_json(&r, in->variables);
     if (variables.kind == TPL_DICT)
-        root.vars = *variables.u.dict;
+        root.vars = variables;
     vptq_tpl_run(&r, t->body);
     vptq_arena_release(&arena);
     return r.status;

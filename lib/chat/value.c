@@ -32,13 +32,13 @@ void vptq_tpl_append(tpl_run *r, tpl_value *list, tpl_value item)
     list->u.items[list->len++] = item;
 }
 
-tpl_value vptq_tpl_dict(tpl_run *r, tpl_kind kind, tpl_value pairs)
+tpl_value vptq_tpl_namespace(tpl_run *r, tpl_value pairs)
 {
     static tpl_value empty;
     tpl_value *d = vptq_tpl_alloc(r, 1, sizeof *d);
     if (d)
         *d = pairs;
-    return (tpl_value){.kind = (uint8_t)kind, .u.dict = d ? d : &empty};
+    return (tpl_value){.kind = TPL_NAMESPACE, .u.dict = d ? d : &empty};
 }
 
 static bool is_hashable(tpl_value v)
@@ -79,16 +79,15 @@ tpl_value vptq_tpl_bound(tpl_run *r, const tpl_function *f, tpl_value self)
 tpl_value vptq_tpl_from_json(tpl_run *r, const json_t *j)
 {
     tpl_value v = json_is_boolean(j) ? TPL_BOOLEAN(json_is_true(j)) : TPL_NULL;
-    tpl_value pairs = TPL_EMPTY;
     const char *name;
     json_t *item;
     if (vptq_tpl_step(r, 1) && vptq_tpl_enter(r, TPL_MAX_DEPTH) && json_is_object(j)) {
+        v = (tpl_value){.kind = TPL_DICT};
         json_object_foreach((json_t *)(uintptr_t)j, name, item)
         {
-            vptq_tpl_append(r, &pairs, TPL_TEXT(name, strlen(name)));
-            vptq_tpl_append(r, &pairs, vptq_tpl_from_json(r, item));
+            vptq_tpl_append(r, &v, TPL_TEXT(name, strlen(name)));
+            vptq_tpl_append(r, &v, vptq_tpl_from_json(r, item));
         }
-        v = vptq_tpl_dict(r, TPL_DICT, pairs);
     } else if (json_is_array(j)) {
         v = vptq_tpl_list(r, TPL_LIST, json_array_size(j));
         for (uint32_t i = 0; i < v.len; i++)
@@ -109,16 +108,14 @@ tpl_value vptq_tpl_from_json(tpl_run *r, const json_t *j)
 const char *vptq_tpl_type(tpl_value v)
 {
     static const char *const names[] = {
-        "undefined", "undefined",   "none",    "a boolean", "an integer",  "a float",
-        "a string",  "a list",      "a tuple", "a range",   "a dict view", "an iterator",
-        "a dict",    "a namespace", "a macro", "a function"};
+        "undefined",   "undefined",   "none",    "a boolean", "an integer",  "a float",
+        "a string",    "a list",      "a tuple", "a range",   "a dict view", "a dict",
+        "an iterator", "a namespace", "a macro", "a function"};
     return names[v.kind];
 }
 
 bool vptq_tpl_truth(tpl_value v)
 {
-    if (v.kind == TPL_DICT)
-        return v.u.dict->len > 0;
     if (v.kind == TPL_FLOAT)
         return v.u.f != 0;
     if (tpl_is_integer(v))
@@ -196,12 +193,10 @@ static double number(tpl_value v)
 static bool equal_items(tpl_run *r, tpl_value a, tpl_value b)
 {
     bool dict = a.kind == TPL_DICT;
-    const tpl_value left = dict ? *a.u.dict : a, right = dict ? *b.u.dict : b;
-    bool is = left.len == right.len;
-    for (uint32_t i = 0; i < left.len && is; i += 1 + dict) {
-        const tpl_value *other =
-            dict ? vptq_tpl_dict_find(r, &right, left.u.items[i]) : &right.u.items[i];
-        is = other && vptq_tpl_equal(r, left.u.items[i + dict], *other);
+    bool is = a.len == b.len;
+    for (uint32_t i = 0; i < a.len && is; i += 1 + dict) {
+        const tpl_value *other = dict ? vptq_tpl_dict_find(r, &b, a.u.items[i]) : &b.u.items[i];
+        is = other && vptq_tpl_equal(r, a.u.items[i + dict], *other);
     }
     return is;
 }
@@ -225,7 +220,7 @@ bool vptq_tpl_equal(tpl_run *r, tpl_value a, tpl_value b)
         is = vptq_tpl_enter(r, TPL_MAX_DEPTH) && equal_items(r, a, b);
         r->depth--;
     }
-    return vptq_tpl_step(r, TPL_READ(a.len)) && is;
+    return vptq_tpl_step(r, TPL_READ(a.len == b.len ? a.len : 0)) && is;
 }
 
 /* a < b; an error for values without an order. */
@@ -251,7 +246,7 @@ static bool less(tpl_run *r, tpl_value a, tpl_value b)
 static bool contains(tpl_run *r, tpl_value box, tpl_value item)
 {
     if (box.kind == TPL_DICT)
-        return vptq_tpl_dict_find(r, box.u.dict, item) != NULL;
+        return vptq_tpl_dict_find(r, &box, item) != NULL;
     if (box.kind == TPL_STR) {
         if (item.kind != TPL_STR)
             TPL_ERROR(r, "%s cannot be in a string", vptq_tpl_type(item));
@@ -361,13 +356,13 @@ tpl_value vptq_tpl_binary(tpl_run *r, int op, tpl_value a, tpl_value b)
 
 size_t vptq_tpl_length(tpl_run *r, tpl_value v)
 {
-    size_t length = v.kind == TPL_DICT ? v.u.dict->len / 2 : v.len;
+    size_t length = v.kind == TPL_DICT ? v.len / 2 : v.len;
     for (uint32_t i = 0; v.kind == TPL_STR && i < v.len; i++)
         length -= is_continuation(v.u.s[i]);
     vptq_tpl_step(r, v.len / 16);
     if (v.kind == TPL_UNDEFINED)
         return 0;
-    if (v.kind < TPL_STR || v.kind > TPL_DICT || v.kind == TPL_ITERATOR)
+    if (v.kind < TPL_STR || v.kind > TPL_DICT)
         TPL_ERROR(r, "%s has no length", vptq_tpl_type(v));
     return length;
 }
@@ -376,14 +371,14 @@ tpl_value vptq_tpl_iterate(tpl_run *r, tpl_value v)
 {
     size_t at = 0;
     uint32_t cp;
-    if (v.kind >= TPL_LIST && v.kind <= TPL_ITERATOR)
+    if (v.kind >= TPL_LIST && v.kind <= TPL_ITERATOR && v.kind != TPL_DICT)
         return v;
     if (v.kind != TPL_UNDEFINED && v.kind != TPL_STR && v.kind != TPL_DICT)
         TPL_ERROR(r, "%s cannot be iterated", vptq_tpl_type(v));
     tpl_value items = vptq_tpl_list(r, TPL_LIST, r->status ? 0 : vptq_tpl_length(r, v));
     for (uint32_t i = 0; i < items.len && vptq_tpl_step(r, 1); i++) {
         size_t bytes = v.kind == TPL_STR ? vptq_tpl_char(v.u.s + at, v.len - at, &cp) : 0;
-        items.u.items[i] = bytes ? TPL_TEXT(v.u.s + at, bytes) : v.u.dict->u.items[2 * i];
+        items.u.items[i] = bytes ? TPL_TEXT(v.u.s + at, bytes) : v.u.items[2 * i];
         at += bytes;
     }
     return items;
@@ -394,7 +389,7 @@ static tpl_value get_item(tpl_run *r, tpl_value v, tpl_value key)
 {
     tpl_value none = TPL_NO_VALUE(key.kind == TPL_STR ? key : TPL_LITERAL("a missing item"));
     if (v.kind == TPL_DICT && is_hashable(key)) {
-        const tpl_value *value = vptq_tpl_dict_find(r, v.u.dict, key);
+        const tpl_value *value = vptq_tpl_dict_find(r, &v, key);
         return value ? *value : none;
     }
     if ((v.kind != TPL_STR && !tpl_is_sequence(v)) || !tpl_is_integer(key))
