@@ -1,12 +1,9 @@
 /* vptq-quantize: quantizes a model with Hessians and settings into a work directory. */
-#include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "cmd/cli/calibrate.h"
 #include "cmd/cli/settings.h"
-#include "lib/internal.h"
 #include "lib/vptq.h"
 
 typedef struct quantize_args {
@@ -23,296 +20,6 @@ typedef struct quantize_args {
     vptq_cli_strings texts, tokens;
     uint64_t windows, length;
 } quantize_args;
-
-/* Seconds by encoder step, in the order of first use. */
-typedef struct step_seconds {
-    const char *name[VPTQ_ENCODER_MAX_STEPS];
-    double seconds[VPTQ_ENCODER_MAX_STEPS];
-    uint32_t count;
-    double all; /* including the time before the first step and after the last */
-} step_seconds;
-
-/* ---- seconds ---- */
-
-/* Adds the seconds of a report; a repeated step counts as one. */
-static void add_steps(step_seconds *s, const vptq_encoder_report *r)
-{
-    for (uint32_t i = 0; i < r->num_steps; i++) {
-        uint32_t at = 0;
-        while (at < s->count && strcmp(s->name[at], r->steps[i].name) != 0)
-            at++;
-        if (at == s->count) {
-            s->name[s->count] = r->steps[i].name;
-            s->seconds[s->count++] = 0;
-        }
-        s->seconds[at] += r->steps[i].seconds;
-    }
-    s->all += r->seconds;
-}
-
-static double rest_of(const step_seconds *s)
-{
-    double rest = s->all;
-    for (uint32_t i = 0; i < s->count; i++)
-        rest -= s->seconds[i];
-    return rest > 0 ? rest : 0;
-}
-
-static void print_share(const char *name, double share, int *column)
-{
-    char text[48];
-    const int length = snprintf(text, sizeof text, " %s %.0f %%", name, 100 * share);
-    if (*column + length > 78)
-        *column = printf(",\n   ") - 2;
-    else if (*column > 0)
-        putchar(',');
-    *column += length + 1;
-    fputs(text, stdout);
-}
-
-static void print_shares(const step_seconds *s)
-{
-    int column = 0;
-    if (!(s->all > 0))
-        return;
-    fputs("time:", stdout);
-    for (uint32_t i = 0; i < s->count; i++)
-        print_share(s->name[i], s->seconds[i] / s->all, &column);
-    print_share("rest", rest_of(s) / s->all, &column);
-    putchar('\n');
-}
-
-/* ---- rows ---- */
-
-/* A row of the library and the figures of this run. */
-typedef struct quantize_line {
-    vptq_quantize_row r;
-    double index_bits, codebook_bits, loss; /* bits per weight; loss after the first step */
-    uint64_t bytes;
-    bool quantized; /* in this run, not kept from an earlier one */
-    vptq_object seconds;
-} quantize_line;
-
-/* Conditions of columns. */
-enum { PLAN = 1, RUN = 2, HELD_OUT = 4, PREDICTED = 8 };
-
-#define TEXT(key, field, columns, bits)                                                        \
-    {                                                                                          \
-        .name = key, field, .width = columns, .formats = VPTQ_IN_TEXT, .needs = bits           \
-    }
-#define REAL(key, member, digits, columns, bits)                                               \
-    {                                                                                          \
-        .name = key, VPTQ_REAL(quantize_line, member), .decimals = digits, .width = columns,   \
-        .formats = VPTQ_IN_TEXT, .needs = bits                                                 \
-    }
-#define MILLISECONDS .decimals = 3, .fixed = VPTQ_IN_JSON, .formats = VPTQ_IN_JSON
-
-static const vptq_column columns[] = {
-    /* JSON: the row of report.jsonl and these keys */
-    {.type = VPTQ_COLUMN_MEMBERS,
-     .offset = offsetof(quantize_line, r.json),
-     .formats = VPTQ_IN_JSON},
-    {.name = "bytes", VPTQ_INTEGER(quantize_line, bytes), .formats = VPTQ_IN_JSON},
-    {.name = "reused",
-     VPTQ_BOOL(quantize_line, r.reused),
-     .formats = VPTQ_IN_JSON,
-     .needs = RUN},
-    {.name = "seconds", VPTQ_REAL(quantize_line, r.report.seconds), MILLISECONDS, .needs = RUN},
-    {.name = "step_seconds",
-     VPTQ_OBJECT(quantize_line, seconds),
-     .formats = VPTQ_IN_JSON,
-     .when = offsetof(quantize_line, quantized)},
-
-    TEXT("layer", VPTQ_INTEGER(quantize_line, r.layer), 5, 0),
-    TEXT("name", VPTQ_TEXT(quantize_line, r.name), 9, 0),
-    TEXT("rows", VPTQ_INTEGER(quantize_line, r.rows), 6, 0),
-    TEXT("columns", VPTQ_INTEGER(quantize_line, r.columns), 7, 0),
-    TEXT("v", VPTQ_INTEGER(quantize_line, r.shape.v), 2, 0),
-    TEXT("k", VPTQ_INTEGER(quantize_line, r.shape.k), 5, 0),
-    TEXT("k_res", VPTQ_INTEGER(quantize_line, r.shape.k_res), 5, 0),
-    TEXT("grp", VPTQ_INTEGER(quantize_line, r.shape.groups), 3, 0),
-    TEXT("outl", VPTQ_INTEGER(quantize_line, r.shape.outliers), 4, 0),
-    REAL("index", index_bits, 4, 8, PLAN),
-    REAL("codebooks", codebook_bits, 4, 9, PLAN),
-    REAL("total", r.bits.per_weight, 4, 8, PLAN),
-    TEXT("bytes", VPTQ_INTEGER(quantize_line, bytes), 10, PLAN),
-    REAL("loss", r.predicted, 6, 8, PLAN | PREDICTED),
-    REAL("bits", r.bits.per_weight, 4, 7, RUN),
-    REAL("k-means", loss, 6, 8, RUN),
-    REAL("loss", r.report.loss, 6, 8, RUN),
-    REAL("held-out", r.report.held_out, 6, 8, RUN | HELD_OUT),
-    {.name = "seconds",
-     VPTQ_REAL(quantize_line, r.report.seconds),
-     .decimals = 2,
-     .width = 7,
-     .when = offsetof(quantize_line, quantized),
-     .missing = "kept",
-     .formats = VPTQ_IN_TEXT,
-     .needs = RUN}};
-
-typedef struct row_printer {
-    vptq_printer printer;
-    step_seconds steps; /* of all matrices that this run quantizes */
-} row_printer;
-
-/* Seconds of steps as columns of an object; keys are the names without hyphens. */
-typedef struct step_columns {
-    char key[VPTQ_ENCODER_MAX_STEPS][32];
-    vptq_column columns[VPTQ_ENCODER_MAX_STEPS + 1];
-    double seconds[VPTQ_ENCODER_MAX_STEPS + 1];
-} step_columns;
-
-static vptq_object make_step_columns(const vptq_encoder_report *r, step_columns *c)
-{
-    step_seconds steps = {.count = 0};
-    add_steps(&steps, r);
-    for (uint32_t i = 0; i <= steps.count; i++) {
-        const char *name = i < steps.count ? steps.name[i] : "rest";
-        c->columns[i] = (vptq_column){.name = name,
-                                      .type = VPTQ_COLUMN_REAL,
-                                      .offset = i * sizeof *c->seconds,
-                                      .size = sizeof *c->seconds,
-                                      MILLISECONDS};
-        c->seconds[i] = i < steps.count ? steps.seconds[i] : rest_of(&steps);
-        if (i < steps.count && strchr(name, '-')) {
-            size_t n = 0;
-            for (; *name && n + 1 < sizeof c->key[i]; name++)
-                if (*name != '-')
-                    c->key[i][n++] = *name;
-            c->key[i][n] = 0;
-            c->columns[i].name = c->key[i];
-        }
-    }
-    return (vptq_object){c->columns, steps.count + 1, c->seconds};
-}
-
-static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *err)
-{
-    row_printer *p = arg;
-    const double weights = (double)r->rows * r->columns;
-    const vptq_vq_bits *b = &r->bits;
-    const bool run = p->printer.has & RUN;
-    step_columns steps;
-    quantize_line line = {.r = *r,
-                          .index_bits = (double)(b->indices + b->outlier_indices) / weights,
-                          .codebook_bits =
-                              (double)(b->codebooks + b->outlier_codebook) / weights,
-                          .loss = r->report.steps[0].loss,
-                          .bytes = b->total / 8,
-                          .quantized = run && !r->reused};
-    (void)err;
-    if (line.quantized) {
-        add_steps(&p->steps, &r->report);
-        line.seconds = make_step_columns(&r->report, &steps);
-    }
-    if (p->printer.rows == 0)
-        p->printer.has |=
-            (r->held_out ? HELD_OUT : 0) | (isfinite(r->predicted) ? PREDICTED : 0);
-    vptq_print_row(&p->printer, &line, NULL);
-    return VPTQ_OK;
-}
-
-static void print_mean_losses(const vptq_quantize_result *r, bool held_out)
-{
-    printf("mean loss %.6f", r->mean_loss);
-    if (held_out)
-        printf(", held-out %.6f", r->mean_held_out);
-    if (r->diagonal)
-        printf(" (of the diagonals of Hessians)");
-    if (isfinite(r->predicted_loss))
-        printf(", predicted %.6f", r->predicted_loss);
-    if (r->predicted_kld > 0)
-        printf(", divergence %.4f", r->predicted_kld);
-    putchar('\n');
-}
-
-/* Matrices that a recipe decides have no prediction: the mean loss is then unknown, and the
- * divergence is that of the other matrices. */
-static void print_predictions(const vptq_quantize_result *r)
-{
-    const bool loss = isfinite(r->predicted_loss), divergence = r->predicted_kld > 0;
-    if (loss)
-        printf("predicted mean loss %.6f", r->predicted_loss);
-    if (divergence)
-        printf("%s %.4f", loss ? ", divergence" : "predicted divergence", r->predicted_kld);
-    if (loss || divergence)
-        putchar('\n');
-}
-
-static void print_summary(const vptq_cli *cli, const row_printer *p,
-                          const vptq_quantize_result *r)
-{
-    char bytes[32], seconds[32];
-
-    if (cli->common.format == CLI_JSON)
-        return;
-    vptq_cli_human_bytes(bytes, r->packed_bytes);
-    vptq_cli_human_seconds(seconds, r->seconds);
-    printf("%u matrices", r->matrices);
-    if (r->reused)
-        printf(" (%u kept)", r->reused);
-    printf(", %.4f bits per weight, weights file about %s, %s\n", r->bits_per_weight, bytes,
-           seconds);
-    if (cli->common.dry_run) {
-        print_predictions(r);
-        return;
-    }
-    print_mean_losses(r, p->printer.has & HELD_OUT);
-    print_shares(&p->steps);
-}
-
-/* ---- presets ---- */
-
-typedef struct preset_row {
-    vptq_preset p;
-    const char *model;
-    double bits;
-} preset_row;
-
-#define SETTING(key, text, member, columns)                                                    \
-    {                                                                                          \
-        .name = key, .title = text, VPTQ_INTEGER(preset_row, p.member), .width = columns       \
-    }
-static const vptq_column preset_columns[] = {
-    {.name = "name", VPTQ_TEXT(preset_row, p.name), .width = 20},
-    {.name = "paper", VPTQ_TEXT(preset_row, p.paper), .formats = VPTQ_IN_JSON},
-    {.name = "model", VPTQ_TEXT(preset_row, model), .formats = VPTQ_IN_JSON},
-    SETTING("v", NULL, v, 2),
-    SETTING("k", NULL, k, 5),
-    SETTING("k_res", NULL, k_res, 5),
-    SETTING("groups", "grp", groups, 3),
-    {.name = "outlier_percent",
-     .title = "outl%",
-     VPTQ_REAL(preset_row, p.outliers),
-     .decimals = -6},
-    SETTING("v0", NULL, v0, 2),
-    SETTING("k0", NULL, k0, 4),
-    {.name = "bits_per_weight",
-     .title = "bits",
-     VPTQ_REAL(preset_row, bits),
-     .decimals = 4,
-     .width = 7},
-    {.name = "of", VPTQ_TEXT(preset_row, model), .width = 11, .formats = VPTQ_IN_TEXT},
-    {.name = "paper", VPTQ_TEXT(preset_row, p.paper), .formats = VPTQ_IN_TEXT}};
-
-static int list_presets(vptq_cli *cli)
-{
-    size_t count;
-    const vptq_preset *table = vptq_preset_table(&count);
-    const bool text = cli->common.format != CLI_JSON;
-    vptq_printer p = vptq_printer_make(&cli->out, VPTQ_COLUMNS(preset_columns));
-    p.gap = 1;
-    for (size_t i = 0; i < count; i++) {
-        const preset_row row = {table[i], table[i].model->name, vptq_preset_bits(&table[i])};
-        vptq_print_row(&p, &row, NULL);
-    }
-    if (text)
-        printf("\nbits: everything stored for the linear layers of that model, per weight; "
-               "codebooks take\na larger share of a small model, which --dry-run shows\n");
-    return vptq_cli_finish(cli, VPTQ_OK, NULL);
-}
-
-/* ---- running ---- */
 
 /* Converts the options for calibrating in this run, without -H. */
 static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
@@ -344,7 +51,6 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
 {
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
-    vptq_quantize_result r = {0};
     const vptq_corpus_options text = {.texts = a->texts.items,
                                       .text_count = a->texts.count,
                                       .tokens = a->tokens.items,
@@ -366,9 +72,6 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
                                  .last_layer = a->layers.last,
                                  .force = cli->common.force,
                                  .dry_run = cli->common.dry_run};
-    row_printer p = {.printer = vptq_printer_make(&cli->out, VPTQ_COLUMNS(columns))};
-    p.printer.has = opt.dry_run ? PLAN : RUN;
-    p.printer.gap = 1;
 
     vptq_status st = VPTQ_OK;
     if (vptq_cli_calibrate_given(&a->calibrate)) {
@@ -376,12 +79,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
         opt.calibrate = &calibrate;
     }
     if (!st)
-        st = vptq_quantize(cli->ctx, &opt, print_row, &p, &r, &err);
-    if (!st)
-        print_summary(cli, &p, &r);
-    if (st == VPTQ_E_CANCELLED && r.matrices > 0)
-        vptq_fail(&err, st, "interrupted; %u matri%s kept, run the same command to continue",
-                  r.matrices, r.matrices == 1 ? "x" : "ces");
+        st = vptq_quantize(cli->ctx, &opt, &cli->out, NULL, &err);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -418,7 +116,7 @@ static int dispatch(vptq_cli *cli, const quantize_args *a)
     bool dry = cli->common.dry_run;
 
     if (a->settings.preset && !strcmp(a->settings.preset, "list"))
-        return list_presets(cli);
+        return vptq_cli_finish(cli, vptq_presets_show(&cli->out, &err), &err);
     if (!a->model)
         return vptq_cli_missing_option(cli, "model");
     const bool text = vptq_cli_calibrate_given(&a->calibrate);

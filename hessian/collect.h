@@ -6,6 +6,15 @@
 #include "hessian/calibrate.h"
 #include "lib/vptq.h"
 
+typedef struct vptq_collect_result {
+    size_t windows, length;              /* windows learned from, tokens of each */
+    size_t held_out;                     /* windows in DIR/holdout */
+    uint64_t tokens;                     /* learned from */
+    uint32_t layers_done, layers_reused; /* reused: found finished in the directory */
+    uint64_t bytes;                      /* of all Hessian files */
+    double seconds;
+} vptq_collect_result;
+
 /* Collects into `dir` (created if missing, locked while running); the held-out windows go into
  * "holdout" inside it, a Hessian directory of its own.  A directory of the same run
  * (fingerprints of model, ids and settings in hessian.json) is continued; another run's is
@@ -22,6 +31,19 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
  * replaced, including its held-out part. */
 vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                const char *out, bool force, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* A Hessian directory as a whole. */
+typedef struct vptq_hessian_dir {
+    char model_fingerprint[17];
+    char fingerprint[17];             /* of model, ids, windows and length */
+    uint32_t layers;                  /* of the model */
+    uint32_t first_layer, last_layer; /* inclusive: what the directory holds */
+    uint64_t tokens;                  /* 0 = unknown (imported) */
+    bool diagonal;                    /* only diagonals are known (imported) */
+    vptq_token_weights weights;       /* a term of k and v unless plain */
+    double factor;                    /* of the term, by default */
+    uint64_t held_out_tokens;         /* of DIR/holdout; 0 = none */
+} vptq_hessian_dir;
 
 /* The directory of held-out Hessians inside a directory. */
 #define VPTQ_HESSIAN_HOLDOUT "holdout"
@@ -47,6 +69,10 @@ vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer,
                                      const vptq_hessian_file *plain, double factor,
                                      vptq_mem *mem, float *mixed,
                                      vptq_err *err) VPTQ_MUST_CHECK;
+
+/* `input` is "qkv", "o", "up", "down", or "kv" for the Hessian of k and v with its term. */
+typedef vptq_status (*vptq_hessian_row_fn)(void *arg, uint32_t layer, const char *input,
+                                           const vptq_hessian_stats *s, vptq_err *err);
 
 /* Calls fn with the statistics of each Hessian in layer and input order, also of one that holds
  * NaN (verdict "broken"); that of k and v, "kv", is plain plus term. */

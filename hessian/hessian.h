@@ -42,6 +42,21 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
                               float *lower, float *mean, uint64_t *tokens,
                               vptq_err *err) VPTQ_MUST_CHECK;
 
+typedef struct vptq_hessian_stats {
+    uint32_t n;      /* columns */
+    uint64_t tokens; /* 0 = unknown */
+    double trace, mean_diag, max_diag;
+    double mean_share;      /* |mean|^2 / trace; NAN = the mean is unknown */
+    uint32_t dead;          /* columns with H_jj = 0 */
+    uint32_t constant;      /* other columns with a variance below 1e-6 of H_jj */
+    uint32_t nan;           /* entries that are not finite */
+    double condition;       /* estimated, of H + 1e-6 mean_diag I; INFINITY = does not factor */
+    double samples_per_dim; /* tokens / n; NAN = unknown */
+    bool diagonal;          /* only the diagonal is known */
+    const char *verdict;    /* "good", "diagonal only", "few samples", "rank deficient", "dead
+                               columns" or "broken": the worst that applies; static */
+} vptq_hessian_stats;
+
 vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
                                   vptq_hessian_stats *s, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -14,6 +14,23 @@
 #include "hessian/collect.h"
 #include "lib/vptq.h"
 
+typedef enum {
+    VPTQ_FOREIGN_COVARIANCE, /* PyTorch: covariance, mean, columns, tokens */
+    VPTQ_FOREIGN_INVERSE,    /* PyTorch: factor of the damped inverse */
+    VPTQ_FOREIGN_NUMPY,      /* H as it is; import only */
+    VPTQ_FOREIGN_IMATRIX     /* llama.cpp: diagonals; import only */
+} vptq_foreign_form;
+
+/* "pytorch covariance", "pytorch inverse", "numpy" or "imatrix"; static. */
+const char *vptq_foreign_form_name(vptq_foreign_form form);
+
+typedef struct vptq_exchange {
+    vptq_hessian_dir dir; /* what was written or read */
+    vptq_foreign_form form;
+    double ridge; /* inverse form: removed from (import) or added to (export) the diagonal of
+                     H / mean(diag H); 0 on import = unknown, and left in */
+} vptq_exchange;
+
 /* Whether Hessians with the model fingerprint `hessians` fit the model with fingerprint
  * `model`. Imported ones fit every model, because their files do not name one. */
 bool vptq_hessian_is_of(const char *hessians, const char *model);

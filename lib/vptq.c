@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hessian/import.h"
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/pack/pack.h"
@@ -125,53 +124,6 @@ void vptq_model_free(vptq_model *m)
     free(m);
 }
 
-/* ---- Hessians --------------------------------------------------------------------------- */
-
-vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
-                                  const vptq_collect_options *opt, const char *dir,
-                                  vptq_collect_result *result, vptq_err *err)
-{
-    vptq_device *dev;
-    vptq_collect_result unused;
-    vptq_collect_options o = *opt;
-    if (!o.tool_version)
-        o.tool_version = "libvptq " VPTQ_VERSION;
-    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_hessian_collect(dev, m, &o, dir, result ? result : &unused, err);
-}
-
-vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
-                                const char *out, bool force, vptq_err *err)
-{
-    return vptq_hessian_merge(ctx, dirs, count, out, force, err);
-}
-
-vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, vptq_hessian_row_fn fn,
-                               void *arg, vptq_err *err)
-{
-    vptq_device *dev;
-    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_hessian_show(dev, dir, fn, arg, err);
-}
-
-vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir, bool force,
-                                 vptq_exchange *result, vptq_err *err)
-{
-    vptq_device *dev;
-    vptq_exchange unused;
-    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_hessian_import(dev, from, dir, force, result ? result : &unused, err);
-}
-
-vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir, vptq_foreign_form form,
-                                 const char *out, vptq_exchange *result, vptq_err *err)
-{
-    vptq_device *dev;
-    vptq_exchange unused;
-    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_hessian_export(dev, dir, form, out, result ? result : &unused, err);
-}
-
 /* ---- Quantizing and packing ------------------------------------------------------------- */
 
 vptq_quantize_options vptq_quantize_defaults(void)
@@ -183,16 +135,8 @@ vptq_quantize_options vptq_quantize_defaults(void)
                                    .last_layer = UINT32_MAX};
 }
 
-static vptq_status ignore_row(void *arg, const vptq_quantize_row *row, vptq_err *err)
-{
-    (void)arg;
-    (void)row;
-    (void)err;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt, vptq_quantize_fn fn,
-                          void *arg, vptq_quantize_result *result, vptq_err *err)
+vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
+                          const vptq_output *out, vptq_quantize_result *result, vptq_err *err)
 {
     vptq_device *dev;
     vptq_quantize_result unused;
@@ -203,49 +147,44 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt, vptq_
     if (o.calibrate && isnan(o.kv_factor))
         o.kv_factor = 0;
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_quantize_model(dev, &o, fn ? fn : ignore_row, arg, result ? result : &unused,
-                               err);
+    return vptq_quantize_report(dev, &o, out, result ? result : &unused, err);
 }
 
-vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt,
-                      vptq_pack_result *result, vptq_err *err)
+/* Lists the input of a dry run. */
+static vptq_status list_input(const vptq_ctx *ctx, const vptq_pack_options *opt,
+                              const vptq_output *out, vptq_err *err)
 {
-    vptq_pack_result unused;
-    return vptq_pack_model(ctx, opt, result ? result : &unused, err);
+    const vptq_model_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
+    return opt->dry_run ? vptq_list(ctx, opt->input, &open, out, err) : VPTQ_OK;
 }
 
-vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt, vptq_pack_result *result,
+vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt, const vptq_output *out,
+                      vptq_err *err)
+{
+    vptq_pack_result r;
+    VPTQ_CHECK(list_input(ctx, opt, out, err));
+    VPTQ_CHECK(vptq_pack_model(ctx, opt, &r, err));
+    return vptq_pack_report(opt, false, &r, out, err);
+}
+
+vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt, const vptq_output *out,
                         vptq_err *err)
 {
     vptq_device *dev;
-    vptq_pack_result unused;
+    vptq_pack_result r;
+    VPTQ_CHECK(list_input(ctx, opt, out, err));
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_unpack_model(dev, opt, result ? result : &unused, err);
-}
-
-_Static_assert((int)VPTQ_REPAIR_COUNT == (int)VPTQ_QUIRK_COUNT, "one repair per quirk");
-
-const char *vptq_repair_text(size_t i)
-{
-    return i < VPTQ_QUIRK_COUNT ? vptq_quirk_repair((vptq_quirk)i) : NULL;
-}
-
-vptq_status vptq_list(const vptq_ctx *ctx, const char *path, const vptq_model_options *open,
-                      vptq_list_fn fn, void *arg, uint64_t *total_bytes,
-                      double *bits_per_weight, vptq_err *err)
-{
-    const vptq_checkpoint_options opt = checkpoint_options(open);
-    return vptq_list_model(ctx, path, &opt, fn, arg, total_bytes, bits_per_weight, err);
+    VPTQ_CHECK(vptq_unpack_model(dev, opt, &r, err));
+    return vptq_pack_report(opt, true, &r, out, err);
 }
 
 vptq_status vptq_check(vptq_ctx *ctx, const char *path, const vptq_model_options *open,
-                       vptq_finding_fn fn, void *arg, uint32_t *errors, uint32_t *warnings,
-                       vptq_err *err)
+                       const vptq_output *out, uint32_t *errors, vptq_err *err)
 {
     vptq_device *dev;
     const vptq_checkpoint_options opt = checkpoint_options(open);
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_check_model(dev, path, &opt, fn, arg, errors, warnings, err);
+    return vptq_check_report(dev, path, &opt, out, errors, err);
 }
 
 /* ---- Output ----------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
  *     quantize.model = "model", quantize.work = "work", quantize.calibrate = &text;
  *     vptq_pack_options pack = {"work", "model.vptq", NULL, NULL, VPTQ_PACK_ARCHIVE};
  *     pack.dtype = VPTQ_DTYPE_COUNT;
- *     if (vptq_quantize(ctx, &quantize, NULL, NULL, NULL, &err) ||
+ *     if (vptq_quantize(ctx, &quantize, NULL, NULL, &err) ||
  *         vptq_pack(ctx, &pack, NULL, &err))
  *         fprintf(stderr, "%s\n", err.text);
  *     vptq_ctx_close(ctx);
@@ -192,6 +192,8 @@ typedef struct vptq_output {
     void *arg; /* passed to write */
 } vptq_output;
 
+VPTQ_API void vptq_human_seconds(char text[32], double seconds); /* "3 min 20 s" */
+
 /* A text as files.  All ids are joined in order, texts before token files. */
 typedef struct vptq_corpus_options {
     const char *const *texts; /* [text_count] UTF-8 files, each tokenized on its own */
@@ -244,90 +246,33 @@ typedef struct vptq_collect_options {
     const char *tool_version;         /* recorded; static */
 } vptq_collect_options;
 
-typedef struct vptq_collect_result {
-    size_t windows, length;              /* windows learned from, tokens of each */
-    size_t held_out;                     /* windows in DIR/holdout */
-    uint64_t tokens;                     /* learned from */
-    uint32_t layers_done, layers_reused; /* reused: found finished in the directory */
-    uint64_t bytes;                      /* of all Hessian files */
-    double seconds;
-} vptq_collect_result;
-
 /* Collects one Hessian E[x x^T] per input of a linear layer into directory `dir`; held-out
  * windows go to "holdout" inside it.  Continues a directory of the same model, text and
- * settings; VPTQ_E_MISMATCH names the key that differs. */
+ * settings; VPTQ_E_MISMATCH names the key that differs.  `dir` may be NULL in a dry run. */
 VPTQ_CALL vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
                                             const vptq_collect_options *opt, const char *dir,
-                                            vptq_collect_result *result, vptq_err *err);
+                                            const vptq_output *out, vptq_err *err);
 
-/* Pools directories of the same model, layers and weights into `out`, weighted by tokens.
- * `force` replaces a Hessian directory. */
+/* Pools [count] directories of the same model, layers and weights into `to`, weighted by
+ * tokens.  `force` replaces a Hessian directory. */
 VPTQ_CALL vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const *dirs,
-                                          size_t count, const char *out, bool force,
-                                          vptq_err *err);
+                                          size_t count, const char *to, bool force,
+                                          const vptq_output *out, vptq_err *err);
 
-typedef struct vptq_hessian_stats {
-    uint32_t n;      /* columns */
-    uint64_t tokens; /* 0 = unknown */
-    double trace, mean_diag, max_diag;
-    double mean_share;      /* |mean|^2 / trace; NAN = the mean is unknown */
-    uint32_t dead;          /* columns with H_jj = 0 */
-    uint32_t constant;      /* other columns with a variance below 1e-6 of H_jj */
-    uint32_t nan;           /* entries that are not finite */
-    double condition;       /* estimated, of H + 1e-6 mean_diag I; INFINITY = does not factor */
-    double samples_per_dim; /* tokens / n; NAN = unknown */
-    bool diagonal;          /* only the diagonal is known */
-    const char *verdict;    /* "good", "diagonal only", "few samples", "rank deficient", "dead
-                               columns" or "broken": the worst that applies; static */
-} vptq_hessian_stats;
+/* Reports statistics and a verdict for every Hessian of a directory. */
+VPTQ_CALL vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output *out,
+                                         vptq_err *err);
 
-/* `input` is "qkv", "o", "up", "down", or "kv" for the Hessian of k and v with its term. */
-typedef vptq_status (*vptq_hessian_row_fn)(void *arg, uint32_t layer, const char *input,
-                                           const vptq_hessian_stats *s, vptq_err *err);
-
-/* Calls `fn` for every Hessian of a directory, in layer and input order. */
-VPTQ_CALL vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, vptq_hessian_row_fn fn,
-                                         void *arg, vptq_err *err);
-
-/* A Hessian directory as a whole. */
-typedef struct vptq_hessian_dir {
-    char model_fingerprint[17];
-    char fingerprint[17];             /* of model, ids, windows and length */
-    uint32_t layers;                  /* of the model */
-    uint32_t first_layer, last_layer; /* inclusive: what the directory holds */
-    uint64_t tokens;                  /* 0 = unknown (imported) */
-    bool diagonal;                    /* only diagonals are known (imported) */
-    vptq_token_weights weights;       /* a term of k and v unless plain */
-    double factor;                    /* of the term, by default */
-    uint64_t held_out_tokens;         /* of DIR/holdout; 0 = none */
-} vptq_hessian_dir;
-
-/* Files of other programs: LAYER_INPUT.pt, LAYER_INPUT.npy, or one imatrix for all layers. */
-typedef enum {
-    VPTQ_FOREIGN_COVARIANCE, /* PyTorch: covariance, mean, columns, tokens */
-    VPTQ_FOREIGN_INVERSE,    /* PyTorch: factor of the damped inverse */
-    VPTQ_FOREIGN_NUMPY,      /* H as it is; import only */
-    VPTQ_FOREIGN_IMATRIX     /* llama.cpp: diagonals; import only */
-} vptq_foreign_form;
-
-/* "pytorch covariance", "pytorch inverse", "numpy" or "imatrix"; static. */
-VPTQ_API const char *vptq_foreign_form_name(vptq_foreign_form form);
-
-typedef struct vptq_exchange {
-    vptq_hessian_dir dir; /* what was written or read */
-    vptq_foreign_form form;
-    double ridge; /* inverse form: removed from (import) or added to (export) the diagonal of
-                     H / mean(diag H); 0 on import = unknown, and left in */
-} vptq_exchange;
-
-/* Reads every layer of `from`, a directory of one form or an imatrix file, into the new Hessian
- * directory `dir`.  docs/formats/hessians.md has the layouts and what each form preserves. */
+/* Reads Hessians of other programs from `from` into the new Hessian directory `dir`: files
+ * LAYER_INPUT.pt or LAYER_INPUT.npy of a directory, or an imatrix file of llama.cpp.
+ * docs/formats/hessians.md has the layouts and what each preserves. */
 VPTQ_CALL vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir,
-                                           bool force, vptq_exchange *result, vptq_err *err);
-/* Writes the Hessians of `dir` as PyTorch files into the new directory `out`. */
-VPTQ_CALL vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir,
-                                           vptq_foreign_form form, const char *out,
-                                           vptq_exchange *result, vptq_err *err);
+                                           bool force, const vptq_output *out, vptq_err *err);
+/* Writes the Hessians of `dir` into the new directory `to` as PyTorch files: covariances or,
+ * with `inverse`, factors of the damped inverses. */
+VPTQ_CALL vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir, bool inverse,
+                                           const char *to, const vptq_output *out,
+                                           vptq_err *err);
 
 /* ---- Settings: how a matrix is quantized ------------------------------------------------ */
 
@@ -357,27 +302,9 @@ VPTQ_CALL vptq_status vptq_settings_new(const char *encoder, const char *preset,
                                         vptq_settings **settings, vptq_err *err);
 VPTQ_API void vptq_settings_free(vptq_settings *settings);
 
-/* The weight matrices of a block, from which bits per weight follow. */
-typedef struct vptq_preset_model {
-    const char *name; /* "Llama-2-7B" */
-    uint32_t hidden, key_value, intermediate;
-} vptq_preset_model;
-
-/* A row of the paper's tables, as far as it decides what is stored. */
-typedef struct vptq_preset {
-    const char *name;  /* "llama2-7b-v6" */
-    const char *paper; /* "Table 8", "Table 10 #4, #11, #12" */
-    const vptq_preset_model *model;
-    uint32_t v, k, k_res, groups;
-    double outliers;       /* percent of the columns */
-    uint32_t v0, k0;       /* vector length and centroids of outlier columns; 0 without */
-    uint32_t pass_columns; /* columns per step of the column pass if the row is about it */
-} vptq_preset;
-
-/* [*count] presets; static. */
-VPTQ_API const vptq_preset *vptq_preset_table(size_t *count);
-/* Stored bits per weight of the seven linear layers of a block of the preset's model. */
-VPTQ_API double vptq_preset_bits(const vptq_preset *preset);
+/* Lists the presets: rows of the paper's tables as settings of what is stored, and their bits
+ * per weight. */
+VPTQ_CALL vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err);
 
 /* ---- Quantizing a model ----------------------------------------------------------------- */
 
@@ -416,70 +343,6 @@ typedef struct vptq_quantize_options {
 /* Options with their defaults: all layers, NAN where that means "as recorded". */
 VPTQ_API vptq_quantize_options vptq_quantize_defaults(void);
 
-/* The stored form of a matrix W [out, in]. */
-typedef struct vptq_vq_shape {
-    uint32_t out, in;
-    uint32_t v, k, k_res; /* vector length; centroids, residual centroids: powers of two.  k_res
-                             0 = no residual codebook */
-    uint32_t groups, group_size; /* in = outliers + groups * group_size */
-    uint32_t outliers, v0, k0;   /* outlier columns, vector length and centroids of theirs */
-    bool has_perm, has_norm;     /* whether perm, and scale and bias, are stored */
-} vptq_vq_shape;
-
-/* Every stored bit of a matrix, by part. */
-typedef struct vptq_vq_bits {
-    uint64_t indices, codebooks, norm, perm, outlier_indices, outlier_codebook, total;
-    double per_weight; /* total / (out * in) */
-} vptq_vq_bits;
-
-/* After a step of the encoder.  Losses are tr(E H E^T) / tr(W H W^T) of what would be stored if
- * the encoder stopped there. */
-typedef struct vptq_encoder_step {
-    const char *name; /* "k-means", "residual", "joint", "pass", "retrain", "sweeps", "scales",
-                         "refit", "storage"; static */
-    double loss;      /* under the plain Hessian */
-    double weighted;  /* under the Hessian that is minimized */
-    double held_out;  /* 0 if there is none */
-    bool reverted;    /* the step would have raised the loss and was reverted */
-    double seconds;   /* never written to files */
-} vptq_encoder_step;
-
-enum { VPTQ_ENCODER_MAX_REFITS = 16, VPTQ_ENCODER_MAX_STEPS = 8 + 2 * VPTQ_ENCODER_MAX_REFITS };
-
-typedef struct vptq_encoder_report {
-    vptq_encoder_step steps[VPTQ_ENCODER_MAX_STEPS];
-    uint32_t num_steps;
-    double loss, weighted,
-        held_out;             /* of the stored matrix as a reader of the file decodes it */
-    double relative_mse;      /* |E|^2 / |W|^2 of the stored matrix */
-    int kmeans_iterations;    /* of all codebooks together */
-    uint32_t kmeans_repaired; /* empty clusters that were moved */
-    double damping_added;     /* times the mean diagonal; 0 = none was needed */
-    uint32_t dead_columns;    /* H_jj = 0: the column does not count in the loss */
-    double seconds;           /* never written to files */
-} vptq_encoder_report;
-
-/* A finished matrix. */
-typedef struct vptq_quantize_row {
-    uint32_t layer;
-    const char *name; /* "q_proj" */
-    uint32_t rows, columns;
-    const vptq_settings *settings;
-    vptq_vq_shape shape;
-    vptq_vq_bits bits;
-    double predicted;        /* loss that the allocation expects; NAN = unknown */
-    bool reused;             /* found finished in the work directory */
-    bool weighted, held_out; /* whether the report has these losses */
-    bool diagonal;           /* losses are under the diagonal of the Hessian */
-    bool corrected;          /* sequential: the target was moved by alpha */
-    double alpha, alpha_damping, alpha_gain; /* share of the correction, damping of its
-                                                solution, and its gain on held-out windows */
-    vptq_encoder_report report; /* zero in a dry run; of a reused matrix only the final losses
-                                   and those of the first step */
-    const char *json;           /* the row of report.jsonl; without losses in a dry run */
-} vptq_quantize_row;
-typedef vptq_status (*vptq_quantize_fn)(void *arg, const vptq_quantize_row *row, vptq_err *err);
-
 typedef struct vptq_quantize_result {
     uint32_t matrices, reused;
     double bits_per_weight;          /* all stored bits of the quantized matrices */
@@ -491,12 +354,12 @@ typedef struct vptq_quantize_result {
     double seconds;
 } vptq_quantize_result;
 
-/* Quantizes the linear layers of a model into a work directory, matrix by matrix, and calls
- * `fn` (may be NULL) after each.  Locks the directory and continues one of the same model,
- * Hessians and settings; VPTQ_E_MISMATCH names the key that differs.  `result` may be NULL. */
+/* Quantizes the linear layers of a model into a work directory, matrix by matrix, and reports a
+ * row for each.  Locks the directory and continues one of the same model, Hessians and
+ * settings; VPTQ_E_MISMATCH names the key that differs.  `result` may be NULL. */
 VPTQ_CALL vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
-                                    vptq_quantize_fn fn, void *arg,
-                                    vptq_quantize_result *result, vptq_err *err);
+                                    const vptq_output *out, vptq_quantize_result *result,
+                                    vptq_err *err);
 
 /* ---- Packing, unpacking, listing, checking ---------------------------------------------- */
 
@@ -523,50 +386,23 @@ typedef struct vptq_pack_options {
     bool force, dry_run;
 } vptq_pack_options;
 
-enum { VPTQ_REPAIR_COUNT = 10 }; /* kinds of known defects of published files */
-
-typedef struct vptq_pack_result {
-    uint64_t bytes;                       /* written */
-    uint32_t quantized, plain;            /* matrices and tensors of each kind */
-    uint32_t repaired[VPTQ_REPAIR_COUNT]; /* matrices of the input with each defect */
-    double bits_per_weight;
-    double seconds;
-} vptq_pack_result;
-
-/* Writes a work directory, or any quantized model, as a packed directory or an archive.
- * `result` may be NULL. */
+/* Writes a work directory, or any quantized model, as a packed directory or an archive. */
 VPTQ_CALL vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt,
-                                vptq_pack_result *result, vptq_err *err);
+                                const vptq_output *out, vptq_err *err);
 /* Writes any model as a plain Hugging Face directory or a GGUF file, with its tokenizer. */
 VPTQ_CALL vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt,
-                                  vptq_pack_result *result, vptq_err *err);
-/* Describes how rewriting repairs defect `i`, to follow "3 matrices: "; static. */
-VPTQ_API const char *vptq_repair_text(size_t i);
+                                  const vptq_output *out, vptq_err *err);
 
-typedef struct vptq_list_row {
-    const char *name;
-    bool quantized;
-    uint32_t rows, columns;
-    vptq_vq_shape shape; /* quantized only, as `bits` */
-    vptq_vq_bits bits;
-    const char *dtype;
-    uint64_t bytes; /* in the file */
-} vptq_list_row;
-typedef vptq_status (*vptq_list_fn)(void *arg, const vptq_list_row *row, vptq_err *err);
-
-/* Calls `fn` for every matrix and tensor of a model.  *total_bytes is the size of its files,
- * *bits_per_weight that of the quantized matrices.  `open` may be NULL. */
+/* Lists every matrix and tensor of a model with its bits.  `open` may be NULL. */
 VPTQ_CALL vptq_status vptq_list(const vptq_ctx *ctx, const char *path,
-                                const vptq_model_options *open, vptq_list_fn fn, void *arg,
-                                uint64_t *total_bytes, double *bits_per_weight, vptq_err *err);
-
-typedef void (*vptq_finding_fn)(void *arg, bool is_error, const char *text);
-
+                                const vptq_model_options *open, const vptq_output *out,
+                                vptq_err *err);
 /* Reads every byte of a model and checks indices, numbers, checksums, completeness and whether
- * other programs can load it.  VPTQ_OK if the model could be checked, whatever was found. */
+ * other programs can load it.  VPTQ_OK if the model could be checked; *errors (may be NULL) =
+ * the faults that were found. */
 VPTQ_CALL vptq_status vptq_check(vptq_ctx *ctx, const char *path,
-                                 const vptq_model_options *open, vptq_finding_fn fn, void *arg,
-                                 uint32_t *errors, uint32_t *warnings, vptq_err *err);
+                                 const vptq_model_options *open, const vptq_output *out,
+                                 uint32_t *errors, vptq_err *err);
 
 /* ---- Perplexity ------------------------------------------------------------------------- */
 

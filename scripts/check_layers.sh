@@ -11,7 +11,7 @@ module_of()
     case $1 in
     lib/vptq.h) echo public ;;
     lib/internal.h) echo internal ;;
-    lib/vptq.c | lib/vptq_eval.c | lib/vptq_internal.h) echo vptq ;;
+    lib/vptq*.[ch]) echo vptq ;;
     lib/*/*) cut -d/ -f1,2 <<<"$1" ;;
     formats/* | hessian/* | kmeans/* | cmd/* | tests/*) cut -d/ -f1 <<<"$1" ;;
     esac

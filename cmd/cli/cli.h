@@ -121,10 +121,6 @@ typedef struct vptq_cli_command {
 int vptq_cli_run_command(const char *tool, const char *summary,
                          const vptq_cli_command *commands, int argc, char **argv);
 
-/* Formats for people: "12.3 MiB", "3 min 20 s". */
-void vptq_cli_human_bytes(char text[32], uint64_t bytes);
-void vptq_cli_human_seconds(char text[32], double seconds);
-
 /* Returns cli->out, or an output to `file` unless that is NULL. */
 vptq_output vptq_cli_output(const vptq_cli *cli, vptq_writer *file);
 /* Opens the file `path`, which then appears whole, for a report; NULL and "-" are stdout, and

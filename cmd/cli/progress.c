@@ -57,7 +57,7 @@ void vptq_cli_progress_text(char *text, size_t size, const vptq_cli_progress *p,
     if (per_second > 0) {
         snprintf(rate_part, sizeof rate_part, "  %s", rate);
         if (p->total > p->done) {
-            vptq_cli_human_seconds(left, (double)(p->total - p->done) / per_second);
+            vptq_human_seconds(left, (double)(p->total - p->done) / per_second);
             snprintf(left_part, sizeof left_part, "  %s left", left);
         }
     }
@@ -101,7 +101,7 @@ void vptq_cli_progress_end(vptq_cli_progress *p)
     vptq_cli_progress_clear(p);
     fflush(stdout);
     if (p->mode != CLI_PROGRESS_OFF) {
-        vptq_cli_human_seconds(took, now - p->start);
+        vptq_human_seconds(took, now - p->start);
         bool known = rate_text(rate, p, now) > 0;
         fprintf(stderr, "%s: %" PRIu64, p->stage, p->done);
         if (p->done < p->total)

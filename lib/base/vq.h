@@ -27,6 +27,22 @@
 
 enum { VPTQ_VQ_MAX_V = 64, VPTQ_VQ_MAX_K = 65536 };
 
+/* The stored form of a matrix W [out, in]. */
+typedef struct vptq_vq_shape {
+    uint32_t out, in;
+    uint32_t v, k, k_res; /* vector length; centroids, residual centroids: powers of two.  k_res
+                             0 = no residual codebook */
+    uint32_t groups, group_size; /* in = outliers + groups * group_size */
+    uint32_t outliers, v0, k0;   /* outlier columns, vector length and centroids of theirs */
+    bool has_perm, has_norm;     /* whether perm, and scale and bias, are stored */
+} vptq_vq_shape;
+
+/* Every stored bit of a matrix, by part. */
+typedef struct vptq_vq_bits {
+    uint64_t indices, codebooks, norm, perm, outlier_indices, outlier_codebook, total;
+    double per_weight; /* total / (out * in) */
+} vptq_vq_bits;
+
 typedef struct vptq_vq {
     vptq_vq_shape shape;
     const uint32_t *indices;         /* [groups][ceil(out/v)][vptq_vq_row_words] */

@@ -11,6 +11,33 @@
 #include "lib/encoder/settings.h"
 #include "lib/vptq.h"
 
+/* After a step of the encoder.  Losses are tr(E H E^T) / tr(W H W^T) of what would be stored if
+ * the encoder stopped there. */
+typedef struct vptq_encoder_step {
+    const char *name; /* "k-means", "residual", "joint", "pass", "retrain", "sweeps", "scales",
+                         "refit", "storage"; static */
+    double loss;      /* under the plain Hessian */
+    double weighted;  /* under the Hessian that is minimized */
+    double held_out;  /* 0 if there is none */
+    bool reverted;    /* the step would have raised the loss and was reverted */
+    double seconds;   /* never written to files */
+} vptq_encoder_step;
+
+enum { VPTQ_ENCODER_MAX_REFITS = 16, VPTQ_ENCODER_MAX_STEPS = 8 + 2 * VPTQ_ENCODER_MAX_REFITS };
+
+typedef struct vptq_encoder_report {
+    vptq_encoder_step steps[VPTQ_ENCODER_MAX_STEPS];
+    uint32_t num_steps;
+    double loss, weighted,
+        held_out;             /* of the stored matrix as a reader of the file decodes it */
+    double relative_mse;      /* |E|^2 / |W|^2 of the stored matrix */
+    int kmeans_iterations;    /* of all codebooks together */
+    uint32_t kmeans_repaired; /* empty clusters that were moved */
+    double damping_added;     /* times the mean diagonal; 0 = none was needed */
+    uint32_t dead_columns;    /* H_jj = 0: the column does not count in the loss */
+    double seconds;           /* never written to files */
+} vptq_encoder_report;
+
 /* Called when a step begins, with the loss so far (NAN at first). */
 typedef void (*vptq_step_fn)(void *arg, const char *step, double loss);
 

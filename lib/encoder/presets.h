@@ -7,6 +7,28 @@
 #include "lib/encoder/settings.h"
 #include "lib/vptq.h"
 
+/* The weight matrices of a block, from which bits per weight follow. */
+typedef struct vptq_preset_model {
+    const char *name; /* "Llama-2-7B" */
+    uint32_t hidden, key_value, intermediate;
+} vptq_preset_model;
+
+/* A row of the paper's tables, as far as it decides what is stored. */
+typedef struct vptq_preset {
+    const char *name;  /* "llama2-7b-v6" */
+    const char *paper; /* "Table 8", "Table 10 #4, #11, #12" */
+    const vptq_preset_model *model;
+    uint32_t v, k, k_res, groups;
+    double outliers;       /* percent of the columns */
+    uint32_t v0, k0;       /* vector length and centroids of outlier columns; 0 without */
+    uint32_t pass_columns; /* columns per step of the column pass if the row is about it */
+} vptq_preset;
+
+/* [*count] presets; static. */
+const vptq_preset *vptq_preset_table(size_t *count);
+/* Stored bits per weight of the seven linear layers of a block of the preset's model. */
+double vptq_preset_bits(const vptq_preset *preset);
+
 /* Sets everything that is stored, except the storage type, and pass_columns if the row is about
  * it.  VPTQ_E_ARG for an unknown name. */
 vptq_status vptq_preset_apply(const char *name, vptq_encoder_settings *s,

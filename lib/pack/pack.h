@@ -8,6 +8,14 @@
 #include "lib/backend/backend.h"
 #include "lib/vptq.h"
 
+typedef struct vptq_pack_result {
+    uint64_t bytes;                      /* written */
+    uint32_t quantized, plain;           /* matrices and tensors of each kind */
+    uint32_t repaired[VPTQ_QUIRK_COUNT]; /* matrices of the input with each defect */
+    double bits_per_weight;
+    double seconds;
+} vptq_pack_result;
+
 /* Packs a work directory, or any quantized MODEL, into the published layout or an archive.  Of
  * a packed input one matrix, or a piece of a plain tensor, is in memory at a time. */
 vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
@@ -17,6 +25,17 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
 vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
                               vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 
+typedef struct vptq_list_row {
+    const char *name;
+    bool quantized;
+    uint32_t rows, columns;
+    vptq_vq_shape shape; /* quantized only, as `bits` */
+    vptq_vq_bits bits;
+    const char *dtype;
+    uint64_t bytes; /* in the file */
+} vptq_list_row;
+typedef vptq_status (*vptq_list_fn)(void *arg, const vptq_list_row *row, vptq_err *err);
+
 /* Calls fn for all matrices and tensors of any MODEL, by name; *total_bytes = size of the
  * files. `open` may be NULL. */
 vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
@@ -24,12 +43,25 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
                             uint64_t *total_bytes, double *bits_per_weight,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
+typedef void (*vptq_finding_fn)(void *arg, bool is_error, const char *text);
+
 /* Reads everything and checks what opening does not: every index and number, checksums, missing
  * and extra tensors, portable config entries.  fn gets the findings; VPTQ_OK if the model could
  * be checked, whatever was found.  `open` may be NULL. */
 vptq_status vptq_check_model(vptq_device *dev, const char *path,
                              const vptq_checkpoint_options *open, vptq_finding_fn fn, void *arg,
                              uint32_t *errors, uint32_t *warnings,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- reports (print.c) ---- */
+
+/* vptq_check on a device. */
+vptq_status vptq_check_report(vptq_device *dev, const char *path,
+                              const vptq_checkpoint_options *open, const vptq_output *out,
+                              uint32_t *errors, vptq_err *err) VPTQ_MUST_CHECK;
+/* Reports what was packed or unpacked. */
+vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
+                             const vptq_pack_result *r, const vptq_output *out,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

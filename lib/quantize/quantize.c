@@ -257,6 +257,10 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     result->packed_bytes = predict_bytes(&q);
 out:
     result->seconds = vptq_seconds() - start;
+    if (st == VPTQ_E_CANCELLED && result->matrices > 0)
+        vptq_fail(err, st,
+                  "interrupted; %u of %u matrices finished, run the same command to continue",
+                  result->matrices, (q.last - q.first + 1) * VPTQ_LINEAR_COUNT);
     if (q.hessians.close)
         q.hessians.close(&q.hessians);
     json_decref(q.manifest);

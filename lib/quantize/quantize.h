@@ -8,10 +8,36 @@
 #include "lib/quantize/settings.h"
 #include "lib/vptq.h"
 
+/* A finished matrix. */
+typedef struct vptq_quantize_row {
+    uint32_t layer;
+    const char *name; /* "q_proj" */
+    uint32_t rows, columns;
+    const vptq_encoder_settings *settings;
+    vptq_vq_shape shape;
+    vptq_vq_bits bits;
+    double predicted;        /* loss that the allocation expects; NAN = unknown */
+    bool reused;             /* found finished in the work directory */
+    bool weighted, held_out; /* whether the report has these losses */
+    bool diagonal;           /* losses are under the diagonal of the Hessian */
+    bool corrected;          /* sequential: the target was moved by alpha */
+    double alpha, alpha_damping, alpha_gain; /* share of the correction, damping of its
+                                                solution, and its gain on held-out windows */
+    vptq_encoder_report report; /* zero in a dry run; of a reused matrix only the final losses
+                                   and those of the first step */
+    const char *json;           /* the row of report.jsonl; without losses in a dry run */
+} vptq_quantize_row;
+typedef vptq_status (*vptq_quantize_fn)(void *arg, const vptq_quantize_row *row, vptq_err *err);
+
 /* Locks the work directory and resumes finished matrices.  The result is the same bytes for any
  * thread count and any interruption. */
 vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *opt,
                                 vptq_quantize_fn fn, void *arg, vptq_quantize_result *result,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The same with the report of vptq_quantize on `out` (may be NULL). */
+vptq_status vptq_quantize_report(vptq_device *dev, const vptq_quantize_options *opt,
+                                 const vptq_output *out, vptq_quantize_result *r,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

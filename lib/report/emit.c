@@ -1,6 +1,7 @@
 /* Text and its escaping in HTML, JSON, CSV and Markdown. */
 #include "lib/report/emit.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -192,4 +193,35 @@ void vptq_emit_real(vptq_emit *e, double x)
         vptq_emit_format(e, "%.0f", x == 0 ? 0 : x);
     else
         vptq_emit_shortest(e, x);
+}
+
+/* --- for people -------------------------------------------------------------------------- */
+
+void vptq_human_bytes(char text[32], uint64_t bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double x = (double)bytes;
+    size_t u = 0;
+    while (x >= 1024 && u + 1 < sizeof units / sizeof *units) {
+        x /= 1024;
+        u++;
+    }
+    snprintf(text, 32, u ? "%.1f %s" : "%.0f %s", x, units[u]);
+}
+
+void vptq_human_seconds(char text[32], double seconds)
+{
+    if (!(seconds >= 0) || seconds > 1e9) {
+        snprintf(text, 32, "?");
+        return;
+    }
+    if (seconds < 59.95) {
+        snprintf(text, 32, "%.1f s", seconds);
+        return;
+    }
+    uint64_t s = (uint64_t)(seconds + 0.5);
+    if (s < 3600)
+        snprintf(text, 32, "%" PRIu64 " min %" PRIu64 " s", s / 60, s % 60);
+    else
+        snprintf(text, 32, "%" PRIu64 " h %" PRIu64 " min", s / 3600, s % 3600 / 60);
 }

@@ -41,4 +41,6 @@ void vptq_emit_line(vptq_emit *e, const char *s);
 void vptq_emit_real(vptq_emit *e, double x);
 void vptq_emit_shortest(vptq_emit *e, double x);
 
+void vptq_human_bytes(char text[32], uint64_t bytes); /* "12.3 MiB" */
+
 #endif

@@ -1,25 +1,25 @@
 /* Uses the installed library to collect Hessians, quantize, pack and evaluate a model.
  * usage: library MODEL TOKENIZER TEXT */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <vptq.h>
 
-static unsigned long long rows, hessians;
+/* Lines of a report, each with a positive number after `key`. */
+typedef struct lines {
+    const char *key;
+    unsigned long long count;
+} lines;
 
-static vptq_status count_row(void *arg, const vptq_quantize_row *row, vptq_err *err)
+static vptq_status count_lines(void *arg, const char *text, size_t length, vptq_err *err)
 {
-    if (!(row->report.loss > 0 && row->report.loss < 1) || row->layer != 0)
-        return vptq_fail(err, VPTQ_E_NUMERIC, "%s: unexpected loss", row->name);
-    rows++;
-    *(double *)arg += row->report.loss;
-    return VPTQ_OK;
-}
-
-static vptq_status count_hessian(void *arg, uint32_t layer, const char *input,
-                                 const vptq_hessian_stats *s, vptq_err *err)
-{
-    (void)arg, (void)layer, (void)input, (void)s, (void)err;
-    hessians++;
+    lines *l = arg;
+    char line[8192];
+    snprintf(line, sizeof line, "%.*s", (int)length, text);
+    const char *at = strstr(line, l->key);
+    if (length == 0 || text[length - 1] != '\n' || !at || !(atof(at + strlen(l->key)) > 0))
+        return vptq_fail(err, VPTQ_E_NUMERIC, "unexpected line: %s", line);
+    l->count++;
     return VPTQ_OK;
 }
 
@@ -38,7 +38,9 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
     vptq_ppl_options ppl = {.context = 256, .windows = 2};
     vptq_ppl_result measured;
     vptq_quantize_result q;
-    double sum = 0;
+    lines rows = {"\"proxy_loss\": ", 0}, hessians = {"\"trace\": ", 0};
+    const vptq_output shown = {VPTQ_FORMAT_JSON, count_lines, &hessians};
+    const vptq_output quantized = {VPTQ_FORMAT_JSON, count_lines, &rows};
     vptq_status st;
 
     collect.calibrate.corpus.texts = ppl.corpus.texts = texts;
@@ -46,12 +48,12 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
     collect.calibrate.windows = 4, collect.calibrate.length = 256;
     if ((st = vptq_model_load(ctx, argv[1], &open, model, err)) ||
         (st = vptq_hessians_collect(ctx, *model, &collect, "h", NULL, err)) ||
-        (st = vptq_hessians_show(ctx, "h", count_hessian, NULL, err)) ||
+        (st = vptq_hessians_show(ctx, "h", &shown, err)) ||
         (st = vptq_settings_new(NULL, NULL, chosen, 2, &settings, err)))
         return st;
     quantize.model = argv[1], quantize.tokenizer = argv[2], quantize.work = "work";
     quantize.hessians = "h", quantize.settings = settings, quantize.last_layer = 0;
-    st = vptq_quantize(ctx, &quantize, count_row, &sum, &q, err);
+    st = vptq_quantize(ctx, &quantize, &quantized, &q, err);
     vptq_settings_free(settings);
     vptq_model_free(*model);
     *model = NULL;
@@ -59,8 +61,9 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
         (st = vptq_model_load(ctx, "out.vptq", &packed, model, err)) ||
         (st = vptq_perplexity(ctx, *model, &ppl, NULL, NULL, NULL, &measured, err)))
         return st;
-    if (rows != 7 || q.matrices != 7 || hessians < 4 || measured.windows != 2)
-        return vptq_fail(err, VPTQ_E_NUMERIC, "%llu rows, %llu Hessians", rows, hessians);
+    if (rows.count != 7 || q.matrices != 7 || hessians.count < 4 || measured.windows != 2)
+        return vptq_fail(err, VPTQ_E_NUMERIC, "%llu rows, %llu Hessians", rows.count,
+                         hessians.count);
     printf("version %s bits %.6f ppl %.10f\n", vptq_version(), q.bits_per_weight, measured.ppl);
     return VPTQ_OK;
 }

@@ -85,28 +85,6 @@ static void test_choices(void **state)
     assert_string_equal(text, "");
 }
 
-static void test_human_texts(void **state)
-{
-    (void)state;
-    char t[32];
-    vptq_cli_human_bytes(t, 1023);
-    assert_string_equal(t, "1023 B");
-    vptq_cli_human_bytes(t, 1536);
-    assert_string_equal(t, "1.5 KiB");
-    vptq_cli_human_bytes(t, UINT64_C(5) << 40);
-    assert_string_equal(t, "5.0 TiB");
-    vptq_cli_human_seconds(t, 0.44);
-    assert_string_equal(t, "0.4 s");
-    vptq_cli_human_seconds(t, 59.96);
-    assert_string_equal(t, "1 min 0 s");
-    vptq_cli_human_seconds(t, 200);
-    assert_string_equal(t, "3 min 20 s");
-    vptq_cli_human_seconds(t, 3600 * 26 + 300);
-    assert_string_equal(t, "26 h 5 min");
-    vptq_cli_human_seconds(t, -1);
-    assert_string_equal(t, "?");
-}
-
 static void test_progress_line(void **state)
 {
     (void)state;
@@ -130,5 +108,4 @@ static void test_progress_line(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_whole_numbers), cmocka_unit_test(test_sizes),
            cmocka_unit_test(test_real_numbers), cmocka_unit_test(test_ranges),
-           cmocka_unit_test(test_choices), cmocka_unit_test(test_human_texts),
-           cmocka_unit_test(test_progress_line))
+           cmocka_unit_test(test_choices), cmocka_unit_test(test_progress_line))

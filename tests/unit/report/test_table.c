@@ -352,6 +352,28 @@ static void test_printed_list(void **state)
     free(text);
 }
 
+static void test_human_texts(void **state)
+{
+    (void)state;
+    char t[32];
+    vptq_human_bytes(t, 1023);
+    assert_string_equal(t, "1023 B");
+    vptq_human_bytes(t, 1536);
+    assert_string_equal(t, "1.5 KiB");
+    vptq_human_bytes(t, UINT64_C(5) << 40);
+    assert_string_equal(t, "5.0 TiB");
+    vptq_human_seconds(t, 0.44);
+    assert_string_equal(t, "0.4 s");
+    vptq_human_seconds(t, 59.96);
+    assert_string_equal(t, "1 min 0 s");
+    vptq_human_seconds(t, 200);
+    assert_string_equal(t, "3 min 20 s");
+    vptq_human_seconds(t, 3600 * 26 + 300);
+    assert_string_equal(t, "26 h 5 min");
+    vptq_human_seconds(t, -1);
+    assert_string_equal(t, "?");
+}
+
 static vptq_status fill_and_write(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_table t;
@@ -379,4 +401,4 @@ VTEST_MAIN(cmocka_unit_test(test_formats), cmocka_unit_test(test_hostile_names),
            cmocka_unit_test(test_csv_formulas), cmocka_unit_test(test_numbers_read_back),
            cmocka_unit_test(test_printed_rows), cmocka_unit_test(test_printed_together),
            cmocka_unit_test(test_printed_object), cmocka_unit_test(test_printed_list),
-           cmocka_unit_test(test_out_of_memory))
+           cmocka_unit_test(test_human_texts), cmocka_unit_test(test_out_of_memory))

@@ -1,0 +1,243 @@
+/* The public functions on Hessians: they open the device, run the operation and report what it
+ * did, as text or JSON. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hessian/import.h"
+#include "lib/report/column.h"
+#include "lib/report/emit.h"
+#include "lib/vptq_internal.h"
+
+static bool is_json(const vptq_output *out)
+{
+    return out && out->format == VPTQ_FORMAT_JSON;
+}
+
+/* ---- collect ---- */
+
+/* A collection or its plan, as printed. */
+typedef struct collected {
+    const char *model, *output;
+    vptq_collect_result r;
+} collected;
+static const vptq_column collected_columns[] = {
+    {.name = "model", VPTQ_TEXT(collected, model)},
+    {.name = "output", VPTQ_TEXT(collected, output)},
+    {.name = "windows", VPTQ_INTEGER(collected, r.windows)},
+    {.name = "windows_held_out", VPTQ_INTEGER(collected, r.held_out)},
+    {.name = "window_length", VPTQ_INTEGER(collected, r.length)},
+    {.name = "tokens", VPTQ_INTEGER(collected, r.tokens)},
+    {.name = "layers_done", VPTQ_INTEGER(collected, r.layers_done)},
+    {.name = "layers_reused", VPTQ_INTEGER(collected, r.layers_reused)},
+    {.name = "bytes", VPTQ_INTEGER(collected, r.bytes)},
+    {.name = "seconds", VPTQ_REAL(collected, r.seconds)}};
+
+static vptq_status report_collected(const vptq_output *out, const collected *c, bool planned,
+                                    vptq_err *err)
+{
+    const vptq_collect_result *r = &c->r;
+    char bytes[32], seconds[32], held_out[64] = "", kept[48] = "";
+
+    if (is_json(out))
+        return vptq_print_object(out, VPTQ_COLUMNS(collected_columns), c, err);
+    vptq_human_bytes(bytes, r->bytes);
+    vptq_human_seconds(seconds, r->seconds);
+    if (r->held_out)
+        snprintf(held_out, sizeof held_out, ", %zu windows held out", r->held_out);
+    if (r->layers_reused)
+        snprintf(kept, sizeof kept, ", %u layers kept", r->layers_reused);
+    return vptq_print_text(out, err, "%s: %zu windows of %zu tokens, %u layers%s, %s%s%s, %s\n",
+                           c->output ? c->output : "plan", r->windows, r->length,
+                           r->layers_done, planned ? " to do" : "", bytes, held_out, kept,
+                           seconds);
+}
+
+vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
+                                  const vptq_collect_options *opt, const char *dir,
+                                  const vptq_output *out, vptq_err *err)
+{
+    vptq_device *dev;
+    collected c = {.model = m->ckpt.path, .output = dir};
+    vptq_collect_options o = *opt;
+    if (!o.tool_version)
+        o.tool_version = "libvptq " VPTQ_VERSION;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(vptq_hessian_collect(dev, m, &o, dir, &c.r, err));
+    return report_collected(out, &c, opt->dry_run, err);
+}
+
+/* ---- show ---- */
+
+/* The statistics of one Hessian. */
+typedef struct show_row {
+    const char *input;
+    uint32_t layer;
+    vptq_hessian_stats s;
+} show_row;
+
+/* 0 tokens: unknown. */
+#define TOKENS .zero_missing = true, .missing = "?"
+
+static const vptq_column show_columns[] = {
+    {.name = "layer", VPTQ_INTEGER(show_row, layer)},
+    {.name = "input", VPTQ_TEXT(show_row, input)},
+    {.name = "columns", VPTQ_INTEGER(show_row, s.n)},
+    {.name = "tokens", VPTQ_INTEGER(show_row, s.tokens), TOKENS, .width = 9},
+    {.name = "samples_per_dim",
+     .title = "per dim",
+     VPTQ_REAL(show_row, s.samples_per_dim),
+     .decimals = 1,
+     .missing = "?",
+     .width = 8},
+    {.name = "diagonal", VPTQ_BOOL(show_row, s.diagonal), .formats = VPTQ_IN_JSON},
+    {.name = "trace", VPTQ_REAL(show_row, s.trace), .decimals = -4, .width = 10},
+    {.name = "mean_diag", VPTQ_REAL(show_row, s.mean_diag), .formats = VPTQ_IN_JSON},
+    {.name = "max_diag",
+     .title = "max diag",
+     VPTQ_REAL(show_row, s.max_diag),
+     .decimals = -3,
+     .width = 9},
+    {.name = "mean_share",
+     .title = "mean",
+     VPTQ_REAL(show_row, s.mean_share),
+     .scale = 100,
+     .unit = "%",
+     .missing = "?",
+     .width = 6},
+    {.name = "dead", VPTQ_INTEGER(show_row, s.dead), .width = 5},
+    {.name = "constant", VPTQ_INTEGER(show_row, s.constant)},
+    {.name = "nan", VPTQ_INTEGER(show_row, s.nan), .width = 4},
+    {.name = "condition", VPTQ_REAL(show_row, s.condition), .decimals = -2},
+    {.name = "verdict", VPTQ_TEXT(show_row, s.verdict)}};
+
+typedef struct show_state {
+    vptq_printer printer;
+    uint64_t bad;
+    double worst_condition;
+    bool diagonal; /* at least one is only a diagonal */
+} show_state;
+
+static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
+                               const vptq_hessian_stats *s, vptq_err *err)
+{
+    show_state *show = arg;
+    const show_row row = {input, layer, *s};
+    show->bad += strcmp(s->verdict, "good") != 0;
+    show->diagonal = show->diagonal || s->diagonal;
+    if (s->condition > show->worst_condition)
+        show->worst_condition = s->condition;
+    return vptq_print_row(&show->printer, &row, err);
+}
+
+static const char only_diagonals[] =
+    "only diagonals are known: they weight errors but cannot compensate them\n";
+
+vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output *out,
+                               vptq_err *err)
+{
+    vptq_device *dev;
+    show_state s = {.printer = vptq_printer_make(out, VPTQ_COLUMNS(show_columns))};
+    s.printer.gap = 1;
+
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(vptq_hessian_show(dev, dir, print_stats, &s, err));
+    if (is_json(out))
+        return VPTQ_OK;
+    return vptq_print_text(out, err,
+                           "%s: %" PRIu64 " of %zu hessians are good, worst condition %.2g\n%s",
+                           dir, s.printer.rows - s.bad, s.printer.rows, s.worst_condition,
+                           s.diagonal ? only_diagonals : "");
+}
+
+/* ---- merge, import and export ---- */
+
+typedef struct merged {
+    const char *output;
+    size_t merged;
+} merged;
+static const vptq_column merged_columns[] = {{.name = "output", VPTQ_TEXT(merged, output)},
+                                             {.name = "merged", VPTQ_INTEGER(merged, merged)}};
+
+vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                                const char *to, bool force, const vptq_output *out,
+                                vptq_err *err)
+{
+    const merged row = {to, count};
+    VPTQ_CHECK(vptq_hessian_merge(ctx, dirs, count, to, force, err));
+    return is_json(out)
+               ? vptq_print_object(out, VPTQ_COLUMNS(merged_columns), &row, err)
+               : vptq_print_text(out, err, "%s: merged from %zu directories\n", to, count);
+}
+
+/* Imported or exported Hessians, as printed. */
+typedef struct exchanged {
+    const char *output, *form;
+    vptq_exchange x;
+    bool took_ridge, added_ridge;
+} exchanged;
+static const vptq_column exchanged_columns[] = {
+    {.name = "output", VPTQ_TEXT(exchanged, output)},
+    {.name = "form", VPTQ_TEXT(exchanged, form)},
+    {.name = "first_layer", VPTQ_INTEGER(exchanged, x.dir.first_layer)},
+    {.name = "last_layer", VPTQ_INTEGER(exchanged, x.dir.last_layer)},
+    {.name = "tokens", VPTQ_INTEGER(exchanged, x.dir.tokens), TOKENS},
+    {.name = "diagonal", VPTQ_BOOL(exchanged, x.dir.diagonal)},
+    {.name = "ridge_removed",
+     VPTQ_REAL(exchanged, x.ridge),
+     .when = offsetof(exchanged, took_ridge)},
+    {.name = "ridge", VPTQ_REAL(exchanged, x.ridge), .when = offsetof(exchanged, added_ridge)}};
+
+/* Text on the ridge of factors of inverses. */
+static void describe_ridge(const exchanged *e, char text[96])
+{
+    text[0] = 0;
+    if (e->added_ridge)
+        snprintf(text, 96, "inverted with %g of the mean diagonal added\n", e->x.ridge);
+    else if (e->took_ridge && e->x.ridge > 0)
+        snprintf(text, 96,
+                 "inverted back; the ridge of %g was subtracted, the mean diagonal is 1\n",
+                 e->x.ridge);
+    else if (e->took_ridge)
+        snprintf(text, 96, "inverted back; their damping is unknown, so they keep it\n");
+}
+
+static vptq_status report_exchanged(const vptq_output *out, const exchanged *e, vptq_err *err)
+{
+    const vptq_hessian_dir *d = &e->x.dir;
+    char tokens[48] = "unknown number of tokens", ridge[96];
+
+    if (is_json(out))
+        return vptq_print_object(out, VPTQ_COLUMNS(exchanged_columns), e, err);
+    if (d->tokens)
+        snprintf(tokens, sizeof tokens, "%" PRIu64 " tokens", d->tokens);
+    describe_ridge(e, ridge);
+    return vptq_print_text(out, err,
+                           "%s: %s, hessians of layers %" PRIu32 "-%" PRIu32 ", %s\n%s%s",
+                           e->output, e->form, d->first_layer, d->last_layer, tokens,
+                           d->diagonal ? only_diagonals : "", ridge);
+}
+
+vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir, bool force,
+                                 const vptq_output *out, vptq_err *err)
+{
+    vptq_device *dev;
+    exchanged e = {.output = dir};
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(vptq_hessian_import(dev, from, dir, force, &e.x, err));
+    e.form = vptq_foreign_form_name(e.x.form);
+    e.took_ridge = e.x.form == VPTQ_FOREIGN_INVERSE;
+    return report_exchanged(out, &e, err);
+}
+
+vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir, bool inverse, const char *to,
+                                 const vptq_output *out, vptq_err *err)
+{
+    const vptq_foreign_form form = inverse ? VPTQ_FOREIGN_INVERSE : VPTQ_FOREIGN_COVARIANCE;
+    vptq_device *dev;
+    exchanged e = {.output = to, .form = vptq_foreign_form_name(form), .added_ridge = inverse};
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(vptq_hessian_export(dev, dir, form, to, &e.x, err));
+    return report_exchanged(out, &e, err);
+}
