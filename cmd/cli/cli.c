@@ -2,9 +2,11 @@
  * exit code. */
 #include "cmd/cli/cli.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +79,7 @@ int vptq_cli_missing_option(const vptq_cli *cli, const char *name)
     const vptq_cli_option *o = cli->options;
     while (o->name ? strcmp(o->name, name) != 0 : o->help != NULL)
         o++;
-    VPTQ_BUG_IF(!o->name);
+    assert(o->name);
     const char letter[] = {'-', o->letter, '/', 0};
     return vptq_cli_usage_error(cli, "missing option: %s--%s%s%s", o->letter ? letter : "",
                                 o->name, o->arg ? " " : "", o->arg ? o->arg : "");

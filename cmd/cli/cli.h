@@ -20,6 +20,23 @@
 #include "lib/internal.h"
 #include "lib/vptq.h"
 
+/* Returns the failure of a call at once: for functions that have nothing to release. */
+#define VPTQ_CHECK(call)                                                                       \
+    do {                                                                                       \
+        const vptq_status checked_ = (call);                                                   \
+        if (checked_)                                                                          \
+            return checked_;                                                                   \
+    } while (0)
+
+/* Goes to the label `out` with the failure in the local `st`: for functions that have something
+ * to release. */
+#define VPTQ_TRY(call)                                                                         \
+    do {                                                                                       \
+        st = (call);                                                                           \
+        if (st)                                                                                \
+            goto out;                                                                          \
+    } while (0)
+
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_CHECK_FAILED = 3, CLI_INTERRUPTED = 130 };
 
 typedef enum {

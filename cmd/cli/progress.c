@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cmd/cli/cli.h"
@@ -20,6 +21,13 @@ void vptq_cli_progress_init(vptq_cli_progress *p, int wish, int quiet, int verbo
         p->mode = CLI_PROGRESS_LINE;
     else if (wish < 0 && !quiet)
         p->mode = isatty(STDERR_FILENO) ? CLI_PROGRESS_LINE : CLI_PROGRESS_LOG;
+}
+
+static double monotonic_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static unsigned terminal_width(void)
@@ -96,7 +104,7 @@ void vptq_cli_progress_end(vptq_cli_progress *p)
 {
     if (!p->running)
         return;
-    double now = vptq_seconds();
+    double now = monotonic_seconds();
     char took[32], rate[32];
     vptq_cli_progress_clear(p);
     fflush(stdout);
@@ -135,7 +143,7 @@ void vptq_cli_progress_update(vptq_cli_progress *p, const char *stage, uint64_t 
 {
     if (p->mode == CLI_PROGRESS_OFF)
         return;
-    double now = vptq_seconds();
+    double now = monotonic_seconds();
     bool same = !strncmp(p->stage, stage, sizeof p->stage - 1);
     if (same && !p->running && done == p->done && total == p->total)
         return; /* its end is already reported */
