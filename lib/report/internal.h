@@ -8,8 +8,8 @@
 
 /* names.c: sets the names of models and the labels of configurations. */
 vptq_status vptq_report_name(vptq_report *r, vptq_err *err) VPTQ_MUST_CHECK;
-/* Lists repeated, missing and misplaced runs of each group and the models that a configuration
- * lacks. */
+/* remarks.c: lists repeated, missing and misplaced runs of each group and the models that a
+ * configuration lacks. */
 vptq_status vptq_report_remark(vptq_report *r, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ratios.c: computes ranks, speedups over the original and families of configurations. */
