@@ -122,13 +122,19 @@ void vptq_html_heading(vptq_html *h, int level, const char *id, const char *text
     vptq_emit_format(&h->e, "</h%d>\n", level);
 }
 
-void vptq_html_links(vptq_html *h, const char *label, const vptq_html_link *links, size_t count)
+void vptq_html_links_begin(vptq_html *h, const char *label)
 {
     emit_element(h, "<nav aria-label=\"", label, "\">\n<ul>\n");
-    for (size_t i = 0; i < count; i++) {
-        vptq_emit_format(&h->e, "<li><a href=\"#%s\">", links[i].id);
-        emit_element(h, "", links[i].text, "</a></li>\n");
-    }
+}
+
+void vptq_html_link(vptq_html *h, const char *id, const char *text)
+{
+    vptq_emit_format(&h->e, "<li><a href=\"#%s\">", id);
+    emit_element(h, "", text, "</a></li>\n");
+}
+
+void vptq_html_links_end(vptq_html *h)
+{
     vptq_emit_text(&h->e, "</ul>\n</nav>\n");
 }
 

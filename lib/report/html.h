@@ -30,11 +30,9 @@ vptq_status vptq_html_end(vptq_html *h) VPTQ_MUST_CHECK;
 /* Level 2 or 3; `id`: target of links, [a-z0-9-], or NULL. */
 void vptq_html_heading(vptq_html *h, int level, const char *id, const char *text);
 /* A line of links to headings of the page. */
-typedef struct vptq_html_link {
-    const char *id, *text;
-} vptq_html_link;
-void vptq_html_links(vptq_html *h, const char *label, const vptq_html_link *links,
-                     size_t count);
+void vptq_html_links_begin(vptq_html *h, const char *label);
+void vptq_html_link(vptq_html *h, const char *id, const char *text);
+void vptq_html_links_end(vptq_html *h);
 
 void vptq_html_paragraph(vptq_html *h, const char *text);
 void vptq_html_table(vptq_html *h, const vptq_table *t);

@@ -312,24 +312,17 @@ static void page_remarks(report_page *p)
 static void page_links(report_page *p)
 {
     const vptq_report *r = p->r;
-    size_t count = r->config_count + 3, n = 0;
-    vptq_html_link *links = vptq_page_alloc(p, count, sizeof *links);
-    char(*texts)[2][CONFIG_TEXT] = links ? vptq_page_alloc(p, count, sizeof *texts) : NULL;
-    if (texts) {
-        links[n++] = (vptq_html_link){"summary", "Summary"};
-        links[n++] = (vptq_html_link){"batch", "Batch size"};
-        for (size_t i = 0; i < r->config_count; i++) {
-            const vptq_report_config *c = &r->configs[i];
-            snprintf(texts[i][0], sizeof texts[i][0], "config-%zu", i + 1);
-            if (c->label)
-                snprintf(texts[i][1], sizeof texts[i][1], "%s", c->label);
-            else
-                vptq_report_config_text(texts[i][1], c);
-            links[n++] = (vptq_html_link){texts[i][0], texts[i][1]};
-        }
-        links[n++] = (vptq_html_link){"remarks", "Remarks"};
-        vptq_html_links(&p->h, "Sections", links, n);
+    vptq_html_links_begin(&p->h, "Sections");
+    vptq_html_link(&p->h, "summary", "Summary");
+    vptq_html_link(&p->h, "batch", "Batch size");
+    for (size_t i = 0; i < r->config_count; i++) {
+        char id[32], text[CONFIG_TEXT];
+        snprintf(id, sizeof id, "config-%zu", i + 1);
+        vptq_report_config_text(text, &r->configs[i]);
+        vptq_html_link(&p->h, id, r->configs[i].label ? r->configs[i].label : text);
     }
+    vptq_html_link(&p->h, "remarks", "Remarks");
+    vptq_html_links_end(&p->h);
 }
 
 static void page_begin(report_page *p, const char *source, vptq_buf *out, vptq_err *err)

@@ -12,31 +12,28 @@ enum {
 
 /* The first MAX_LISTED texts, joined with ", ". */
 typedef struct list {
-    vptq_buf buf;
+    vptq_emit e;
     size_t count;
 } list;
 
-static vptq_status add_text(list *l, vptq_err *err, const char *text, const char *more)
+static void add_text(list *l, const char *text, const char *more)
 {
-    vptq_status st = VPTQ_OK;
     if (l->count < MAX_LISTED)
-        st = vptq_buf_printf(&l->buf, err, "%s%s%s", l->count ? ", " : "", text, more);
+        vptq_emit_format(&l->e, "%s%s%s", l->count ? ", " : "", text, more);
     l->count++;
-    return st;
 }
 
 /* Sets *out to the list as a text of the report, NULL if it is empty, and empties it. */
-static vptq_status take_list(list *l, vptq_report *r, const char **out, vptq_err *err)
+static void take_list(list *l, vptq_report *r, const char **out)
 {
-    vptq_status st = VPTQ_OK;
     *out = NULL;
     if (l->count > MAX_LISTED)
-        st = vptq_buf_printf(&l->buf, err, " and %zu more", l->count - MAX_LISTED);
-    if (!st && l->count && !(*out = vptq_arena_strdup(&r->arena, l->buf.data, err)))
-        st = VPTQ_E_NOMEM;
-    vptq_buf_clear(&l->buf);
+        vptq_emit_format(&l->e, " and %zu more", l->count - MAX_LISTED);
+    if (!l->e.st && l->count &&
+        !(*out = vptq_arena_strdup(&r->arena, l->e.buf->data, l->e.err)))
+        l->e.st = VPTQ_E_NOMEM;
+    vptq_buf_clear(l->e.buf);
     l->count = 0;
-    return st;
 }
 
 /* N of "..._runN" up to MAX_RUN_NUMBER, else 0. */
@@ -56,7 +53,7 @@ static const char *short_name(const vptq_report_group *g, const char *run_name)
                : run_name;
 }
 
-static vptq_status list_repeated(vptq_report *r, vptq_report_group *g, list *l, vptq_err *err)
+static void list_repeated(vptq_report *r, vptq_report_group *g, list *l)
 {
     for (size_t i = 0; i < g->run_count; i++) {
         const char *name = g->runs[i]->run_name;
@@ -70,14 +67,13 @@ static vptq_status list_repeated(vptq_report *r, vptq_report_group *g, list *l, 
             char times[32] = " (twice)";
             if (same > 2)
                 snprintf(times, sizeof times, " (%zu times)", same);
-            VPTQ_CHECK(add_text(l, err, short_name(g, name), times));
+            add_text(l, short_name(g, name), times);
         }
     }
-    return take_list(l, r, &g->repeated, err);
+    take_list(l, r, &g->repeated);
 }
 
-static vptq_status list_missing(vptq_report *r, vptq_report_group *g, unsigned last, list *l,
-                                vptq_err *err)
+static void list_missing(vptq_report *r, vptq_report_group *g, unsigned last, list *l)
 {
     bool seen[MAX_RUN_NUMBER + 1] = {false};
     for (size_t i = 0; i < g->run_count; i++)
@@ -86,47 +82,46 @@ static vptq_status list_missing(vptq_report *r, vptq_report_group *g, unsigned l
         if (!seen[n]) {
             char text[32];
             snprintf(text, sizeof text, "run%u", n);
-            VPTQ_CHECK(add_text(l, err, text, ""));
+            add_text(l, text, "");
         }
-    VPTQ_CHECK(take_list(l, r, &g->missing, err));
+    take_list(l, r, &g->missing);
     for (size_t i = 0; i < g->run_count; i++) {
         const char *name = g->runs[i]->run_name;
         if (name[vptq_run_name_stem(name)] && short_name(g, name) == name)
-            VPTQ_CHECK(add_text(l, err, name, ""));
+            add_text(l, name, "");
     }
-    return take_list(l, r, &g->elsewhere, err);
+    take_list(l, r, &g->elsewhere);
 }
 
-static vptq_status list_absent(vptq_report *r, vptq_report_config *c, list *l, vptq_err *err)
+static void list_absent(vptq_report *r, vptq_report_config *c, list *l)
 {
     for (size_t m = 0; m < r->model_count; m++) {
         bool present = false;
         for (size_t i = 0; i < c->count; i++)
             present |= r->groups[c->first + i].model_index == m;
         if (!present)
-            VPTQ_CHECK(add_text(l, err, r->models[m].name, ""));
+            add_text(l, r->models[m].name, "");
     }
-    return take_list(l, r, &c->absent, err);
+    take_list(l, r, &c->absent);
 }
 
 vptq_status vptq_report_remark(vptq_report *r, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     unsigned last = 0;
-    list l = {.count = 0};
-    vptq_buf_init(&l.buf, r->arena.mem);
+    vptq_buf buf;
+    list l = {.e = {.buf = &buf, .err = err}};
+    vptq_buf_init(&buf, r->arena.mem);
     for (size_t i = 0; i < r->group_count; i++)
         for (size_t k = 0; k < r->groups[i].run_count; k++) {
             unsigned n = run_number(r->groups[i].runs[k]->run_name);
             last = n > last ? n : last;
         }
     for (size_t i = 0; i < r->group_count; i++) {
-        VPTQ_TRY(list_repeated(r, &r->groups[i], &l, err));
-        VPTQ_TRY(list_missing(r, &r->groups[i], last, &l, err));
+        list_repeated(r, &r->groups[i], &l);
+        list_missing(r, &r->groups[i], last, &l);
     }
     for (size_t i = 0; i < r->config_count; i++)
-        VPTQ_TRY(list_absent(r, &r->configs[i], &l, err));
-out:
-    vptq_buf_release(&l.buf);
-    return st;
+        list_absent(r, &r->configs[i], &l);
+    vptq_buf_release(&buf);
+    return l.e.st;
 }

@@ -125,11 +125,18 @@ typedef struct box {
 
 enum { MAX_POINTS = 500 };
 
-/* The areas of marks and labels so far. */
-typedef struct box_list {
-    box boxes[2 * MAX_POINTS];
+/* The position of a point's label or, if that does not fit, of its number in the legend. */
+typedef struct label_position {
+    double x, y;
+    unsigned number; /* 0 = the label itself */
+    bool left_out;   /* the number does not fit either: only the legend has it */
+} label_position;
+
+typedef struct label_list {
+    label_position positions[MAX_POINTS]; /* of the points that are shown */
+    box boxes[2 * MAX_POINTS];            /* the areas of marks and labels so far */
     size_t count;
-} box_list;
+} label_list;
 
 static bool overlaps(const box *a, const box *b)
 {
@@ -138,7 +145,7 @@ static bool overlaps(const box *a, const box *b)
 
 /* Reserves the box of a text of that width whose base line begins at (left, base); false if it
  * is not free or leaves the area. */
-static bool reserve(box_list *c, const box *area, double left, double base, double width)
+static bool reserve(label_list *c, const box *area, double left, double base, double width)
 {
     const box b = {left, base - 11, left + width, base + 4};
     if (b.left < area->left || b.right > area->right || b.top < area->top ||
@@ -153,7 +160,7 @@ static bool reserve(box_list *c, const box *area, double left, double base, doub
 
 /* Finds a free position for a text of that width next to (x, y) or, with `distant`, up to eight
  * lines above or below.  Sets *at_x, *at_y to the left end of its base line. */
-static bool find_position(box_list *c, const box *area, double x, double y, double width,
+static bool find_position(label_list *c, const box *area, double x, double y, double width,
                           bool distant, double *at_x, double *at_y)
 {
     static const double offsets[][2] = {
@@ -217,15 +224,7 @@ static void draw_frontier(vptq_html *h, const vptq_svg_scatter_spec *s, const sv
     }
 }
 
-/* The position of a point's label or, if that does not fit, of its number in the legend. */
-typedef struct label_position {
-    double x, y;
-    unsigned number; /* 0 = the label itself */
-    bool left_out;   /* the number does not fit either: only the legend has it */
-} label_position;
-
-static void position_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, box_list *c,
-                            label_position *positions)
+static void position_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, label_list *c)
 {
     const box area = {p->left + 2, p->top, SVG_WIDTH - 2, p->bottom - 2};
     unsigned numbers = 0;
@@ -237,10 +236,10 @@ static void position_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, b
             c->boxes[c->count++] = (box){x - 6, y - 6, x + 6, y + 6};
         }
     for (size_t i = 0; i < s->count; i++) {
-        label_position *at = &positions[i];
-        *at = (label_position){.number = 0};
         if (!is_shown(s, i))
             continue;
+        label_position *at = &c->positions[i];
+        *at = (label_position){.number = 0};
         double x = vptq_svg_at(&p->x, s->points[i].x), y = vptq_svg_at(&p->y, s->points[i].y);
         const char *label = s->points[i].label;
         if (find_position(c, &area, x, y, vptq_svg_width(label, strlen(label), SVG_SMALL),
@@ -297,28 +296,20 @@ void vptq_svg_scatter(vptq_html *h, const vptq_svg_scatter_spec *s)
         }
     if (is_empty(h, &e, &s->about))
         return;
-    size_t points = s->count < MAX_POINTS ? s->count : MAX_POINTS;
-    box_list *c = vptq_mem_alloc(h->e.buf->mem, 1, sizeof *c, h->e.err);
-    label_position *positions =
-        c ? vptq_mem_alloc(h->e.buf->mem, points, sizeof *positions, h->e.err) : NULL;
-    if (!positions) {
+    label_list *c = vptq_mem_alloc(h->e.buf->mem, 1, sizeof *c, h->e.err);
+    if (!c) {
         h->e.st = h->e.st ? h->e.st : VPTQ_E_NOMEM;
-        vptq_mem_free(h->e.buf->mem, c);
         return;
     }
-    vptq_svg_scatter_spec shown = *s;
-    shown.count = points;
     svg_plot p = vptq_svg_plan(&s->x, &s->y, e.x, e.y, TOP, 290);
-    position_labels(&shown, &p, c, positions);
+    position_labels(s, &p, c);
     double legend = p.bottom + SVG_BELOW + LEGEND_GAP;
-    vptq_svg_begin(h, scatter_legend(NULL, &shown, positions, legend) - SVG_LINE + 8,
-                   &s->about);
+    vptq_svg_begin(h, scatter_legend(NULL, s, c->positions, legend) - SVG_LINE + 8, &s->about);
     vptq_svg_axes(h, &p, &s->x, &s->y, e.values, e.count);
     if (s->frontier)
-        draw_frontier(h, &shown, &p);
-    draw_points(h, &shown, &p, positions);
-    scatter_legend(h, &shown, positions, legend);
+        draw_frontier(h, s, &p);
+    draw_points(h, s, &p, c->positions);
+    scatter_legend(h, s, c->positions, legend);
     vptq_svg_end(h);
-    vptq_mem_free(h->e.buf->mem, positions);
     vptq_mem_free(h->e.buf->mem, c);
 }
