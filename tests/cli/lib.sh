@@ -35,6 +35,24 @@ expect_exit()
     [ "$status" -eq "$want" ] || fail "exit status $status, expected $want: $*"
 }
 
+# expect_error STATUS PATTERN COMMAND..: the command ends with the status, prints nothing on stdout, and a line
+# of its stderr matches.  Leaves both in out.txt and err.txt.
+expect_error()
+{
+    local status=$1 pattern=$2
+    shift 2
+    expect_exit "$status" "$@" >out.txt 2>err.txt
+    expect_line err.txt "$pattern"
+    [ ! -s out.txt ] || fail "something on stdout: $*"
+}
+
+# expect_sentence STATUS PATTERN COMMAND..: the same, and stderr has only that line.
+expect_sentence()
+{
+    expect_error "$@"
+    [ "$(wc -l <err.txt)" -eq 1 ] || fail "not one sentence: $(cat err.txt)"
+}
+
 # expect_line FILE PATTERN: a line of the file matches the basic regular expression.
 expect_line()
 {
@@ -113,6 +131,23 @@ no_leftovers()
 
 # A test that signals a background program must start the program directly ("$BIN/..." ... &). A
 # function would run in a subshell, which gets the signal and does not pass it on.
+
+# interrupt PID [STATUS]: sends SIGINT to a background program and waits for it.  Its status must be 130, or
+# STATUS if it may have ended before.
+interrupt()
+{
+    local status=0
+    kill -INT "$1" 2>/dev/null || true
+    wait "$1" || status=$?
+    [ "$status" = 130 ] || [ "$status" = "${2-130}" ] || fail "status $status after SIGINT"
+}
+
+# kill_and_wait PID: kills a background program, which may have ended before.
+kill_and_wait()
+{
+    kill -9 "$1" 2>/dev/null || true
+    wait "$1" || true
+}
 
 # wait_for SECONDS COMMAND..: repeats the command until it succeeds; fails the test after SECONDS.
 wait_for()

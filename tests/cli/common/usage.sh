@@ -1,12 +1,9 @@
 # Wrong command lines: exit 2, nothing on stdout, a hint on stderr.
+# refused PATTERN COMMAND..: a usage error with a hint.
 refused()
 {
-    local message=$1
-    shift
-    expect_exit 2 "$@" >out 2>err
-    [ ! -s out ] || fail "a usage error writes to stdout: $*"
-    expect_line err "$message"
-    expect_line err "^try '.* --help'$"
+    expect_error 2 "$@"
+    expect_line err.txt "^try '.* --help'$"
 }
 
 for tool in vptq-hessian vptq-quantize vptq-pack vptq-eval; do

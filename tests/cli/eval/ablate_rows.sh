@@ -24,12 +24,8 @@ ablate --only '#4' --only 8-9 --only 4-bit --format csv 2>/dev/null | cut -d, -f
 # refused STATUS PATTERN JSON [OPTION..]
 refused()
 {
-    local status=$1 pattern=$2
     printf '%s' "$3" >rows.json
-    shift 3
-    expect_exit "$status" ablate --table rows.json "$@" >out.txt 2>err.txt
-    expect_line err.txt "$pattern"
-    [ ! -s out.txt ] || fail "something on stdout"
+    expect_error "$1" "$2" ablate --table rows.json "${@:4}"
 }
 refused 1 'rows.json: is not a list of 1 to 1000 rows' '{"rows": []}'
 refused 1 'rows.json: is not a list of 1 to 1000 rows' '[]'

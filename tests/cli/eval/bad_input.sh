@@ -3,14 +3,7 @@ model=$(data models/stories260K-hf)
 text=$(data text/tinystories/tiny.utf8)
 
 # bad STATUS PATTERN COMMAND..: vptq-eval COMMAND
-bad()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" "$BIN/vptq-eval" "$@" >out.txt 2>err.txt
-    expect_line err.txt "$pattern"
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-}
+bad() { expect_error "$1" "$2" "$BIN/vptq-eval" "${@:3}"; }
 
 bad 2 "unknown command 'pp'" pp
 bad 2 "missing option: --text FILE or --tokens FILE" ppl -m "$model"

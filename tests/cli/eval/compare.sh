@@ -126,14 +126,7 @@ expect_line hostile.csv "^'=x|\`<script>alert(1)</script>,'=x|"
 
 # --- errors ---
 # refused STATUS PATTERN OPERAND..
-refused()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" compare "$@" >out.txt 2>err.txt
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-    expect_line err.txt "$pattern"
-}
+refused() { expect_error "$1" "$2" compare "${@:3}"; }
 refused 2 'expected files of records'
 refused 2 'layout classic is Markdown' "$records" --layout classic --format html
 refused 2 "--original 'none': no records of such a model" "$records" --original none

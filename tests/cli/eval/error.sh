@@ -57,22 +57,12 @@ expect_alone error.html
 expect_line error.html '<caption>The 20 worst matrices</caption>'
 [ "$(grep -c '<svg ' error.html)" -eq 3 ] || fail "pictures"
 
-# refused STATUS PATTERN COMMAND..
-refused()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" "$@" >out.txt 2>err.txt
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-    [ "$(wc -l <err.txt)" -eq 1 ] || fail "not one line: $(cat err.txt)"
-    expect_line err.txt "$pattern"
-}
-refused 1 "Hessians are of a model with fingerprint" \
+expect_sentence 1 "Hessians are of a model with fingerprint" \
     "$BIN/vptq-eval" error -m "$packed" --base "$packed" -H h -q
-refused 1 "no quantized matrix" "$BIN/vptq-eval" error -m "$base" --base "$base" -q
-refused 1 "is not a version of" \
+expect_sentence 1 "no quantized matrix" "$BIN/vptq-eval" error -m "$base" --base "$base" -q
+expect_sentence 1 "is not a version of" \
     "$BIN/vptq-eval" error -m "$packed" --base "$SRC/tests/golden/tiny_qwen2" -q
-refused 1 "'error.html' already exists" \
+expect_sentence 1 "'error.html' already exists" \
     "$BIN/vptq-eval" error -m "$packed" --base "$base" -q --format html -o error.html
 run --format html -o error.html -f
-refused 2 "--layers 9-9: .* has layers 0 to 4" "$BIN/vptq-eval" error -m "$packed" --base "$base" --layers 9 -q
+expect_sentence 2 "--layers 9-9: .* has layers 0 to 4" "$BIN/vptq-eval" error -m "$packed" --base "$base" --layers 9 -q

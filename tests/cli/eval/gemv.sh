@@ -53,14 +53,7 @@ run --cache chain --shape 16x32 --books 16 >rows.txt
 expect_line rows.txt '^geometric mean of the ratio .* (1 rows, chain)$'
 
 # refused PATTERN OPTION..
-refused()
-{
-    local pattern=$1
-    shift
-    expect_exit 2 run "$@" >out.txt 2>err.txt
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-    expect_line err.txt "$pattern"
-}
+refused() { expect_error 2 "$1" run "${@:2}"; }
 refused "^vptq-eval: --shape 64: expected INxOUT" --shape 64
 refused "^vptq-eval: --shape 64x: expected INxOUT" --shape 64x
 refused "^vptq-eval: --books 16+x: expected K+KRES or K" --books 16+x

@@ -78,13 +78,7 @@ run src -p 'Once upon a' -n 0 --ignore-eos --format json > all.json
 [ "$(json_get tokens all.json) $(json_get stop_reason all.json)" = '512 length' ] || fail "$(cat all.json)"
 
 # bad STATUS TEXT ARGUMENT..: exit status, and one sentence with the text.
-bad()
-{
-    local status=$1 part=$2
-    shift 2
-    expect_exit "$status" "$BIN/vptq-eval" generate -q "$@" > /dev/null 2> err.txt
-    expect_line err.txt "$part"
-}
+bad() { expect_error "$1" "$2" "$BIN/vptq-eval" generate -q "${@:3}"; }
 bad 2 '\-\-system needs --chat' -m src -p x --system y
 bad 2 '\-\-chat needs --prompt' -m src --chat
 bad 2 'exclude each other' -m src -p x --prompt-file q.txt
@@ -102,9 +96,6 @@ bad 2 "the prompt has [0-9]* tokens and fills the model's context of 512" -m src
 pid=$!
 begun() { [ "$(wc -c < cut.txt)" -gt 60 ]; }
 wait_for 30 begun
-kill -INT "$pid"
-status=0
-wait "$pid" || status=$?
-[ "$status" = 130 ] || fail "status $status after SIGINT: $(cat err.txt)"
+interrupt "$pid"
 expect_line cut.txt '^Once upon a time, there was'
 [ -z "$(tail -c 1 cut.txt)" ] || fail "the text has no end of line"

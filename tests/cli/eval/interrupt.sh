@@ -6,9 +6,6 @@ text=$(data text/tinystories/tiny.utf8)
 pid=$!
 scoring() { grep -q 'windows 1-' err.txt; }
 wait_for 60 scoring
-kill -INT "$pid"
-status=0
-wait "$pid" || status=$?
-[ "$status" = 130 ] || fail "status $status after SIGINT"
+interrupt "$pid"
 expect_line err.txt 'interrupted'
 [ ! -s out.txt ] || fail "something on stdout"

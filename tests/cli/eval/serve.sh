@@ -51,15 +51,7 @@ serve -m one="$model" -m two="$model" --config 3,20,5 --runs 3 --seed 5 -o part.
 head -n 3 part.jsonl | cmp -s - kept.jsonl || fail "records have changed"
 
 # refused STATUS PATTERN OPTION..
-refused()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" serve "$@" >out.txt 2>err.txt
-    expect_line err.txt "$pattern"
-    [ "$(wc -l <err.txt)" -eq 1 ] || fail "not one sentence: $(cat err.txt)"
-    [ ! -s out.txt ] || fail "something on stdout"
-}
+refused() { expect_sentence "$1" "$2" serve "${@:3}"; }
 refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has seed 5, expected 6; use another file, or -f to replace this one" \
     -m one="$model" --config 3,20,5 --seed 6 -o runs.jsonl
 packed=$(data golden/vptq_model_stories260K)
@@ -89,10 +81,7 @@ serve -m one="$model" --config 1,8,2 --runs 1 -o text.txt -f >/dev/null
 pid=$!
 begun() { [ -s stopped.jsonl ]; }
 wait_for 60 begun
-kill -INT "$pid"
-status=0
-wait "$pid" || status=$?
-[ "$status" = 130 ] || fail "status $status after SIGINT"
+interrupt "$pid"
 done=$(wc -l <stopped.jsonl)
 serve -m one="$model" --config 8,64,64 --runs "$((done + 1))" -o stopped.jsonl --format json >groups.json
 [ "$(json_get runs groups.json)" = "$((done + 1))" ] || fail "$(cat groups.json)"

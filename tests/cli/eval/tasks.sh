@@ -68,14 +68,7 @@ run --task "x=$items/choices.jsonl" --delimiter '\n\\ ->\t' --dry-run >out.txt
 expect_line out.txt '^x: would score 4 items in 10 requests'
 
 # bad STATUS PATTERN ARGUMENT..: vptq-eval tasks
-bad()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" run "$@" >out.txt 2>err.txt
-    expect_line err.txt "$pattern"
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-}
+bad() { expect_error "$1" "$2" run "${@:3}"; }
 bad 2 '--task'
 bad 2 "task arc: expected NAME=FILE" --task arc
 bad 2 "task =x: expected NAME=FILE" --task =x

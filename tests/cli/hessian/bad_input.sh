@@ -4,53 +4,43 @@ tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
 run() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" --weights plain -q "$@"; }
 
-# bad STATUS PATTERN COMMAND..
-bad()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" "$@" > out.txt 2> err.txt
-    expect_line err.txt "$pattern"
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-}
-
-bad 2 "missing option: -m/--model MODEL" "$BIN/vptq-hessian" -c "$text" -o x
-bad 2 "missing option: -c/--calibration TEXT" run -o x
-bad 2 "missing option: -o/--output HDIR" run -c "$text"
-bad 2 "'-l'\|--length\|window" run -c "$text" -o x -l 1
-bad 2 "model does not go with --show" "$BIN/vptq-hessian" --show h -m "$model"
-bad 2 "output does not go with --show" "$BIN/vptq-hessian" --show h -o x
-bad 2 "calibration does not go with --merge" "$BIN/vptq-hessian" --merge h h -o x -c "$text"
-bad 2 "length does not go with --import" "$BIN/vptq-hessian" --import h -o x -l 16
-bad 2 "weights does not go with --export" "$BIN/vptq-hessian" --export h -o x --weights plain
-bad 1 "no-such-text" run -c no-such-text -o x
+expect_error 2 "missing option: -m/--model MODEL" "$BIN/vptq-hessian" -c "$text" -o x
+expect_error 2 "missing option: -c/--calibration TEXT" run -o x
+expect_error 2 "missing option: -o/--output HDIR" run -c "$text"
+expect_error 2 "'-l'\|--length\|window" run -c "$text" -o x -l 1
+expect_error 2 "model does not go with --show" "$BIN/vptq-hessian" --show h -m "$model"
+expect_error 2 "output does not go with --show" "$BIN/vptq-hessian" --show h -o x
+expect_error 2 "calibration does not go with --merge" "$BIN/vptq-hessian" --merge h h -o x -c "$text"
+expect_error 2 "length does not go with --import" "$BIN/vptq-hessian" --import h -o x -l 16
+expect_error 2 "weights does not go with --export" "$BIN/vptq-hessian" --export h -o x --weights plain
+expect_error 1 "no-such-text" run -c no-such-text -o x
 echo "One day" > short.txt
-bad 1 "short.txt: the text has .* 256$" run -c short.txt -o x -l 256
+expect_error 1 "short.txt: the text has .* 256$" run -c short.txt -o x -l 256
 printf 'abc' > odd.i32
-bad 1 "odd.i32" run --tokens odd.i32 -o x -l 16
+expect_error 1 "odd.i32" run --tokens odd.i32 -o x -l 16
 printf '\377\377\377\177%.0s' $(seq 64) > outside.i32
-bad 1 "2147483647" run --tokens outside.i32 -o x -l 16
-bad 1 "no-such-model" "$BIN/vptq-hessian" -m no-such-model -c "$text" -o x
-bad 2 "layers 3-9" run -c "$text" -o x -l 64 --layers 3-9
+expect_error 1 "2147483647" run --tokens outside.i32 -o x -l 16
+expect_error 1 "no-such-model" "$BIN/vptq-hessian" -m no-such-model -c "$text" -o x
+expect_error 2 "layers 3-9" run -c "$text" -o x -l 64 --layers 3-9
 [ ! -e x ] || [ -z "$(find x -name '*.safetensors')" ] || fail "an output was made"
 
 # A directory with something else in it is not touched.
 mkdir other
 touch other/quantize.json
-bad 1 "'other' is not a hessian directory: it holds 'quantize.json'" run -c "$text" -o other -n 2 -l 64 -f
+expect_error 1 "'other' is not a hessian directory: it holds 'quantize.json'" run -c "$text" -o other -n 2 -l 64 -f
 [ "$(ls other)" = quantize.json ] || fail "something was written: $(ls other)"
 
 # A directory of another run: an error that names the key; --force replaces it.
 run -c "$text" -o h -n 2 -l 64
-bad 1 "key 'fingerprint'" run -c "$text" -o h -n 4 -l 64
+expect_error 1 "key 'fingerprint'" run -c "$text" -o h -n 4 -l 64
 run -c "$text" -o h -n 4 -l 64 -f
-bad 1 "layers 0-4" run -c "$text" -o h -n 4 -l 64 --layers 0-1
+expect_error 1 "layers 0-4" run -c "$text" -o h -n 4 -l 64 --layers 0-1
 
 # Another process is working in the directory.
 flock h/lock sleep 20 &
 pid=$!
 sleep 0.5
-bad 1 "'h'\|h/lock" run -c "$text" -o h -n 4 -l 64
+expect_error 1 "'h'\|h/lock" run -c "$text" -o h -n 4 -l 64
 kill "$pid"
 
 # --show reports a NaN in a Hessian; every use of it is an error.

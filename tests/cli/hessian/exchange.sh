@@ -32,10 +32,7 @@ expect_same back2 back
 # bad STATUS PATTERN ARGUMENTS..
 bad()
 {
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" hessian "$@" -o x > out.txt 2> err.txt
-    expect_line err.txt "$pattern"
+    expect_error "$1" "$2" hessian "${@:3}" -o x
     [ ! -e x ] || fail "an output was made: $*"
     no_leftovers .
 }

@@ -17,8 +17,7 @@ expect_same one two
 "$BIN/vptq-hessian" "${args[@]}" -o killed -t 1 -q &
 pid=$!
 wait_for 60 test -e killed/holdout/layer_001_kv.safetensors
-kill -9 "$pid" 2>/dev/null || true
-wait "$pid" || true
+kill_and_wait "$pid"
 collect -o killed -q --format json > rest.json
 [ "$(json_get layers_reused rest.json)" -ge 1 ] || fail "finished layers were collected again"
 expect_same one killed

@@ -6,10 +6,7 @@ pack() { "$BIN/vptq-pack" -q "$@"; }
 # bad STATUS PATTERN COMMAND..
 bad()
 {
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" "$@" > out.txt 2> err.txt
-    expect_line err.txt "$pattern"
+    expect_error "$@"
     no_leftovers .
 }
 # finds PATTERN MODEL: --check exits with 3 and prints the finding

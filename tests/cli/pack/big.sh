@@ -102,10 +102,7 @@ begin()
     wait_for 60 started "$1"
 }
 begin stopped.vptq
-kill -INT "$pid"
-status=0
-wait "$pid" || status=$?
-[ "$status" = 130 ] || fail "status $status after SIGINT"
+interrupt "$pid"
 expect_line err.txt "interrupted"
 [ ! -e stopped.vptq ] || fail "an archive after SIGINT"
 no_leftovers .
@@ -114,8 +111,7 @@ echo old > killed.vptq
 "$BIN/vptq-pack" -q -t 1 -f big -o killed.vptq > out.txt 2> err.txt &
 pid=$!
 wait_for 60 started killed.vptq
-kill -9 "$pid"
-wait "$pid" || true
+kill_and_wait "$pid"
 [ "$(cat killed.vptq)" = old ] || fail "an archive after SIGKILL"
 # and the next writer of the same output removes the temporary file
 pack -f big -o killed.vptq > /dev/null

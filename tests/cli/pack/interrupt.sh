@@ -21,22 +21,17 @@ begin()
 }
 
 begin stopped
-kill -INT "$pid"
-status=0
-wait "$pid" || status=$?
-[ "$status" = 130 ] || fail "status $status after SIGINT"
+interrupt "$pid"
 expect_line err.txt "interrupted"
 [ ! -e stopped ] || fail "an output after SIGINT"
 no_leftovers .
 
 begin killed
-kill -9 "$pid"
-wait "$pid" || true
+kill_and_wait "$pid"
 [ ! -e killed ] || fail "an output after SIGKILL"
 # the next run with the same output cleans up
 expect_exit 1 "$BIN/vptq-pack" -q --unpack nothing -o killed 2> /dev/null
 begin killed
 [ "$(find . -maxdepth 1 -name 'killed.tmp.*' | wc -l)" = 1 ] || fail "the old temporary is there"
-kill -INT "$pid"
-wait "$pid" || true
+interrupt "$pid"
 no_leftovers .

@@ -61,8 +61,7 @@ expect_line err.txt 'kl/quantize.json belongs to another run'
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -o killed -b 3 "${kl[@]}" -t 1 -q >/dev/null &
 pid=$!
 wait_for 60 test -e killed/sensitivity.json
-kill -9 "$pid" 2>/dev/null || true
-wait "$pid" || true
+kill_and_wait "$pid"
 quantize -o killed -b 3 "${kl[@]}" -t 2 >/dev/null
 expect_same kl killed
 no_leftovers killed

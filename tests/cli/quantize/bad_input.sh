@@ -6,36 +6,26 @@ text=$(data text/tinystories/tiny.utf8)
 "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 256 -o h -q
 run() { "$BIN/vptq-quantize" -m "$model" -H h -q "$@"; }
 
-# bad STATUS PATTERN COMMAND..
-bad()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" "$@" > out.txt 2> err.txt
-    expect_line err.txt "$pattern"
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-}
-
-bad 2 "power of two" run -o w -k 100
-bad 2 "layers 4-5" run -o w --layers 4-5
-bad 2 "missing option: -H/--hessians HDIR" "$BIN/vptq-quantize" -m "$model" -o w
-bad 2 "missing option: -o/--output WORK" run
-bad 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$model" -H nothing -o w
-bad 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w
+expect_error 2 "power of two" run -o w -k 100
+expect_error 2 "layers 4-5" run -o w --layers 4-5
+expect_error 2 "missing option: -H/--hessians HDIR" "$BIN/vptq-quantize" -m "$model" -o w
+expect_error 2 "missing option: -o/--output WORK" run
+expect_error 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$model" -H nothing -o w
+expect_error 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w
 [ ! -e w ] || fail "a work directory was made"
 
 # A directory with something else in it is not touched.
 mkdir other
 touch other/config.json
-bad 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16
-bad 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16 --force
+expect_error 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16
+expect_error 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16 --force
 [ "$(ls other)" = config.json ] || fail "something was written: $(ls other)"
 
 # A work directory of another run: an error that names the key; --force starts over.
 run -o w -k 16 --layers 0-0 > /dev/null
-bad 1 "'settings.centroids' is 16, here it is 32" run -o w -k 32 --layers 0-0
-bad 1 "'settings.seed' is 0" run -o w -k 16 --seed 5 --layers 0-0
-bad 1 "'settings.norm' is .std., here it is .none." run -o w -k 16 --no-norm --layers 0-0
+expect_error 1 "'settings.centroids' is 16, here it is 32" run -o w -k 32 --layers 0-0
+expect_error 1 "'settings.seed' is 0" run -o w -k 16 --seed 5 --layers 0-0
+expect_error 1 "'settings.norm' is .std., here it is .none." run -o w -k 16 --no-norm --layers 0-0
 cp w/layer_000_q_proj.safetensors w/layer_009_q_proj.safetensors
 run -o w -k 32 --layers 0-0 -f > /dev/null
 [ ! -e w/layer_009_q_proj.safetensors ] || fail "a matrix of the other run is still there"
@@ -45,7 +35,7 @@ run -o w -k 32 --layers 0-0 -f > /dev/null
 flock w/lock sleep 20 &
 pid=$!
 sleep 0.5
-bad 1 "'w'\|w/lock" run -o w -k 32 --layers 0-0
+expect_error 1 "'w'\|w/lock" run -o w -k 32 --layers 0-0
 kill "$pid"
 
 # A missing or damaged Hessian is named; finished matrices are kept.
@@ -60,7 +50,7 @@ run -o v -k 16 > /dev/null
 cp "$tok" tokenizer.bin
 run -o named -k 16 --layers 0-0 --tokenizer tokenizer.bin > /dev/null
 expect_line named/quantize.json "\"tokenizer\": \"$PWD/tokenizer.bin\""
-bad 1 "'no-such-tokenizer'" run -o x --tokenizer no-such-tokenizer
+expect_error 1 "'no-such-tokenizer'" run -o x --tokenizer no-such-tokenizer
 
 # A dry run.
 run --dry-run -v 8 -k 4096 --format json > plan.json

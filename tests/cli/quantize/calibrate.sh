@@ -25,8 +25,7 @@ expect_same one two
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -k 64 -q "${run[@]}" -o killed -t 1 > out.txt &
 pid=$!
 wait_for 60 test -e killed/layer_002_q_proj.safetensors
-kill -9 "$pid" 2>/dev/null || true
-wait "$pid" || true
+kill_and_wait "$pid"
 rm -f killed/layer_001_up_proj.safetensors killed/layer_002_q_proj.safetensors # as if damaged
 quantize "${run[@]}" -o killed > out.txt
 expect_line out.txt "35 matrices ([0-9]* kept)"

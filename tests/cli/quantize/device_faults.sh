@@ -69,9 +69,6 @@ done
     --refits 0 --backend emu -q -o stopped > /dev/null 2> err.txt &
 pid=$!
 wait_for 60 test -e stopped/layer_000_q_proj.safetensors
-kill -INT "$pid" 2> /dev/null || true
-status=0
-wait "$pid" || status=$?
-[ "$status" = 130 ] || [ "$status" = 0 ] || fail "status $status after SIGINT"
+interrupt "$pid" 0
 quantize stopped > /dev/null
 expect_same one stopped "after SIGINT"

@@ -64,24 +64,17 @@ done
 run -H h --kv-factor 0.5 -o w --format json > again.json
 [ "$(grep -c '"reused": true' again.json)" = 7 ] || fail "made again"
 
-bad()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" "$@" > out.txt 2> err.txt
-    expect_line err.txt "$pattern"
-}
-bad 1 "key 'kv_factor' is 0.5, here it is 0.25" run -H h --kv-factor 0.25 -o w
-bad 1 "key 'held_out_fingerprint' is" run -H h --held-out other -o w
-bad 1 "'other' has no term of k and v for the factor of 0.1" \
+expect_error 1 "key 'kv_factor' is 0.5, here it is 0.25" run -H h --kv-factor 0.25 -o w
+expect_error 1 "key 'held_out_fingerprint' is" run -H h --held-out other -o w
+expect_error 1 "'other' has no term of k and v for the factor of 0.1" \
     run -H other --kv-factor 0.1 -o x
-bad 2 ": --kv-factor -1: expected" run -H h --kv-factor -1 -o x
-bad 2 "held-out needs -H" run --dry-run --held-out other
-bad 1 "'h' and 'h' have the Hessians of the same tokens" run -H h --held-out h -o x
+expect_error 2 ": --kv-factor -1: expected" run -H h --kv-factor -1 -o x
+expect_error 2 "held-out needs -H" run --dry-run --held-out other
+expect_error 1 "'h' and 'h' have the Hessians of the same tokens" run -H h --held-out h -o x
 "$BIN/vptq-hessian" -m "$hf" -c "$text" -n 2 -l 64 -o alien -qq > /dev/null
-bad 1 "'alien' has the Hessians of another model" run -H h --held-out alien -o x
+expect_error 1 "'alien' has the Hessians of another model" run -H h --held-out alien -o x
 collect -n 4 --layers 1-2 -o part
-bad 1 "'part' has layers 1-2, expected layers 0-0" run -H h --held-out part -o x
+expect_error 1 "'part' has layers 1-2, expected layers 0-0" run -H h --held-out part -o x
 [ ! -e x ] || fail "a work directory was made"
 
 # Few tokens: a warning with the numbers, and a result.

@@ -40,19 +40,11 @@ done
 # The same recipe continues the run; another one is an error that names the difference.
 run -o w --recipe r.json --format json > again.json
 [ "$(grep -c '"reused": true' again.json)" = 14 ] || fail "made again"
-bad()
-{
-    local status=$1 pattern=$2
-    shift 2
-    expect_exit "$status" "$@" > out.txt 2> err.txt
-    expect_line err.txt "$pattern"
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-}
-bad 1 "key 'recipe' is .*, here it is missing (--force starts over)" run -o w
+expect_error 1 "key 'recipe' is .*, here it is missing (--force starts over)" run -o w
 sed 's/"centroids": 32/"centroids": 128/' r.json > s.json
-bad 1 "w/quantize.json belongs to another run: its key 'recipe' is" run -o w --recipe s.json
-bad 1 "key 'settings.sweeps' is ., here it is 2" run -o w --recipe r.json --sweeps 2
-bad 1 "key 'settings.encoder' \|key 'settings.norm' is \"std\", here it is \"minmax\"" \
+expect_error 1 "w/quantize.json belongs to another run: its key 'recipe' is" run -o w --recipe s.json
+expect_error 1 "key 'settings.sweeps' is ., here it is 2" run -o w --recipe r.json --sweeps 2
+expect_error 1 "key 'settings.encoder' \|key 'settings.norm' is \"std\", here it is \"minmax\"" \
     run -o w --recipe r.json --encoder upstream
 expect_same report w/report.jsonl
 run -o w --recipe s.json --force > /dev/null
@@ -62,7 +54,7 @@ expect_line w/report.jsonl '"name": "v_proj", .*"k": 128,'
 refused()
 {
     echo "$2" > bad.json
-    bad 1 "$1" run -o x --recipe bad.json
+    expect_error 1 "$1" run -o x --recipe bad.json
     [ ! -e x ] || fail "a work directory was made"
 }
 refused "^vptq-quantize: bad.json: line 1, column .: not valid JSON" 'rules'
@@ -83,9 +75,9 @@ refused "duplicate object key near '\"beam\"'" \
     '{"rules": [{"match": "*", "settings": {"beam": 1, "beam": 2}}]}'
 refused "bad.json: rule 1: key 'dtype' applies to the whole model" \
     '{"rules": [{"match": "*", "settings": {"dtype": "bf16"}}]}'
-bad 1 "no-such-recipe" run -o x --recipe no-such-recipe
+expect_error 1 "no-such-recipe" run -o x --recipe no-such-recipe
 # Settings that are valid, but not for this matrix.
 echo '{"rules": [{"match": "layers.4.*.down_proj", "settings": {"groups": 5}}]}' > bad.json
-bad 2 "model.layers.4.mlp.down_proj: groups is 5, which does not divide 172 columns" \
+expect_error 2 "model.layers.4.mlp.down_proj: groups is 5, which does not divide 172 columns" \
     run -o x --recipe bad.json
 [ ! -e x ] || fail "a work directory was made"

@@ -24,8 +24,7 @@ for matrix in layer_000_k_proj layer_002_gate_proj layer_004_q_proj; do
     "$BIN/vptq-quantize" "${args[@]}" -o killed -t 1 > /dev/null &
     pid=$!
     wait_for 60 test -e "killed/$matrix.safetensors"
-    kill -9 "$pid" 2>/dev/null || true
-    wait "$pid" || true
+    kill_and_wait "$pid"
 done
 quantize -o killed --format json > rest.json
 [ "$(json_get reused rest.json | grep -c true)" -ge 29 ] || fail "finished matrices were made again"
@@ -36,10 +35,7 @@ no_leftovers killed
 "$BIN/vptq-quantize" "${args[@]}" -o stopped -t 1 > /dev/null &
 pid=$!
 wait_for 60 test -e stopped/layer_000_q_proj.safetensors
-kill -INT "$pid" 2>/dev/null || true
-status=0
-wait "$pid" || status=$?
-[ "$status" = 130 ] || [ "$status" = 0 ] || fail "status $status after SIGINT"
+interrupt "$pid" 0
 quantize -o stopped > /dev/null
 expect_same one stopped
 

@@ -68,14 +68,7 @@ want="$want"' "refits": 0, "scales": false, "rounding": "end"}'
 same_settings '{}' --encoder best
 
 # bad PATTERN OPTIONS..: a usage error.
-bad()
-{
-    local pattern=$1
-    shift
-    expect_exit 2 plan "$@" > out.txt 2> err.txt
-    [ ! -s out.txt ] || fail "something on stdout: $*"
-    expect_line err.txt "$pattern"
-}
+bad() { expect_error 2 "$1" plan "${@:2}"; }
 
 bad "^vptq-quantize: --vector-length 65: expected a whole number from 1 to 64" -v 65
 bad "^vptq-quantize: --vector-length 0: expected" -v 0
