@@ -144,12 +144,12 @@ static tpl_value has_affix(tpl_call *c)
     bool found = false;
     if (parts.kind != TPL_TUPLE)
         parts = (tpl_value){.kind = TPL_TUPLE, .len = 1, .u.items = &c->arg[0]};
-    for (uint32_t i = 0; i < parts.len && !found && !c->run->status; i++) {
+    for (uint32_t i = 0; i < parts.len && !found && vptq_tpl_step(c->run, 1); i++) {
         tpl_value part = parts.u.items[i];
-        found = want_str(c, part) && vptq_tpl_step(c->run, TPL_READ(part.len)) &&
-                part.len <= s.len &&
-                (part.len == 0 || memcmp(s.u.s + (c->variant == LEFT ? 0 : s.len - part.len),
-                                         part.u.s, part.len) == 0);
+        if (want_str(c, part) && part.len <= s.len) {
+            size_t at = c->variant == LEFT ? 0 : s.len - part.len;
+            found = vptq_tpl_equal(c->run, TPL_TEXT(s.u.s + at, part.len), part);
+        }
     }
     return TPL_BOOLEAN(found);
 }

@@ -359,7 +359,7 @@ size_t vptq_tpl_length(tpl_run *r, tpl_value v)
     size_t length = v.kind == TPL_DICT ? v.len / 2 : v.len;
     for (uint32_t i = 0; v.kind == TPL_STR && i < v.len; i++)
         length -= is_continuation(v.u.s[i]);
-    vptq_tpl_step(r, v.len / 16);
+    vptq_tpl_step(r, TPL_READ(v.kind == TPL_STR ? v.len : 0));
     if (v.kind == TPL_UNDEFINED)
         return 0;
     if (v.kind < TPL_STR || v.kind > TPL_DICT)
