@@ -48,10 +48,8 @@ vptq_status vptq_added_prepare(vptq_tokenizer *t, vptq_err *err)
     for (int k = 0; k < 2; k++) {
         sets[k]->entries =
             vptq_arena_alloc(&t->arena, v->added_count, sizeof *sets[k]->entries, err);
-        if (!sets[k]->entries) {
-            st = VPTQ_E_NOMEM;
-            goto out;
-        }
+        if (!sets[k]->entries)
+            VPTQ_TRY(VPTQ_E_NOMEM);
     }
     for (uint32_t i = 0; i < v->added_count; i++) {
         const vptq_added_token *a = &v->added[i];
@@ -75,6 +73,20 @@ out:
     return st;
 }
 
+/* The first of the entries [lo, hi) whose byte d is at least `byte`. */
+static uint32_t lower_bound(const vptq_added_set *set, uint32_t lo, uint32_t hi, size_t d,
+                            int byte)
+{
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if ((unsigned char)set->entries[mid].span.text[d] < byte)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
 /* Returns the longest entry that the text begins with, or NULL. The range of entries that agree
  * with the first d bytes narrows as d grows. */
 static const entry *longest(const vptq_added_set *set, const char *text, size_t len)
@@ -90,25 +102,9 @@ static const entry *longest(const vptq_added_set *set, const char *text, size_t 
         }
         if (d == len)
             break;
-        unsigned char c = (unsigned char)text[d];
-        uint32_t a = lo, b = hi;
-        while (a < b) { /* first entry whose byte d is not below c */
-            uint32_t mid = a + (b - a) / 2;
-            if ((unsigned char)set->entries[mid].span.text[d] < c)
-                a = mid + 1;
-            else
-                b = mid;
-        }
-        lo = a;
-        b = hi;
-        while (a < b) { /* first entry whose byte d is above c */
-            uint32_t mid = a + (b - a) / 2;
-            if ((unsigned char)set->entries[mid].span.text[d] <= c)
-                a = mid + 1;
-            else
-                b = mid;
-        }
-        hi = a;
+        int byte = (unsigned char)text[d];
+        lo = lower_bound(set, lo, hi, d, byte);
+        hi = lower_bound(set, lo, hi, d, byte + 1);
     }
     return best;
 }
@@ -117,26 +113,11 @@ static const entry *longest(const vptq_added_set *set, const char *text, size_t 
  * marks, decimal digits, connecting punctuation, the two joiners. */
 static bool is_word(uint32_t cp)
 {
-    if (cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9) ||
-        (cp >= 0x1F130 && cp <= 0x1F149) || (cp >= 0x1F150 && cp <= 0x1F169) ||
-        (cp >= 0x1F170 && cp <= 0x1F189))
-        return true;
-    switch (utf8proc_category((utf8proc_int32_t)cp)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-        return true;
-    default:
-        return false;
-    }
+    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    return (c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_NL) ||
+           c == UTF8PROC_CATEGORY_PC || cp == 0x200C || cp == 0x200D ||
+           (cp >= 0x24B6 && cp <= 0x24E9) || (cp >= 0x1F130 && cp <= 0x1F149) ||
+           (cp >= 0x1F150 && cp <= 0x1F169) || (cp >= 0x1F170 && cp <= 0x1F189);
 }
 
 static bool stands_alone(const char *text, size_t len, size_t begin, size_t end)

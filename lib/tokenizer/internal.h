@@ -5,11 +5,17 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <string.h>
 
 #include "lib/base/strmap.h"
 #include "lib/tokenizer/tokenizer.h"
 
 #define VPTQ_META "\xE2\x96\x81" /* U+2581 */
+
+static inline bool vptq_is_meta(const char *text, size_t len, size_t at)
+{
+    return len - at >= 3 && memcmp(text + at, VPTQ_META, 3) == 0;
+}
 
 /* A run of bytes that belongs to someone else. */
 typedef struct vptq_span {

@@ -31,8 +31,7 @@ static vptq_status merge_cut(vptq_encode_run *e, word w, vptq_err *err)
 {
     size_t begin = 0;
     for (size_t i = 3; i + 3 <= w.len; i++) {
-        if (w.text[i] == VPTQ_META[0] && memcmp(w.text + i, VPTQ_META, 3) == 0 &&
-            memcmp(w.text + i - 3, VPTQ_META, 3) != 0) {
+        if (vptq_is_meta(w.text, w.len, i) && !vptq_is_meta(w.text, w.len, i - 3)) {
             VPTQ_CHECK(vptq_merge_word(e, w.text + begin, i - begin, err));
             begin = i;
         }
@@ -60,7 +59,6 @@ static vptq_status flush(cutter *c, vptq_err *err)
 static vptq_status cut_part(cutter *c, size_t begin, size_t end, bool match, vptq_err *err)
 {
     bool before = c->match, joins = false;
-    vptq_status st = VPTQ_OK;
     c->match = match;
     switch (c->e->t->v->splits[c->step].kind) {
     case VPTQ_SPLIT_REMOVED:
@@ -82,11 +80,11 @@ static vptq_status cut_part(cutter *c, size_t begin, size_t end, bool match, vpt
         return VPTQ_OK;
     }
     if (c->waits)
-        st = flush(c, err);
+        VPTQ_CHECK(flush(c, err));
     c->begin = begin;
     c->end = end;
     c->waits = true;
-    return st;
+    return VPTQ_OK;
 }
 
 /* Cuts the valid UTF-8 in [begin, begin + len). */
@@ -156,7 +154,7 @@ static vptq_status split_metaspace(vptq_encode_run *e, uint32_t step, word w, vp
 {
     const vptq_split *s = &e->t->v->splits[step];
     vptq_buf *b = &e->step[step];
-    bool has = w.text[0] == ' ' || (w.len >= 3 && memcmp(w.text, VPTQ_META, 3) == 0);
+    bool has = w.text[0] == ' ' || vptq_is_meta(w.text, w.len, 0);
     vptq_buf_clear(b);
     if (!has &&
         (s->prepend == VPTQ_PREPEND_ALWAYS || (s->prepend == VPTQ_PREPEND_FIRST && w.first)))
@@ -174,7 +172,7 @@ static vptq_status split_metaspace(vptq_encode_run *e, uint32_t step, word w, vp
     word all = {b->data, b->len, w.first};
     size_t begin = 0;
     for (size_t i = 1; s->individual && i + 3 <= all.len; i++) {
-        if (memcmp(all.text + i, VPTQ_META, 3) == 0) {
+        if (vptq_is_meta(all.text, all.len, i)) {
             VPTQ_CHECK(pass_on(e, step, all, begin, i, err));
             begin = i;
         }
@@ -188,10 +186,9 @@ static vptq_status split_prefix(vptq_encode_run *e, uint32_t step, word w, vptq_
         return run_step(e, step + 1, w, err);
     vptq_buf *b = &e->step[step];
     vptq_buf_clear(b);
-    vptq_status st = vptq_buf_add(b, " ", 1, err);
-    if (!st)
-        st = vptq_buf_add(b, w.text, w.len, err);
-    return st ? st : run_step(e, step + 1, (word){b->data, b->len, w.first}, err);
+    VPTQ_CHECK(vptq_buf_add(b, " ", 1, err));
+    VPTQ_CHECK(vptq_buf_add(b, w.text, w.len, err));
+    return run_step(e, step + 1, (word){b->data, b->len, w.first}, err);
 }
 
 /* Runs one step; steps nest at most VPTQ_STEPS_MAX deep. */

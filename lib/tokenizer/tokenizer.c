@@ -30,7 +30,7 @@ static void from_meta(const vptq_piece *p, char *out, size_t *len)
 {
     *len = 0;
     for (size_t i = 0; i < p->len;) {
-        bool meta = p->len - i >= 3 && memcmp(p->text + i, VPTQ_META, 3) == 0;
+        bool meta = vptq_is_meta(p->text, p->len, i);
         out[(*len)++] = meta ? ' ' : p->text[i];
         i += meta ? 3 : 1;
     }
@@ -76,16 +76,10 @@ static vptq_status decode_pieces(vptq_tokenizer *t, vptq_err *err)
 /* Returns whether a character other than U+2581 is followed by U+2581. */
 static bool meta_inside(const vptq_piece *p)
 {
-    for (size_t i = 3; i + 3 <= p->len; i++) {
-        if (memcmp(p->text + i, VPTQ_META, 3) == 0 &&
-            memcmp(p->text + i - 3, VPTQ_META, 3) != 0)
+    for (size_t i = 1; i < p->len; i++)
+        if (vptq_is_meta(p->text, p->len, i) &&
+            (i < 3 || !vptq_is_meta(p->text, p->len, i - 3)))
             return true;
-    }
-    /* one or two bytes before the mark */
-    for (size_t i = 1; i < 3 && i + 3 <= p->len; i++) {
-        if (memcmp(p->text + i, VPTQ_META, 3) == 0)
-            return true;
-    }
     return false;
 }
 
@@ -115,7 +109,7 @@ static vptq_status index_pieces(vptq_tokenizer *t, vptq_err *err)
             t->byte_id[(unsigned char)key.text[0]] = (int32_t)i;
         if (key.len > t->longest)
             t->longest = (uint32_t)key.len;
-        meta = meta || (p->len == 3 && memcmp(p->text, VPTQ_META, 3) == 0);
+        meta = meta || (p->len == 3 && vptq_is_meta(p->text, p->len, 0));
         inside = inside || (!bytes && meta_inside(p));
     }
     t->cut_meta = !bytes && meta && !inside && !v->ignore_merges;
@@ -250,15 +244,14 @@ static vptq_status decode_first(const vptq_tokenizer *t, int32_t id, bool *start
     const vptq_piece *p = &t->v->pieces[id];
     vptq_span b = t->bytes[id];
     if (t->v->strip_marks && p->type != VPTQ_PIECE_BYTE) {
-        vptq_status st = VPTQ_OK;
-        for (size_t i = 0; i < p->len && !st;) {
-            bool meta = p->len - i >= 3 && memcmp(p->text + i, VPTQ_META, 3) == 0;
-            if (!meta)
-                st = vptq_buf_add(out, p->text + i, 1, err);
-            i += meta ? 3 : 1;
-        }
         *start = false;
-        return st;
+        for (size_t i = 0; i < p->len; i++) {
+            if (vptq_is_meta(p->text, p->len, i))
+                i += 2;
+            else
+                VPTQ_CHECK(vptq_buf_add(out, p->text + i, 1, err));
+        }
+        return VPTQ_OK;
     }
     *start = b.len == 0 && !t->v->strip_marks;
     bool drop = t->v->strip_start && b.len > 0 && b.text[0] == ' ';
