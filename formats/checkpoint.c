@@ -2,7 +2,6 @@
 #include "formats/checkpoint.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "formats/checkpoint_internal.h"
@@ -115,15 +114,11 @@ vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *n
     return VPTQ_OK;
 }
 
-/* Reads DIR/NAME; dir_len is the length of DIR. */
-static vptq_status dir_text(const char *dir, size_t dir_len, const char *name, size_t limit,
-                            vptq_arena *arena, vptq_text *text, vptq_err *err)
+static vptq_status file_text(const char *path, size_t limit, vptq_arena *arena, vptq_text *text,
+                             vptq_err *err)
 {
-    char path[4096], *data = NULL;
+    char *data = NULL;
     size_t len = 0;
-    int n = snprintf(path, sizeof path, "%.*s/%s", (int)dir_len, dir, name);
-    if (n < 0 || (size_t)n >= sizeof path)
-        return vptq_fail(err, VPTQ_E_ARG, "%s: the path is too long", dir);
     if (!vptq_path_exists(path))
         return VPTQ_OK;
     VPTQ_CHECK(vptq_file_read(path, limit, arena->mem, &data, &len, err));
@@ -144,14 +139,14 @@ vptq_status vptq_checkpoint_companion(const vptq_checkpoint *c, const char *name
         return VPTQ_OK;
     if (c->kind == VPTQ_CKPT_ARCHIVE && origin == c->path)
         return vptq_checkpoint_archive_text(c, name, limit, arena, text, err);
-    if (vptq_path_is_dir(origin))
-        return dir_text(origin, strlen(origin), name, limit, arena, text, err);
+    char path[4096];
+    const bool is_dir = vptq_path_is_dir(origin);
     /* next to a file only the tokenizer's companions are searched */
-    if (!tokenizer || origin == c->path)
+    if (!is_dir && (!tokenizer || origin == c->path))
         return VPTQ_OK;
-    size_t dir_len = (size_t)(vptq_path_base(origin) - origin);
-    return dir_text(dir_len ? origin : ".", dir_len ? dir_len : 1, name, limit, arena, text,
-                    err);
+    VPTQ_CHECK(is_dir ? vptq_path_join(path, sizeof path, origin, name, err)
+                      : vptq_path_beside(path, sizeof path, origin, name, err));
+    return file_text(path, limit, arena, text, err);
 }
 
 /* ---- tokenizer ---- */

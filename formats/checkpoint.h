@@ -1,5 +1,5 @@
-/* Opens any MODEL: a Hugging Face directory, a GGUF file, a llama2.c .bin, a packed VPTQ
- * directory, a .vptq archive or a quantize work directory.  All give the same view: a
+/* Internal: opens any MODEL: a Hugging Face directory, a GGUF file, a llama2.c .bin, a packed
+ * VPTQ directory, a .vptq archive or a quantize work directory.  All give the same view: a
  * description, tensors under Hugging Face names, and quantized matrices by module path.
  *
  *     vptq_checkpoint c;

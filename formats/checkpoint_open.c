@@ -178,17 +178,12 @@ static vptq_status search_tokenizer(vptq_checkpoint *c, vptq_err *err)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model", "tokenizer.bin"};
     bool is_dir = c->kind == VPTQ_CKPT_HF || c->kind == VPTQ_CKPT_PACKED;
-    size_t dir_len = (size_t)(vptq_path_base(c->path) - c->path);
-    const char *dir = is_dir        ? c->path
-                      : dir_len > 0 ? vptq_arena_strndup(&c->arena, c->path, dir_len, err)
-                                    : ".";
-    if (!dir)
-        return VPTQ_E_NOMEM;
     /* llama2.c's own tokenizer format belongs to its models only */
     size_t count = c->kind == VPTQ_CKPT_LLAMA2C ? 3 : 2;
     for (size_t i = 0; i < count && !c->tokenizer; i++) {
         char path[4096];
-        VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, names[i], err));
+        VPTQ_CHECK(is_dir ? vptq_path_join(path, sizeof path, c->path, names[i], err)
+                          : vptq_path_beside(path, sizeof path, c->path, names[i], err));
         if (vptq_path_exists(path))
             VPTQ_CHECK(set_tokenizer(c, path, err));
     }

@@ -35,29 +35,18 @@ static vptq_status check_listed(const vptq_checkpoint *c, const vptq_strmap *lis
     return VPTQ_OK;
 }
 
-static vptq_status read_matrix(vptq_checkpoint *c, const json_t *entry, const char *name,
-                               bool shapes_only, vptq_arena *arena, vptq_packed_matrix *m,
-                               bool *whole, vptq_err *err)
-{
-    const vptq_packed_source source = {&c->set, entry, name, c->path};
-    *whole = true;
-    if (c->fault)
-        return vptq_packed_check(&source, arena, c->fault, c->fault_arg, m, whole, err);
-    if (shapes_only)
-        return vptq_packed_read_shape(&source, arena, m, err);
-    return vptq_packed_read(&source, arena, m, err);
-}
-
 /* Appends one matrix to c->quantized, unless it has faults and c reports them. */
 static vptq_status add_matrix(vptq_checkpoint *c, const json_t *entry, const char *name,
                               bool shapes_only, vptq_err *err)
 {
     vptq_packed_matrix *m = &c->quantized[c->quantized_count];
+    const vptq_packed_source source = {&c->set, entry, name, c->path};
+    const vptq_packed_mode mode = {shapes_only && !c->fault, c->fault, c->fault_arg};
     vptq_arena scratch;
     vptq_arena_init(&scratch, c->arena.mem);
     bool whole;
-    vptq_status st = read_matrix(c, entry, name, shapes_only,
-                                 shapes_only ? &scratch : &c->arena, m, &whole, err);
+    vptq_status st =
+        vptq_packed_check(&source, &mode, shapes_only ? &scratch : &c->arena, m, &whole, err);
     if (!st && whole)
         c->quantized_count++;
     if (!st && whole && shapes_only) {

@@ -1,5 +1,6 @@
-/* llama2.c's legacy (version 0) .bin checkpoints: seven int32 (dim, hidden, layers, heads, kv
- * heads, vocab, seq; a negative vocab = untied head) and float32 weights in a fixed order. */
+/* Internal: llama2.c's legacy (version 0) .bin checkpoints: seven int32 (dim, hidden, layers,
+ * heads, kv heads, vocab, seq; a negative vocab = untied head) and float32 weights in a fixed
+ * order. */
 #ifndef VPTQ_FORMATS_LLAMA2C_H
 #define VPTQ_FORMATS_LLAMA2C_H
 

@@ -1,4 +1,5 @@
-/* The description of a model, independent of the kind of file, and the table of model families.
+/* Internal: the description of a model, independent of the kind of file, and the table of model
+ * families.
  */
 #ifndef VPTQ_FORMATS_MODEL_DESC_H
 #define VPTQ_FORMATS_MODEL_DESC_H

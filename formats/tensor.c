@@ -121,15 +121,15 @@ vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *d
     if (n == 0 || cols == 0)
         return VPTQ_OK;
     size_t row_bytes = cols / info->block * info->bytes;
-    if (t->rope_heads && vector)
+    if (!t->rope_heads)
+        convert(t->type, t->data + r0 * row_bytes, n * cols, dst);
+    else if (vector)
         for (size_t c = 0; c < cols; c++)
             convert(t->type, t->data + stored_row(t, cols, c) * info->bytes, 1, dst + c);
-    else if (t->rope_heads)
+    else
         for (size_t r = 0; r < n; r++)
             convert(t->type, t->data + stored_row(t, rows, r0 + r) * row_bytes, cols,
                     dst + r * cols);
-    else
-        convert(t->type, t->data + r0 * row_bytes, n * cols, dst);
     if (t->round_to != VPTQ_F32)
         vptq_round_to_n(t->round_to, dst, n * cols);
     return VPTQ_OK;
@@ -352,17 +352,16 @@ vptq_status vptq_tensor_set_add(vptq_tensor_set *s, const vptq_tensor *t, vptq_e
     return VPTQ_OK;
 }
 
-static int by_name(const void *a, const void *b)
+int vptq_tensor_by_name(const void *a, const void *b)
 {
-    const vptq_tensor *x = a, *y = b;
-    return strcmp(x->name, y->name);
+    return strcmp(((const vptq_tensor *)a)->name, ((const vptq_tensor *)b)->name);
 }
 
 vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err)
 {
     if (s->count == 0)
         return VPTQ_OK;
-    qsort(s->tensors, s->count, sizeof *s->tensors, by_name);
+    qsort(s->tensors, s->count, sizeof *s->tensors, vptq_tensor_by_name);
     vptq_strmap_release(&s->by_name);
     VPTQ_CHECK(vptq_strmap_init(&s->by_name, s->arena.mem, s->count, err));
     for (size_t i = 0; i < s->count; i++) {

@@ -77,6 +77,9 @@ void vptq_tensor_forget(const vptq_tensor *t);
 /* Lets the system begin to read mapped bytes that will be needed soon. */
 void vptq_tensor_ahead(const vptq_tensor *t);
 
+/* Compares two tensors by name, for qsort. */
+int vptq_tensor_by_name(const void *a, const void *b);
+
 /* A set of tensors with unique names, with the mappings that hold their bytes. */
 typedef struct vptq_tensor_set {
     vptq_arena arena;

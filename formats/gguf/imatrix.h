@@ -1,5 +1,5 @@
-/* llama.cpp's importance matrices: E[x^2] of every input column of each linear layer, without
- * correlations.  Two forms: GGUF files (general.type "imatrix", tensors NAME.in_sum2,
+/* Internal: llama.cpp's importance matrices: E[x^2] of every input column of each linear layer,
+ * without correlations.  Two forms: GGUF files (general.type "imatrix", tensors NAME.in_sum2,
  * NAME.counts and optionally NAME.in_sum), and the legacy one: i32 entries; per entry i32
  * length, name, i32 calls, i32 values, float sums over calls; the rest is ignored.  Checks
  * lengths against the file, that numbers are finite and not negative, and that names are

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "formats/gguf/model.h"
+#include "lib/base/text.h"
 
 enum { KEY_MAX = 128 };
 
@@ -210,15 +211,9 @@ static vptq_status read_rope_freqs(const reader *r, vptq_model_desc *d, vptq_err
     if (!divisor)
         return VPTQ_E_NOMEM;
     vptq_status st = vptq_tensor_read(t, 0, 1, divisor, err);
-    if (!st)
-        st = match_llama3(r->g, t, divisor, d, err);
+    st = st ? st : match_llama3(r->g, t, divisor, d, err);
     vptq_mem_free(mem, divisor);
     return st;
-}
-
-static bool is_text(const vptq_gguf_str *s, const char *text)
-{
-    return s->len == strlen(text) && memcmp(s->data, text, s->len) == 0;
 }
 
 static vptq_status read_scaling(const reader *r, vptq_model_desc *d, vptq_err *err)
@@ -230,9 +225,9 @@ static vptq_status read_scaling(const reader *r, vptq_model_desc *d, vptq_err *e
     VPTQ_CHECK(vptq_gguf_str_or(r->g, key, &type, err));
     VPTQ_CHECK(f64_or(r, "rope.scale_linear", 0, &legacy, err));
     VPTQ_CHECK(f64_or(r, "rope.scaling.factor", legacy, &factor, err));
-    bool linear = type.data ? is_text(&type, "linear") : factor != 0;
-    bool yarn = type.data && is_text(&type, "yarn");
-    if (type.data && !linear && !yarn && !is_text(&type, "none"))
+    bool linear = type.data ? vptq_text_is(type.data, type.len, "linear") : factor != 0;
+    bool yarn = type.data && vptq_text_is(type.data, type.len, "yarn");
+    if (type.data && !linear && !yarn && !vptq_text_is(type.data, type.len, "none"))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: key '%s' is '%.*s', expected none, linear or yarn", r->g->path,
                          key, (int)(type.len < 64 ? type.len : 64), type.data);
@@ -335,7 +330,7 @@ static const name_pair block_names[] = {
 static const char *look_up(const name_pair *pairs, size_t n, const char *name, size_t len)
 {
     for (size_t i = 0; i < n; i++)
-        if (strlen(pairs[i].gguf) == len && memcmp(pairs[i].gguf, name, len) == 0)
+        if (vptq_text_is(name, len, pairs[i].gguf))
             return pairs[i].hf;
     return NULL;
 }

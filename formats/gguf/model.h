@@ -1,5 +1,5 @@
-/* Models as GGUF metadata and tensors, in both directions.  model.c reads them, export.c writes
- * them. */
+/* Internal: models as GGUF metadata and tensors, in both directions.  model.c reads them,
+ * export.c writes them. */
 #ifndef VPTQ_FORMATS_GGUF_MODEL_H
 #define VPTQ_FORMATS_GGUF_MODEL_H
 

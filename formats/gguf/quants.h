@@ -1,4 +1,5 @@
-/* Dequantizes GGUF block types and quantizes to Q8_0, bit for bit like ggml's reference code.
+/* Internal: dequantizes GGUF block types and quantizes to Q8_0, bit for bit like ggml's
+ * reference code.
  */
 #ifndef VPTQ_FORMATS_GGUF_QUANTS_H
 #define VPTQ_FORMATS_GGUF_QUANTS_H

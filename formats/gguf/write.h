@@ -1,5 +1,5 @@
-/* Writes GGUF files, version 3, atomically: metadata is collected in memory, written together
- * with header and tensor list, and followed by each tensor's bytes in the order given.
+/* Internal: writes GGUF files, version 3, atomically: metadata is collected in memory, written
+ * together with header and tensor list, and followed by each tensor's bytes in the order given.
  * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 #ifndef VPTQ_FORMATS_GGUF_WRITE_H
 #define VPTQ_FORMATS_GGUF_WRITE_H

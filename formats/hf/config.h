@@ -1,4 +1,4 @@
-/* Hugging Face config.json files: to and from vptq_model_desc. */
+/* Internal: Hugging Face config.json files: to and from vptq_model_desc. */
 #ifndef VPTQ_FORMATS_HF_CONFIG_H
 #define VPTQ_FORMATS_HF_CONFIG_H
 

@@ -1,8 +1,8 @@
-/* PyTorch .pt files (torch.save of a dictionary): a zip of stored entries with a pickle
- * NAME/data.pkl and the bytes of each storage in NAME/data/KEY.  Reads dictionaries of numbers
- * and tensors; other plain values become VPTQ_TORCH_OTHER, and everything that would have to
- * run code is refused by name (pickle.h).  Checks offsets and sizes against the file, checksums
- * of the entries used, byte order and unique keys. */
+/* Internal: PyTorch .pt files (torch.save of a dictionary): a zip of stored entries with a
+ * pickle NAME/data.pkl and the bytes of each storage in NAME/data/KEY.  Reads dictionaries of
+ * numbers and tensors; other plain values become VPTQ_TORCH_OTHER, and everything that would
+ * have to run code is refused by name (pickle.h).  Checks offsets and sizes against the file,
+ * checksums of the entries used, byte order and unique keys. */
 #ifndef VPTQ_FORMATS_TORCH_FILE_H
 #define VPTQ_FORMATS_TORCH_FILE_H
 

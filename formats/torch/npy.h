@@ -1,6 +1,6 @@
-/* Reads numpy's .npy files (versions 1 to 3) of one array of float32 or float64, by mapping:
- * magic, version, a Python dictionary of type, order and shape, then the numbers.  Checks
- * lengths against the file, the dictionary's three keys, and sizes for overflow.
+/* Internal: reads numpy's .npy files (versions 1 to 3) of one array of float32 or float64, by
+ * mapping: magic, version, a Python dictionary of type, order and shape, then the numbers.
+ * Checks lengths against the file, the dictionary's three keys, and sizes for overflow.
  * https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html */
 #ifndef VPTQ_FORMATS_TORCH_NPY_H
 #define VPTQ_FORMATS_TORCH_NPY_H

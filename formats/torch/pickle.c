@@ -29,7 +29,7 @@ enum { GLOBALS = sizeof globals / sizeof globals[0] };
  * the length of the pickle bounds all arrays. */
 typedef struct machine machine;
 
-/* What an opcode does, with up to two settings. */
+/* The function of an opcode and its settings. */
 typedef struct opcode {
     vptq_status (*run)(machine *m);
     uint32_t n;            /* bytes of its argument, values it takes, or a value */

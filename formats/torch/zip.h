@@ -1,6 +1,6 @@
-/* Zip files of stored (uncompressed) entries, as written by PyTorch.  Reads from a mapping,
- * with or without zip64, and checks every offset against the file, that entries are in file
- * order without overlap, unique names, and that nothing is compressed or encrypted.  Writes
+/* Internal: zip files of stored (uncompressed) entries, as written by PyTorch.  Reads from a
+ * mapping, with or without zip64, and checks every offset against the file, that entries are in
+ * file order without overlap, unique names, and that nothing is compressed or encrypted. Writes
  * zip64 records. Source: PKWARE APPNOTE 6.3.9. */
 #ifndef VPTQ_FORMATS_TORCH_ZIP_H
 #define VPTQ_FORMATS_TORCH_ZIP_H

@@ -328,29 +328,14 @@ vptq_status vptq_vocab_parse_json(const char *text, size_t len, const char *conf
     return vptq_vocab_make(name, fill, &t, mem, v, err);
 }
 
-/* Builds the path of tokenizer_config.json in the folder of `path`; *found: whether it exists.
- */
-static vptq_status config_path(const char *path, char name[4096], bool *found, vptq_err *err)
-{
-    static const char file[] = "tokenizer_config.json";
-    size_t dir = (size_t)(vptq_path_base(path) - path);
-    if (dir + sizeof file > 4096)
-        return vptq_fail(err, VPTQ_E_ARG, "%s: the path is too long", path);
-    memcpy(name, path, dir);
-    memcpy(name + dir, file, sizeof file);
-    *found = vptq_path_exists(name);
-    return VPTQ_OK;
-}
-
 vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     char *text = NULL, *config = NULL, name[4096];
     size_t len = 0, config_len = 0;
-    bool found = false;
     VPTQ_TRY(vptq_file_read(path, VPTQ_TOKENIZER_LIMIT, mem, &text, &len, err));
-    VPTQ_TRY(config_path(path, name, &found, err));
-    if (found)
+    VPTQ_TRY(vptq_path_beside(name, sizeof name, path, "tokenizer_config.json", err));
+    if (vptq_path_exists(name))
         VPTQ_TRY(vptq_file_read(name, VPTQ_TOKENIZER_LIMIT, mem, &config, &config_len, err));
     const json_texts t = {text, path, len, config, name, config_len};
     VPTQ_TRY(vptq_vocab_make(path, fill, &t, mem, v, err));

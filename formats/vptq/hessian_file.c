@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/text.h"
+
 static const char tokens_key[] = "tokens", kind_key[] = "kind", windows_key[] = "windows";
 static const char unknown[] = "unknown";
 
@@ -20,8 +22,7 @@ const char *vptq_token_weights_name(vptq_token_weights w)
 vptq_token_weights vptq_token_weights_find(const char *name, size_t len)
 {
     int w = 0;
-    while (w < VPTQ_WEIGHTS_COUNT &&
-           (strlen(weights_names[w]) != len || memcmp(weights_names[w], name, len) != 0))
+    while (w < VPTQ_WEIGHTS_COUNT && !vptq_text_is(name, len, weights_names[w]))
         w++;
     return (vptq_token_weights)w;
 }

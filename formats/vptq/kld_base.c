@@ -149,27 +149,27 @@ static void parse_head(const uint8_t *b, vptq_kld_base_head *h)
 static vptq_status check_head(const char *path, const uint8_t *b, const vptq_kld_base_head *h,
                               vptq_err *err)
 {
-    const char *wrong = NULL;
-    if (vptq_get_le(b + AT_PRECISION, 4) > VPTQ_KLD_BASE_FULL)
-        wrong = "precision";
-    else if (vptq_get_le(b + AT_PROTOCOL, 4) >= VPTQ_KLD_BASE_PROTOCOLS)
-        wrong = "protocol";
-    else if (h->vocab == 0 || h->vocab > INT32_MAX)
-        wrong = "size of the vocabulary";
-    else if (h->entries == 0 || h->entries > h->vocab ||
-             (h->precision == VPTQ_KLD_BASE_FULL && h->entries != h->vocab))
-        wrong = "number of entries";
-    else if (h->context < 2 || h->context > INT32_MAX || vptq_kld_base_positions(h) == 0)
-        wrong = "context";
-    else if (h->windows == 0)
-        wrong = "number of windows";
-    else if (h->bos < -1 || (h->bos >= 0 && (uint32_t)h->bos >= h->vocab))
-        wrong = "BOS id";
-    else if (b[AT_NAME + VPTQ_KLD_BASE_NAME_MAX] != 0)
-        wrong = "name";
-    if (!wrong)
-        return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_FORMAT, "%s: the head has an invalid %s", path, wrong);
+    const bool full = h->precision == VPTQ_KLD_BASE_FULL;
+    const struct {
+        bool wrong;
+        const char *what;
+    } checks[] = {
+        {vptq_get_le(b + AT_PRECISION, 4) > VPTQ_KLD_BASE_FULL, "precision"},
+        {vptq_get_le(b + AT_PROTOCOL, 4) >= VPTQ_KLD_BASE_PROTOCOLS, "protocol"},
+        {h->vocab == 0 || h->vocab > INT32_MAX, "size of the vocabulary"},
+        {h->entries == 0 || h->entries > h->vocab || (full && h->entries != h->vocab),
+         "number of entries"},
+        {h->context < 2 || h->context > INT32_MAX || vptq_kld_base_positions(h) == 0,
+         "context"},
+        {h->windows == 0, "number of windows"},
+        {h->bos < -1 || (h->bos >= 0 && (uint32_t)h->bos >= h->vocab), "BOS id"},
+        {b[AT_NAME + VPTQ_KLD_BASE_NAME_MAX] != 0, "name"},
+    };
+    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
+        if (checks[i].wrong)
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: the head has an invalid %s", path,
+                             checks[i].what);
+    return VPTQ_OK;
 }
 
 /* Checks the size of the file.  *ids: bytes of the ids. */

@@ -1,7 +1,8 @@
-/* Saved base logits: an original model's predictions on a text, so that other models can be
- * compared with it without loading it.  The file has the token ids of the windows and, for
- * every scored token, 16-bit log-probabilities of the next one: of all ids (full), or of the
- * likeliest ids and the total of the rest (compact).  Byte layout: docs/formats/kld-base.md.
+/* Internal: saved base logits: an original model's predictions on a text, so that other models
+ * can be compared with it without loading it.  The file has the token ids of the windows and,
+ * for every scored token, 16-bit log-probabilities of the next one: of all ids (full), or of
+ * the likeliest ids and the total of the rest (compact).  Byte layout:
+ * docs/formats/kld-base.md.
  *
  *     vptq_kld_base_file f;
  *     VPTQ_TRY(vptq_kld_base_file_open(path, mem, &f, err));

@@ -43,11 +43,6 @@ static void checksum(const vptq_tensor *sorted, size_t count, const vptq_metadat
     snprintf(hex, HEX_SIZE, "%016" PRIx64, h);
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const vptq_tensor *)a)->name, ((const vptq_tensor *)b)->name);
-}
-
 static void add_float_codebook(vptq_tensor *list, size_t *count, const char *name,
                                const vptq_vq_shape *s, uint32_t k, const float *codebook)
 {
@@ -90,7 +85,7 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vp
     if (m->vq.shape.k_res)
         add_float_codebook(list, &count, "res_centroids_f32", &m->vq.shape, m->vq.shape.k_res,
                            f->res_centroids_f32);
-    qsort(list, count, sizeof *list, by_name);
+    qsort(list, count, sizeof *list, vptq_tensor_by_name);
     vptq_metadata meta[META_COUNT] = {{"format", LAYER_FORMAT}, {"name", m->name},
                                       {"entry", entry},         {"fingerprint", f->fingerprint},
                                       {"report", f->report},    {"xxh3", hex}};

@@ -1,7 +1,7 @@
-/* One finished matrix of a work directory: a safetensors file with the tensors of the published
- * layout (formats/vptq/packed.h), the float codebooks before rounding (`centroids_f32`,
- * `res_centroids_f32`), and metadata: matrix name, config entry as JSON, fingerprint of the
- * settings, report row, and an XXH3 checksum, which reading verifies. */
+/* Internal: one finished matrix of a work directory: a safetensors file with the tensors of the
+ * published layout (formats/vptq/packed.h), the float codebooks before rounding
+ * (`centroids_f32`, `res_centroids_f32`), and metadata: matrix name, config entry as JSON,
+ * fingerprint of the settings, report row, and an XXH3 checksum, which reading verifies. */
 #ifndef VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 #define VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 

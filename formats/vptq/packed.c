@@ -12,20 +12,18 @@ typedef struct matrix_reader {
     vptq_arena *arena;
     vptq_dtype storage;
     bool as_float;
+    vptq_packed_mode mode;
     vptq_err *err;
-    vptq_fault_fn fault; /* NULL = stop at the first fault */
-    void *fault_arg;
     size_t faults;
-    bool shapes_only; /* do not read tensor data */
 } matrix_reader;
 
 /* Ends a part: with a fault callback, a fault ends only its part and reading continues. */
 static vptq_status end_part(matrix_reader *r, vptq_status st)
 {
-    if (!st || !r->fault || st == VPTQ_E_NOMEM || st == VPTQ_E_IO)
+    if (!st || !r->mode.fault || st == VPTQ_E_NOMEM || st == VPTQ_E_IO)
         return st;
     if (st != VPTQ_E_CHECKSUM) /* already reported when the bytes were read */
-        r->fault(r->fault_arg, r->err->text);
+        r->mode.fault(r->mode.fault_arg, r->err->text);
     r->faults++;
     return VPTQ_OK;
 }
@@ -69,7 +67,7 @@ static bool is_index16(const matrix_reader *r, const vptq_tensor *t)
 static vptq_status load_part(const matrix_reader *r, const vptq_tensor *t, vptq_tensor *out)
 {
     *out = *t;
-    if (t->data || t->bytes == 0 || r->shapes_only)
+    if (t->data || t->bytes == 0 || r->mode.shapes_only)
         return VPTQ_OK;
     void *buf = vptq_arena_alloc(r->arena, t->bytes, 1, r->err);
     return buf ? vptq_tensor_bytes(t, 0, t->bytes, buf, &out->data, r->err) : VPTQ_E_NOMEM;
@@ -108,7 +106,7 @@ static vptq_status read_numbers(const matrix_reader *r, const char *part,
 {
     vptq_tensor t;
     vptq_status st = require_part(r, part, r->storage, r->storage, want, &t);
-    if (st || r->shapes_only)
+    if (st || r->mode.shapes_only)
         return st;
     size_t n = t.bytes / sizeof(uint16_t);
     float *x = vptq_arena_alloc(r->arena, n, sizeof *x, r->err);
@@ -149,7 +147,7 @@ static vptq_status read_u16(const matrix_reader *r, const char *part, const part
 {
     vptq_tensor t;
     vptq_status st = require_part(r, part, VPTQ_I16, VPTQ_U16, want, &t);
-    if (st || r->shapes_only)
+    if (st || r->mode.shapes_only)
         return st;
     size_t n = t.bytes / sizeof(uint16_t);
     uint16_t *x = vptq_arena_alloc(r->arena, n, sizeof *x, r->err);
@@ -177,7 +175,7 @@ static vptq_status read_packed_indices(const matrix_reader *r, const vptq_vq_sha
     part_shape want = {3, {s->groups, vptq_vq_vector_rows(s), vptq_vq_row_words(s)}};
     vptq_tensor t;
     vptq_status st = require_part(r, "indices", VPTQ_I32, VPTQ_U32, &want, &t);
-    if (st || r->shapes_only)
+    if (st || r->mode.shapes_only)
         return st;
     *out = vptq_tensor_aligned(&t, r->arena, r->err);
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
@@ -234,7 +232,7 @@ static vptq_status read_perm(const matrix_reader *r, const vptq_vq_shape *s, boo
     vptq_dtype type = bit_packed || (found && is_index16(r, found)) ? VPTQ_I16 : VPTQ_I64;
     vptq_status st =
         require_part(r, "perm", type, type == VPTQ_I16 ? VPTQ_U16 : VPTQ_I64, &want, &t);
-    if (st || r->shapes_only)
+    if (st || r->mode.shapes_only)
         return st;
     uint16_t *perm = vptq_arena_alloc(r->arena, s->in, sizeof *perm, r->err);
     if (!perm)
@@ -316,7 +314,7 @@ static vptq_status match_flags(matrix_reader *r, const vptq_packed_layout *layou
         VPTQ_CHECK(end_part(r, check_absent(r, "res_centroids.weight", "num_res_centroids")));
     if (!s->outliers)
         VPTQ_CHECK(end_part(r, check_absent(r, "outlier_indices", "outlier_size")));
-    if (r->fault)
+    if (r->mode.fault)
         VPTQ_CHECK(check_leftovers(r, layout));
     s->has_perm = find_part(r, "perm") != NULL;
     s->has_norm = find_part(r, "weight_scale") || find_part(r, "weight_bias");
@@ -366,30 +364,22 @@ static vptq_status read_matrix(matrix_reader *r, vptq_packed_matrix *out)
     return VPTQ_OK;
 }
 
-vptq_status vptq_packed_read(const vptq_packed_source *source, vptq_arena *arena,
-                             vptq_packed_matrix *out, vptq_err *err)
+vptq_status vptq_packed_check(const vptq_packed_source *source, const vptq_packed_mode *mode,
+                              vptq_arena *arena, vptq_packed_matrix *out, bool *whole,
+                              vptq_err *err)
 {
-    matrix_reader r = {.source = source, .arena = arena, .err = err};
-    return read_matrix(&r, out);
-}
-
-vptq_status vptq_packed_read_shape(const vptq_packed_source *source, vptq_arena *arena,
-                                   vptq_packed_matrix *out, vptq_err *err)
-{
-    matrix_reader r = {.source = source, .arena = arena, .err = err, .shapes_only = true};
-    return read_matrix(&r, out);
-}
-
-vptq_status vptq_packed_check(const vptq_packed_source *source, vptq_arena *arena,
-                              vptq_fault_fn fault, void *arg, vptq_packed_matrix *out,
-                              bool *whole, vptq_err *err)
-{
-    vptq_err own = {0};
-    matrix_reader r = {
-        .source = source, .arena = arena, .err = &own, .fault = fault, .fault_arg = arg};
+    vptq_err own = {0}; /* faults need their text, even if the caller does not */
+    matrix_reader r = {.source = source, .mode = *mode, .arena = arena, .err = &own};
     vptq_status st = read_matrix(&r, out);
     *whole = !st && r.faults == 0;
     return st ? vptq_fail(err, st, "%s", own.text) : VPTQ_OK;
+}
+
+vptq_status vptq_packed_read(const vptq_packed_source *source, vptq_arena *arena,
+                             vptq_packed_matrix *out, vptq_err *err)
+{
+    bool whole;
+    return vptq_packed_check(source, &(vptq_packed_mode){0}, arena, out, &whole, err);
 }
 
 size_t vptq_packed_module_length(const char *tensor_name)

@@ -1,7 +1,7 @@
-/* The published VPTQ layout of a linear layer at module path P: tensors P.centroids.weight,
- * P.res_centroids.weight, P.indices, P.outlier_centroids.weight, P.outlier_indices, P.perm,
- * P.weight_scale, P.weight_bias and P.bias, described by the `quantization_config` of
- * config.json.  Byte layout and quirks: docs/formats/vptq-layout.md.
+/* Internal: the published VPTQ layout of a linear layer at module path P: tensors
+ * P.centroids.weight, P.res_centroids.weight, P.indices, P.outlier_centroids.weight,
+ * P.outlier_indices, P.perm, P.weight_scale, P.weight_bias and P.bias, described by the
+ * `quantization_config` of config.json.  Byte layout and quirks: docs/formats/vptq-layout.md.
  *
  * Reads every form that upstream or its forks wrote (shared_layer_config, text_config, the two
  * extra keys, indices_as_float null or true, unpacked I16 indices, k_res > k); writes only the
@@ -69,19 +69,21 @@ typedef struct vptq_packed_source {
 vptq_status vptq_packed_read(const vptq_packed_source *source, vptq_arena *arena,
                              vptq_packed_matrix *out, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Checks only shapes, types and presence of the tensors; the matrix has no data. */
-vptq_status vptq_packed_read_shape(const vptq_packed_source *source, vptq_arena *arena,
-                                   vptq_packed_matrix *out, vptq_err *err) VPTQ_MUST_CHECK;
-
-/* Like vptq_packed_read, but passes every fault of every part to `fault` instead of stopping at
- * the first; parts that no reader uses count as faults.  *whole: there was no fault, and *out
- * is valid.  A tensor with neither data nor source is damaged: the matrix is not whole, and the
- * fault has already been reported.  Fails only for lack of memory or if the file cannot be
- * read. */
 typedef void (*vptq_fault_fn)(void *arg, const char *text);
-vptq_status vptq_packed_check(const vptq_packed_source *source, vptq_arena *arena,
-                              vptq_fault_fn fault, void *arg, vptq_packed_matrix *out,
-                              bool *whole, vptq_err *err) VPTQ_MUST_CHECK;
+typedef struct vptq_packed_mode {
+    /* Checks only shapes, types and presence of the tensors; the matrix has no data. */
+    bool shapes_only;
+    /* If not NULL, receives every fault of every part; reading then does not stop at the first.
+     * Parts that no reader uses count as faults.  A tensor with neither data nor source is
+     * damaged: the matrix is not whole, and the fault has already been reported.  Fails only
+     * for lack of memory or if the file cannot be read. */
+    vptq_fault_fn fault;
+    void *fault_arg;
+} vptq_packed_mode;
+/* Like vptq_packed_read, in a mode.  *whole: there was no fault, and *out is valid. */
+vptq_status vptq_packed_check(const vptq_packed_source *source, const vptq_packed_mode *mode,
+                              vptq_arena *arena, vptq_packed_matrix *out, bool *whole,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- writing ---- */
 

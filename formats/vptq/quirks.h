@@ -1,5 +1,5 @@
-/* Quirks of the published layout: forms that our reader accepts but other readers refuse or
- * misread.  Checking a model reports them, writing the matrix again repairs them. */
+/* Internal: quirks of the published layout: forms that our reader accepts but other readers
+ * refuse or misread.  Checking a model reports them, writing the matrix again repairs them. */
 #ifndef VPTQ_FORMATS_VPTQ_QUIRKS_H
 #define VPTQ_FORMATS_VPTQ_QUIRKS_H
 

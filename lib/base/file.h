@@ -81,6 +81,9 @@ bool vptq_path_is_dir(const char *path);
 vptq_status vptq_path_join(char *out, size_t size, const char *dir, const char *name,
                            vptq_err *err) VPTQ_MUST_CHECK;
 const char *vptq_path_base(const char *path); /* the part after the last '/' */
+/* out = the path of `name` in the folder of `path`, which is "." for a bare name. */
+vptq_status vptq_path_beside(char *out, size_t size, const char *path, const char *name,
+                             vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Creates a directory and its parents (mkdir -p); it may exist. */
 vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;

@@ -29,6 +29,14 @@ static vptq_status parent_of(char out[VPTQ_PATH_MAX], const char *path, vptq_err
     return VPTQ_OK;
 }
 
+vptq_status vptq_path_beside(char *out, size_t size, const char *path, const char *name,
+                             vptq_err *err)
+{
+    char dir[VPTQ_PATH_MAX];
+    VPTQ_CHECK(parent_of(dir, path, err));
+    return vptq_path_join(out, size, dir, name, err);
+}
+
 vptq_status vptq_path_temporary(char out[VPTQ_PATH_MAX], const char *path, const char *kind,
                                 vptq_err *err)
 {
