@@ -25,8 +25,6 @@ static const known_global globals[] = {
 };
 enum { GLOBALS = sizeof globals / sizeof globals[0] };
 
-/* Every opcode makes at most one value, and every cell takes one value off the stack, so that
- * the length of the pickle bounds all arrays. */
 typedef struct machine machine;
 
 /* The function of an opcode and its settings. */
@@ -36,6 +34,8 @@ typedef struct opcode {
     vptq_pickle_kind kind; /* of what it makes or fills */
 } opcode;
 
+/* Every opcode makes at most one value, and every cell takes one value off the stack, so that
+ * the length of the pickle bounds all arrays. */
 struct machine {
     const char *path;
     const opcode *op; /* the running one */
