@@ -52,8 +52,7 @@ typedef struct vptq_checkpoint {
     json_t *config;     /* config.json of HF, PACKED, ARCHIVE kinds; NULL otherwise */
     vptq_dtype storage; /* WORK: the type of its settings, to which plain tensors are rounded;
                            otherwise the type of most plain weights */
-    const char *base_path;        /* WORK: the model it was made from; NULL otherwise */
-    struct vptq_checkpoint *base; /* WORK: that model, opened; owned */
+    struct vptq_checkpoint *base; /* WORK: the model it was made from; owned */
     vptq_gguf *gguf;              /* GGUF kind; owned */
     const char *tokenizer;        /* path the tokenizer is read from; NULL = none found */
     struct vptq_checkpoint_files *files; /* ARCHIVE, WORK: open files that hold data; owned */

@@ -34,11 +34,6 @@ static void add_pieces(piece_list *list, const void *data, size_t bytes, bool ma
     }
 }
 
-static void add_bytes(piece_list *list, const void *data, size_t bytes)
-{
-    add_pieces(list, data, bytes, false);
-}
-
 /* Adds the arrays of a matrix, except those that are NULL. */
 static void add_matrix(piece_list *list, const vptq_vq *q)
 {
@@ -46,20 +41,20 @@ static void add_matrix(piece_list *list, const vptq_vq *q)
     size_t words = (size_t)s->groups * vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
     size_t codebook = (size_t)s->groups * s->v * sizeof(float);
     size_t outlier_rows = s->v0 ? (s->out + s->v0 - 1) / s->v0 : 0;
-    add_bytes(list, q->indices, words * sizeof *q->indices);
-    add_bytes(list, q->centroids, codebook * s->k);
+    add_pieces(list, q->indices, words * sizeof *q->indices, false);
+    add_pieces(list, q->centroids, codebook * s->k, false);
     if (q->res_centroids)
-        add_bytes(list, q->res_centroids, codebook * s->k_res);
+        add_pieces(list, q->res_centroids, codebook * s->k_res, false);
     if (q->outlier_indices) {
-        add_bytes(list, q->outlier_indices,
-                  outlier_rows * s->outliers * sizeof *q->outlier_indices);
-        add_bytes(list, q->outlier_centroids, (size_t)s->k0 * s->v0 * sizeof(float));
+        add_pieces(list, q->outlier_indices,
+                   outlier_rows * s->outliers * sizeof *q->outlier_indices, false);
+        add_pieces(list, q->outlier_centroids, (size_t)s->k0 * s->v0 * sizeof(float), false);
     }
     if (q->perm)
-        add_bytes(list, q->perm, s->in * sizeof *q->perm);
+        add_pieces(list, q->perm, s->in * sizeof *q->perm, false);
     if (q->scale) {
-        add_bytes(list, q->scale, s->in * sizeof *q->scale);
-        add_bytes(list, q->bias, s->in * sizeof *q->bias);
+        add_pieces(list, q->scale, s->in * sizeof *q->scale, false);
+        add_pieces(list, q->bias, s->in * sizeof *q->bias, false);
     }
 }
 

@@ -140,7 +140,6 @@ static vptq_status open_base(const vptq_ctx *ctx, const char *path, const char *
         return VPTQ_E_NOMEM;
     VPTQ_CHECK(vptq_checkpoint_open(ctx, path, NULL, base, err));
     c->base = base; /* from here on released with c */
-    c->base_path = base->path;
     VPTQ_CHECK(vptq_checkpoint_fingerprint(base, ctx, found, err));
     if (strcmp(found, fingerprint) == 0)
         return VPTQ_OK;

@@ -125,33 +125,18 @@ vptq_status vptq_json_save(const char *path, const json_t *value, vptq_err *err)
     return st;
 }
 
-static const char *type_name(const json_t *value)
-{
-    switch (json_typeof(value)) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "an array";
-    case JSON_STRING:
-        return "a string";
-    case JSON_INTEGER:
-        return "a whole number";
-    case JSON_REAL:
-        return "a fraction";
-    case JSON_TRUE:
-    case JSON_FALSE:
-        return "true or false";
-    case JSON_NULL:
-        break;
-    }
-    return "null";
-}
+static const char *const type_names[] = {
+    [JSON_OBJECT] = "an object",    [JSON_ARRAY] = "an array",
+    [JSON_STRING] = "a string",     [JSON_INTEGER] = "a whole number",
+    [JSON_REAL] = "a fraction",     [JSON_TRUE] = "true or false",
+    [JSON_FALSE] = "true or false", [JSON_NULL] = "null",
+};
 
 static vptq_status wrong_type(const json_t *value, const char *name, const char *key,
                               const char *expected, vptq_err *err)
 {
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %s, expected %s", name, key,
-                     type_name(value), expected);
+                     type_names[json_typeof(value)], expected);
 }
 
 static vptq_status missing(const char *name, const char *key, vptq_err *err)

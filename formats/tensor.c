@@ -288,20 +288,16 @@ vptq_status vptq_tensor_need(const vptq_tensor_set *s, const char *name, uint64_
     const vptq_tensor *t = vptq_tensor_find(s, name);
     if (!t)
         return missing(s, name, err);
-    bool fits = rows ? t->dims == 2 && t->shape[0] == rows && t->shape[1] == cols
-                     : t->dims == 1 && t->shape[0] == cols;
-    if (fits) {
-        *out = t;
+    const uint64_t both[2] = {rows, cols}, *shape = rows ? both : both + 1;
+    const uint32_t dims = rows ? 2 : 1;
+    *out = t;
+    if (t->dims == dims && memcmp(t->shape, shape, dims * sizeof *shape) == 0)
         return VPTQ_OK;
-    }
-    char found[VPTQ_SHAPE_TEXT];
+    char found[VPTQ_SHAPE_TEXT], expected[VPTQ_SHAPE_TEXT];
     vptq_shape_text(t->shape, t->dims, found);
-    if (rows)
-        return vptq_fail(err, VPTQ_E_SHAPE,
-                         "%s: tensor '%s' has shape [%s], expected [%llu, %llu]", t->file, name,
-                         found, (unsigned long long)rows, (unsigned long long)cols);
-    return vptq_fail(err, VPTQ_E_SHAPE, "%s: tensor '%s' has shape [%s], expected [%llu]",
-                     t->file, name, found, (unsigned long long)cols);
+    vptq_shape_text(shape, dims, expected);
+    return vptq_fail(err, VPTQ_E_SHAPE, "%s: tensor '%s' has shape [%s], expected [%s]",
+                     t->file, name, found, expected);
 }
 
 /* Ensures capacity for one more tensor; the arena keeps outgrown arrays until the end. */

@@ -58,7 +58,7 @@ static void put_rope(const desc_writer *w)
     put_f32(w, "rope.freq_base", d->rope_theta);
     if (linear || d->rope_scaling == VPTQ_ROPE_YARN) {
         full_key(w, "rope.scaling.type", key);
-        vptq_gguf_put_str(w->k, key, linear ? "linear" : "yarn", linear ? 6 : 4);
+        vptq_gguf_put_str(w->k, key, linear ? "linear" : "yarn");
         put_f32(w, "rope.scaling.factor", d->rope_factor);
     }
     if (d->rope_scaling == VPTQ_ROPE_YARN)
@@ -78,8 +78,8 @@ vptq_status vptq_gguf_put_desc(vptq_gguf_keys *k, const vptq_model_desc *d, cons
                          "%s: sliding attention begins at layer %" PRIu32
                          ", which a GGUF file cannot express",
                          file, d->window_from);
-    vptq_gguf_put_str(k, "general.architecture", arch, strlen(arch));
-    vptq_gguf_put_str(k, "general.type", "model", 5);
+    vptq_gguf_put_str(k, "general.architecture", arch);
+    vptq_gguf_put_str(k, "general.type", "model");
     put_u32(&w, "block_count", d->layers);
     put_u32(&w, "context_length", d->context);
     put_u32(&w, "embedding_length", d->hidden);
@@ -265,7 +265,7 @@ static vptq_status put_bpe(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err
                          "%s: splits text into words like none of the pre-tokenizers that GGUF "
                          "files name (gpt-2, smollm, llama-bpe, qwen2, tekken, default)",
                          v->source);
-    vptq_gguf_put_str(k, "tokenizer.ggml.pre", pre, strlen(pre));
+    vptq_gguf_put_str(k, "tokenizer.ggml.pre", pre);
     if (prefix)
         vptq_gguf_put_bool(k, "tokenizer.ggml.add_space_prefix", true);
     return put_merges(k, v, err);
@@ -334,7 +334,7 @@ static vptq_status put_spm(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err
                          "%s: normalizes or splits text in ways that a GGUF file of a "
                          "SentencePiece tokenizer cannot express",
                          v->source);
-    vptq_gguf_put_str(k, "tokenizer.ggml.pre", "default", 7);
+    vptq_gguf_put_str(k, "tokenizer.ggml.pre", "default");
     vptq_gguf_put_bool(k, "tokenizer.ggml.add_space_prefix", prefix);
     vptq_gguf_put_bool(k, "tokenizer.ggml.remove_extra_whitespaces", squeeze);
     return VPTQ_OK;
@@ -363,7 +363,7 @@ vptq_status vptq_gguf_put_vocab(vptq_gguf_keys *k, const vptq_vocab *v,
                          v->source, v->count, d->vocab);
     vptq_arena_init(&arena, v->arena.mem);
     VPTQ_TRY(make_tokens(v, d->vocab, &arena, &list, err));
-    vptq_gguf_put_str(k, "tokenizer.ggml.model", bytes ? "gpt2" : "llama", bytes ? 4 : 5);
+    vptq_gguf_put_str(k, "tokenizer.ggml.model", bytes ? "gpt2" : "llama");
     put_tokens(k, v, d->vocab, list);
     VPTQ_TRY(bytes ? put_bpe(k, v, err) : put_spm(k, v, err));
     put_id(k, "tokenizer.ggml.bos_token_id", v->bos, d->bos);
@@ -372,8 +372,7 @@ vptq_status vptq_gguf_put_vocab(vptq_gguf_keys *k, const vptq_vocab *v,
     vptq_gguf_put_bool(k, "tokenizer.ggml.add_bos_token", v->add_bos);
     vptq_gguf_put_bool(k, "tokenizer.ggml.add_eos_token", v->add_eos);
     if (v->chat_template)
-        vptq_gguf_put_str(k, "tokenizer.chat_template", v->chat_template,
-                          strlen(v->chat_template));
+        vptq_gguf_put_str(k, "tokenizer.chat_template", v->chat_template);
 out:
     vptq_arena_release(&arena);
     return st;

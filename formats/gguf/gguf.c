@@ -84,28 +84,11 @@ static vptq_status take_name(cursor *c, const char *what, vptq_gguf_str *s, vptq
 /* ---- key-value pairs ---- */
 
 /* Bytes of a value; 0 for types without a fixed size. */
-static size_t value_size(vptq_gguf_type type)
-{
-    switch (type) {
-    case VPTQ_GGUF_U8:
-    case VPTQ_GGUF_I8:
-    case VPTQ_GGUF_BOOL:
-        return 1;
-    case VPTQ_GGUF_U16:
-    case VPTQ_GGUF_I16:
-        return 2;
-    case VPTQ_GGUF_U32:
-    case VPTQ_GGUF_I32:
-    case VPTQ_GGUF_F32:
-        return 4;
-    case VPTQ_GGUF_U64:
-    case VPTQ_GGUF_I64:
-    case VPTQ_GGUF_F64:
-        return 8;
-    default:
-        return 0;
-    }
-}
+static const uint8_t value_size[] = {
+    [VPTQ_GGUF_U8] = 1,  [VPTQ_GGUF_I8] = 1,  [VPTQ_GGUF_BOOL] = 1, [VPTQ_GGUF_U16] = 2,
+    [VPTQ_GGUF_I16] = 2, [VPTQ_GGUF_U32] = 4, [VPTQ_GGUF_I32] = 4,  [VPTQ_GGUF_F32] = 4,
+    [VPTQ_GGUF_U64] = 8, [VPTQ_GGUF_I64] = 8, [VPTQ_GGUF_F64] = 8,
+};
 
 static vptq_status take_type(cursor *c, const vptq_gguf_str *key, vptq_gguf_type *type,
                              vptq_err *err)
@@ -134,7 +117,7 @@ static vptq_status take_value(cursor *c, vptq_arena *arena, vptq_gguf_kv *kv, vp
                              c->path, (int)kv->key.len, kv->key.data);
     }
     /* minimum bytes per element; a string has at least its length field */
-    size_t each = kv->type == VPTQ_GGUF_STRING ? 8 : value_size(kv->type);
+    size_t each = kv->type == VPTQ_GGUF_STRING ? 8 : value_size[kv->type];
     if (kv->count > (c->size - c->at) / each)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: key '%.*s' has %" PRIu64
@@ -434,7 +417,7 @@ const vptq_gguf_kv *vptq_gguf_find(const vptq_gguf *g, const char *key)
 
 double vptq_gguf_num_at(const vptq_gguf_kv *kv, uint64_t i)
 {
-    size_t size = value_size(kv->type);
+    size_t size = value_size[kv->type];
     VPTQ_BUG_IF(size == 0 || i >= kv->count);
     uint64_t raw = vptq_get_le(kv->data + i * size, (unsigned)size);
     uint32_t raw32 = (uint32_t)raw;
@@ -492,7 +475,7 @@ vptq_status vptq_gguf_u64_or(const vptq_gguf *g, const char *key, uint64_t fallb
     VPTQ_CHECK(find_scalar(g, key, INTEGERS, "an integer", &kv, err));
     if (kv && vptq_gguf_num_at(kv, 0) < 0)
         return wrong_type(g, key, "zero or more", err);
-    *out = kv ? vptq_get_le(kv->data, (unsigned)value_size(kv->type)) : fallback;
+    *out = kv ? vptq_get_le(kv->data, value_size[kv->type]) : fallback;
     return VPTQ_OK;
 }
 

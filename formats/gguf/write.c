@@ -70,10 +70,10 @@ void vptq_gguf_put_bool(vptq_gguf_keys *k, const char *key, bool x)
     add_number(k, x, 1);
 }
 
-void vptq_gguf_put_str(vptq_gguf_keys *k, const char *key, const char *text, size_t len)
+void vptq_gguf_put_str(vptq_gguf_keys *k, const char *key, const char *text)
 {
     begin(k, key, VPTQ_GGUF_STRING);
-    vptq_gguf_add_str(k, text, len);
+    vptq_gguf_add_str(k, text, strlen(text));
 }
 
 void vptq_gguf_put_array(vptq_gguf_keys *k, const char *key, vptq_gguf_type type,

@@ -23,7 +23,7 @@ vptq_status vptq_gguf_keys_status(const vptq_gguf_keys *k, vptq_err *err) VPTQ_M
 void vptq_gguf_put_u32(vptq_gguf_keys *k, const char *key, uint32_t x);
 void vptq_gguf_put_f32(vptq_gguf_keys *k, const char *key, float x);
 void vptq_gguf_put_bool(vptq_gguf_keys *k, const char *key, bool x);
-void vptq_gguf_put_str(vptq_gguf_keys *k, const char *key, const char *text, size_t len);
+void vptq_gguf_put_str(vptq_gguf_keys *k, const char *key, const char *text);
 /* Begins an array of `count` elements of a type; add each one with the functions below. */
 void vptq_gguf_put_array(vptq_gguf_keys *k, const char *key, vptq_gguf_type type,
                          uint64_t count);

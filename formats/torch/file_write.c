@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "formats/torch/file.h"
+#include "formats/torch/pickle.h"
 #include "formats/torch/zip.h"
 #include "lib/base/le.h"
 
@@ -40,24 +41,6 @@ static vptq_status add_float(vptq_buf *b, double f, vptq_err *err)
     return add_op(b, 'G', swapped, 8, err);
 }
 
-static const char *storage_name(vptq_dtype type)
-{
-    switch (type) {
-    case VPTQ_F32:
-        return "Float";
-    case VPTQ_F16:
-        return "Half";
-    case VPTQ_BF16:
-        return "BFloat16";
-    case VPTQ_I64:
-        return "Long";
-    case VPTQ_BOOL:
-        return "Bool";
-    default:
-        return NULL;
-    }
-}
-
 static size_t elements_of(const vptq_tensor *t)
 {
     return vptq_tensor_rows(t) * vptq_tensor_cols(t);
@@ -80,7 +63,8 @@ static vptq_status add_tensor(vptq_buf *b, const vptq_tensor *t, size_t key, vpt
     snprintf(name, sizeof name, "%zu", key);
     VPTQ_CHECK(vptq_buf_printf(b, err, "ctorch._utils\n_rebuild_tensor_v2\n(("));
     VPTQ_CHECK(add_text(b, "storage", err));
-    VPTQ_CHECK(vptq_buf_printf(b, err, "ctorch\n%sStorage\n", storage_name(t->type)));
+    VPTQ_CHECK(vptq_buf_printf(b, err, "ctorch\n%s\n",
+                               strchr(vptq_pickle_storage_name(t->type), '.') + 1));
     VPTQ_CHECK(add_text(b, name, err));
     VPTQ_CHECK(add_text(b, "cpu", err));
     VPTQ_CHECK(add_int(b, (int64_t)elements_of(t), err));
@@ -113,7 +97,8 @@ static vptq_status check_items(const char *path, const vptq_torch_item *items, s
 {
     for (size_t i = 0; i < count; i++) {
         VPTQ_BUG_IF(items[i].kind == VPTQ_TORCH_OTHER);
-        if (items[i].kind == VPTQ_TORCH_TENSOR && !storage_name(items[i].tensor.type))
+        if (items[i].kind == VPTQ_TORCH_TENSOR &&
+            !vptq_pickle_storage_name(items[i].tensor.type))
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                              "%s: tensor '%s' is %s, expected F32, F16, BF16, I64 or BOOL",
                              path, items[i].name, vptq_dtype_get(items[i].tensor.type)->name);

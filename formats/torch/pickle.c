@@ -25,6 +25,14 @@ static const known_global globals[] = {
 };
 enum { GLOBALS = sizeof globals / sizeof globals[0] };
 
+const char *vptq_pickle_storage_name(vptq_dtype type)
+{
+    for (int i = 0; i < GLOBALS; i++)
+        if (globals[i].is_storage && globals[i].type == type)
+            return globals[i].name;
+    return NULL;
+}
+
 typedef struct machine machine;
 
 /* The function of an opcode and its settings. */
@@ -177,14 +185,6 @@ static vptq_status put_memo(machine *m, uint64_t i)
     if (i >= m->size || m->depth == 0 || m->stack[m->depth - 1] == 0)
         return broken(m, "nothing to remember, or an index that is too large");
     m->memo[i] = m->stack[m->depth - 1];
-    return VPTQ_OK;
-}
-
-static vptq_status get_memo(machine *m, uint64_t i)
-{
-    if (i >= m->size || m->memo[i] == 0)
-        return broken(m, "it recalls a value that was not remembered");
-    m->stack[m->depth++] = m->memo[i];
     return VPTQ_OK;
 }
 
@@ -383,7 +383,12 @@ static vptq_status put(machine *m)
 static vptq_status get(machine *m)
 {
     uint64_t i;
-    return take_number(m, m->op->n, &i) ? get_memo(m, i) : broken(m, "it ends within a number");
+    if (!take_number(m, m->op->n, &i))
+        return broken(m, "it ends within a number");
+    if (i >= m->size || m->memo[i] == 0)
+        return broken(m, "it recalls a value that was not remembered");
+    m->stack[m->depth++] = m->memo[i];
+    return VPTQ_OK;
 }
 
 static vptq_status memoize(machine *m)

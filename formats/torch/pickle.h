@@ -59,6 +59,9 @@ typedef struct vptq_pickle {
 
 enum { VPTQ_PICKLE_MAX = 1 << 20 }; /* bytes */
 
+/* "torch.FloatStorage"; NULL for a type without storage. */
+const char *vptq_pickle_storage_name(vptq_dtype type);
+
 /* The result is in the arena, its texts point into `data`.  `path` is for messages. */
 vptq_status vptq_pickle_run(const char *path, const uint8_t *data, size_t size,
                             vptq_arena *arena, vptq_pickle *p, vptq_err *err) VPTQ_MUST_CHECK;

@@ -8,18 +8,13 @@
 #include "lib/base/text.h"
 #include "lib/base/utf8.h"
 
-static bool is_string_array(const vptq_gguf_kv *kv)
-{
-    return kv && kv->is_array && kv->type == VPTQ_GGUF_STRING;
-}
-
 static vptq_status need_strings(const vptq_gguf *g, const char *key, const vptq_gguf_kv **out,
                                 vptq_err *err)
 {
     *out = vptq_gguf_find(g, key);
     if (!*out)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is missing", g->path, key);
-    if (!is_string_array(*out))
+    if (!(*out)->is_array || (*out)->type != VPTQ_GGUF_STRING)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is not an array of strings", g->path,
                          key);
     return VPTQ_OK;

@@ -215,7 +215,6 @@ static vptq_status read_message(vptq_vocab *v, const message *whole, spec *s, vp
 static vptq_status check_spec(const vptq_vocab *v, const spec *s, vptq_err *err)
 {
     static const char *const types[5] = {"0", "unigram", "BPE", "word", "char"};
-    const char *what = NULL;
     if (s->model_type != 2)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: SentencePiece model of type %s is not supported, only BPE is",
@@ -226,12 +225,10 @@ static vptq_status check_spec(const vptq_vocab *v, const spec *s, vptq_err *err)
             "%s: the SentencePiece normalizer '%.*s' is not supported, only identity is",
             v->source, (int)(s->name.end - s->name.at < 50 ? s->name.end - s->name.at : 50),
             s->name.at ? (const char *)s->name.at : "");
-    if (s->suffix)
-        what = "treat_whitespace_as_suffix";
-    else if (!s->escape)
-        what = "escape_whitespaces = false";
-    if (what)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: %s is not supported", v->source, what);
+    if (s->suffix || !s->escape)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: %s is not supported", v->source,
+                         s->suffix ? "treat_whitespace_as_suffix"
+                                   : "escape_whitespaces = false");
     return VPTQ_OK;
 }
 

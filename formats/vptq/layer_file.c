@@ -11,7 +11,8 @@
 /* Version of the metadata and of what the checksum covers. */
 #define LAYER_FORMAT "1"
 
-enum { META_COUNT = 6, HEX_SIZE = 17 };
+enum { FORMAT, NAME, ENTRY, FINGERPRINT, REPORT, SUM, META_COUNT };
+enum { HEX_SIZE = 17 };
 
 void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
                           const char *linear)
@@ -89,7 +90,7 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vp
     vptq_metadata meta[META_COUNT] = {{"format", LAYER_FORMAT}, {"name", m->name},
                                       {"entry", entry},         {"fingerprint", f->fingerprint},
                                       {"report", f->report},    {"xxh3", hex}};
-    checksum(list, count, meta, META_COUNT - 1, hex);
+    checksum(list, count, meta, SUM, hex);
     VPTQ_TRY(vptq_safetensors_save(path, list, count, meta, META_COUNT, err));
 out:
     free(entry);
@@ -110,10 +111,10 @@ static vptq_status parse_metadata(const char *path, const vptq_metadata_list *fo
                              "%s: is not a finished matrix: '%s' is missing in its metadata",
                              path, keys[i]);
     }
-    if (strcmp(meta[0].value, LAYER_FORMAT) != 0)
+    if (strcmp(meta[FORMAT].value, LAYER_FORMAT) != 0)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: version '%.20s' of the work format, expected %s", path,
-                         meta[0].value, LAYER_FORMAT);
+                         meta[FORMAT].value, LAYER_FORMAT);
     return VPTQ_OK;
 }
 
@@ -143,16 +144,16 @@ static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_C
 {
     json_t *entry = NULL;
     vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_json_parse(meta[2].value, strlen(meta[2].value), path, &entry, err));
-    VPTQ_TRY(vptq_packed_read(&(vptq_packed_source){&f->set, entry, meta[1].value, path},
+    VPTQ_TRY(vptq_json_parse(meta[ENTRY].value, strlen(meta[ENTRY].value), path, &entry, err));
+    VPTQ_TRY(vptq_packed_read(&(vptq_packed_source){&f->set, entry, meta[NAME].value, path},
                               &f->set.arena, &f->matrix, err));
     const vptq_vq_shape *s = &f->matrix.vq.shape;
     VPTQ_TRY(read_float_codebook(f, path, "centroids_f32", s->k, &f->centroids_f32, err));
     if (s->k_res)
         VPTQ_TRY(read_float_codebook(f, path, "res_centroids_f32", s->k_res,
                                      &f->res_centroids_f32, err));
-    f->fingerprint = meta[3].value;
-    f->report = meta[4].value;
+    f->fingerprint = meta[FINGERPRINT].value;
+    f->report = meta[REPORT].value;
 out:
     json_decref(entry);
     return st;
@@ -170,11 +171,11 @@ vptq_status vptq_layer_file_read(const char *path, vptq_mem *mem, vptq_layer_fil
     VPTQ_TRY(vptq_safetensors_read(path, &f->set, &found, err));
     VPTQ_TRY(vptq_tensor_set_finish(&f->set, err));
     VPTQ_TRY(parse_metadata(path, &found, meta, err));
-    checksum(f->set.tensors, f->set.count, meta, META_COUNT - 1, hex);
-    if (strcmp(hex, meta[META_COUNT - 1].value) != 0)
+    checksum(f->set.tensors, f->set.count, meta, SUM, hex);
+    if (strcmp(hex, meta[SUM].value) != 0)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_CHECKSUM,
                            "%s: the file is damaged: its checksum is %s, expected %.40s", path,
-                           hex, meta[META_COUNT - 1].value));
+                           hex, meta[SUM].value));
     VPTQ_TRY(read_matrix(path, meta, f, err));
 out:
     if (st)

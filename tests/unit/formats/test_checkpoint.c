@@ -241,7 +241,7 @@ static void test_quantized_forms(void **state)
     open_in(state, "work", &c);
     assert_int_equal(c.kind, VPTQ_CKPT_WORK);
     check_quantized(&c);
-    assert_string_equal(vptq_path_base(c.base_path), "base");
+    assert_string_equal(vptq_path_base(c.base->path), "base");
     assert_null(c.config);
     assert_non_null(c.base->config);
     for (size_t i = 0; i < c.set.count; i++)

@@ -25,7 +25,7 @@ static void write_vocab(const char *path, const vptq_vocab *v, uint32_t extra)
     vptq_gguf_writer w;
     const vptq_model_desc d = {.vocab = v->count + extra, .bos = -1, .eos = -1};
     vptq_gguf_keys_init(&keys, NULL);
-    vptq_gguf_put_str(&keys, "general.architecture", "llama", 5);
+    vptq_gguf_put_str(&keys, "general.architecture", "llama");
     assert_ok(vptq_gguf_put_vocab(&keys, v, &d, &err), &err);
     assert_ok(vptq_gguf_writer_open(path, true, &keys, NULL, 0, &w, &err), &err);
     assert_ok(vptq_gguf_writer_commit(&w, &err), &err);
