@@ -413,16 +413,19 @@ typedef enum {
 } vptq_ppl_protocol;
 
 typedef struct vptq_ppl_options {
-    vptq_corpus_options corpus;
-    const char *documents; /* separator: score each document of the one text alone, from BOS;
-                              NULL = windows */
+    vptq_corpus_options corpus; /* each file is measured on its own */
+    bool join;                  /* measure all files as one text */
+    const char *documents; /* separator: score each document of a text alone, from BOS; NULL =
+                              windows */
     size_t document_limit; /* documents at most, before skipping long ones; 0 = all */
     size_t context;        /* tokens per window */
     size_t windows;        /* at most; 0 = all */
     size_t stride; /* tokens between window starts; 0 = context.  With overlap every token is
                       scored once: the first window whole, then the last `stride` of each */
     vptq_ppl_protocol protocol;
-    bool dry_run; /* fill windows, tokens, bytes, skipped and bits_per_weight only */
+    const char *dump; /* file for the losses of all scored tokens, double; NULL = none */
+    bool force;       /* replace it */
+    bool dry_run;     /* fill windows, tokens, bytes, skipped and bits_per_weight only */
 } vptq_ppl_options;
 
 typedef struct vptq_ppl_result {
@@ -438,24 +441,16 @@ typedef struct vptq_ppl_result {
     double bits_per_weight; /* of the model's linear layers as stored */
 } vptq_ppl_result;
 
-/* After each window: the mean over its scored tokens. */
-typedef void (*vptq_window_fn)(void *arg, uint64_t window, double mean, uint64_t tokens);
-/* Once, at the end: the NLL of every scored token in order. */
-typedef vptq_status (*vptq_losses_fn)(void *arg, const double *nll, size_t tokens,
-                                      vptq_err *err);
-/* Ids of the text, or of one document. */
-typedef vptq_status (*vptq_ids_fn)(void *arg, const int32_t *ids, size_t count, vptq_err *err);
-
-/* Perplexity of a model on a text.  Both callbacks may be NULL.  VPTQ_E_FORMAT: the text is
- * shorter than one window; VPTQ_E_NUMERIC names the window whose loss is not finite. */
+/* Perplexity of a model on texts.  `results` (may be NULL) has one for each text.
+ * VPTQ_E_FORMAT: a text is shorter than one window; VPTQ_E_NUMERIC names the window whose loss
+ * is not finite. */
 VPTQ_CALL vptq_status vptq_perplexity(vptq_ctx *ctx, const vptq_model *m,
-                                      const vptq_ppl_options *opt, vptq_window_fn window,
-                                      vptq_losses_fn losses, void *arg, vptq_ppl_result *result,
-                                      vptq_err *err);
-/* Hands out the ids that vptq_perplexity would read: corpus, documents and document_limit of
- * the options count. */
+                                      const vptq_ppl_options *opt, const vptq_output *out,
+                                      vptq_ppl_result *results, vptq_err *err);
+/* Writes the ids that vptq_perplexity would read, one per line, and an empty line between texts
+ * and between documents. */
 VPTQ_CALL vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m,
-                                    const vptq_ppl_options *opt, vptq_ids_fn fn, void *arg,
+                                    const vptq_ppl_options *opt, const vptq_output *out,
                                     vptq_err *err);
 
 /* ---- Divergence from the original ------------------------------------------------------- */
@@ -495,7 +490,7 @@ typedef struct vptq_kld_result {
     double ln_ppl_ratio, ln_ppl_ratio_stderr, ppl_ratio, ppl_ratio_stderr;
     double ppl_difference, ppl_difference_stderr; /* model minus base */
     double mean_delta_p, delta_p_stderr; /* probability of the right token, model minus base */
-    double delta_p[VPTQ_DELTA_LEVELS];
+    double delta_p[VPTQ_DELTA_LEVELS];   /* as kld, with p75 and p25 and with p0.1 */
     double rms_delta_p, rms_delta_p_stderr;
     double base_tail; /* mean probability outside the saved ids, counted as one id: with it the
                          divergence is a lower bound.  0 with a base model */
@@ -507,47 +502,44 @@ typedef struct vptq_kld_result {
     double seconds;
 } vptq_kld_result;
 
-/* Divergence of `m` from its original `base` over the tokens that vptq_perplexity scores; `fn`
- * (may be NULL) gets the mean of each window.  m NULL: only saves the base logits.  base NULL:
- * reads saved ones.  VPTQ_E_MISMATCH: other shapes, vocabularies, tokenizers, or a saved base
- * of another text or protocol. */
+/* Divergence of `m` from its original `base` over the tokens that vptq_perplexity scores.  m
+ * NULL: only saves the base logits.  base NULL: reads saved ones.  VPTQ_E_MISMATCH: other
+ * shapes, vocabularies, tokenizers, or a saved base of another text or protocol. */
 VPTQ_CALL vptq_status vptq_divergence(vptq_ctx *ctx, const vptq_model *m,
                                       const vptq_model *base, const vptq_kld_options *opt,
-                                      vptq_window_fn fn, void *arg, vptq_kld_result *result,
+                                      const vptq_output *out, vptq_kld_result *result,
                                       vptq_err *err);
 
 /* ---- Choice tasks ----------------------------------------------------------------------- */
 
-/* The items of a task: a JSON Lines file of ARC, OpenBookQA, PIQA, HellaSwag, WinoGrande, COPA,
- * BoolQ or LAMBADA, or of {query, choices, gold}; scored as lm-evaluation-harness does. */
-typedef struct vptq_task_file vptq_task;
-
-typedef struct vptq_task_file_options {
-    const char *task;      /* name; that of another known set is an error */
-    const char *delimiter; /* between query and choice of {query, choices, gold} */
-    size_t limit;          /* the first items only; 0 = all */
-} vptq_task_file_options;
-
-VPTQ_CALL vptq_status vptq_task_open(vptq_ctx *ctx, const char *path,
-                                     const vptq_task_file_options *opt, vptq_task **task,
-                                     vptq_err *err);
-VPTQ_API void vptq_task_close(vptq_task *task);
+/* A JSON Lines file of ARC, OpenBookQA, PIQA, HellaSwag, WinoGrande, COPA, BoolQ or LAMBADA, or
+ * of {query, choices, gold}; scored as lm-evaluation-harness does. */
+typedef struct vptq_task {
+    const char *name; /* that of a known set must be the set of the file */
+    const char *path;
+} vptq_task;
 
 typedef struct vptq_task_options {
+    const vptq_task *tasks;
+    size_t task_count;
+    const char *delimiter; /* between query and choice of {query, choices, gold} */
+    size_t limit;          /* the first items only; 0 = all */
     size_t
-        context;  /* tokens per request at most, older ones are cut; 0 = the model's context */
-    bool dry_run; /* fill items, requests, rows and rows_saved only */
+        context; /* tokens per request at most, older ones are cut; 0 = the model's context */
+    const char *samples; /* file for a JSON line per item of the finished tasks; NULL = none */
+    bool force;          /* replace it */
+    bool dry_run;        /* fill items, requests, rows and rows_saved only */
 } vptq_task_options;
 
 /* Means over items with their standard errors (NAN for one item).  acc: the choice with the
  * largest log-likelihood is right; acc_norm: with the largest per character (NAN where that
  * says nothing); perplexity: of the right continuation (NAN for items with choices). */
-typedef struct vptq_task_result {
+typedef struct vptq_task_figures {
     double acc, acc_stderr, acc_norm, acc_norm_stderr, perplexity, perplexity_stderr;
     uint64_t items, requests;
     uint64_t rows, rows_saved; /* tokens that ran, and that sharing of prefixes saved */
     double seconds;
-} vptq_task_result;
+} vptq_task_figures;
 
 typedef struct vptq_task_agreement {
     double same, same_stderr;                /* fraction of items with the same choice */
@@ -555,15 +547,18 @@ typedef struct vptq_task_agreement {
     uint64_t right_to_wrong, wrong_to_right; /* by acc, from the base to the model */
 } vptq_task_agreement;
 
-/* Scores a task by `m` and, if `base` is not NULL, by its original; base_result and agreement
- * are then filled.  `name` is for progress.  `samples` (may be NULL) receives one JSON line per
- * item. */
-typedef struct vptq_writer vptq_writer;
-VPTQ_CALL vptq_status vptq_task_score(vptq_ctx *ctx, const vptq_task *task, const char *name,
-                                      const vptq_model *m, const vptq_model *base,
-                                      const vptq_task_options *opt, vptq_writer *samples,
-                                      vptq_task_result *result, vptq_task_result *base_result,
-                                      vptq_task_agreement *agreement, vptq_err *err);
+typedef struct vptq_task_result {
+    vptq_task_figures model, base;
+    vptq_task_agreement agreement;
+} vptq_task_result;
+
+/* Scores tasks by `m` and, if `base` is not NULL, by its original.  Fills `results`, one per
+ * task.  Reads all files before the first task runs; if a task fails, those before it are still
+ * written. */
+VPTQ_CALL vptq_status vptq_score_tasks(vptq_ctx *ctx, const vptq_model *m,
+                                       const vptq_model *base, const vptq_task_options *opt,
+                                       const vptq_output *out, vptq_task_result *results,
+                                       vptq_err *err);
 
 /* ---- Error of quantized matrices -------------------------------------------------------- */
 
@@ -577,15 +572,13 @@ typedef struct vptq_error_options {
     const char *hessians; /* directory; NULL = errors of weights only */
     uint32_t first_layer, last_layer;
     vptq_error_order order;
-    size_t top;                         /* rows at most; 0 = all.  Means are over all */
-    const char *model_name, *base_name; /* for the page */
+    size_t top; /* rows at most; 0 = all.  Means are over all */
 } vptq_error_options;
 
-/* Appends a report on every quantized matrix of `m` against `base` to *out. */
-typedef struct vptq_string vptq_string;
+/* Compares every quantized matrix of `m` with that of `base`. */
 VPTQ_CALL vptq_status vptq_measure_error(vptq_ctx *ctx, const vptq_model *m,
                                          const vptq_model *base, const vptq_error_options *opt,
-                                         vptq_format format, vptq_string *out, vptq_err *err);
+                                         const vptq_output *out, vptq_err *err);
 
 /* ---- Generating text -------------------------------------------------------------------- */
 
@@ -600,35 +593,18 @@ typedef struct vptq_chat_options {
     size_t arg_count;
 } vptq_chat_options;
 
-/* Text and tokens that a model continues. */
-typedef struct vptq_prompt {
-    char *text; /* terminated */
-    size_t text_length;
-    int32_t *ids;
-    size_t id_count;
-    int32_t *stop_tokens; /* of the template, besides the model's own */
-    size_t stop_token_count;
-} vptq_prompt;
-
-/* Tokenizes `text` or, with `chat`, the model's chat template filled with those messages (text
- * is ignored).  `special`: special tokens written in a plain text become their ids. */
-VPTQ_CALL vptq_status vptq_prompt_new(vptq_ctx *ctx, const vptq_model *m, const char *text,
-                                      const vptq_chat_options *chat, bool special,
-                                      vptq_prompt **prompt, vptq_err *err);
-VPTQ_API void vptq_prompt_free(vptq_prompt *prompt);
-
 typedef struct vptq_generate_options {
-    const char *prompt; /* plain text; NULL = the vptq_prompt */
-    size_t tokens;      /* new ones at most; 0 = until the model's context is full */
-    double temperature; /* 0 = the likeliest token */
-    double top_p;       /* draw from the likeliest tokens that sum to this; 1 = all */
+    const char *prompt;            /* text to continue */
+    const vptq_chat_options *chat; /* instead of `prompt`; NULL = none */
+    size_t tokens;                 /* new ones at most; 0 = until the model's context is full */
+    double temperature;            /* 0 = the likeliest token */
+    double top_p; /* draw from the likeliest tokens that sum to this; 1 = all */
     uint64_t seed;
     bool special; /* special tokens of the prompt become ids, and are shown in the output */
     bool ignore_eos;
-    const int32_t *stop_tokens; /* [stop_token_count] besides the model's own */
-    size_t stop_token_count;
     const char *const *stops; /* [stop_count] not empty: the text ends before the first */
     size_t stop_count;
+    bool dry_run; /* only write the prompt and its ids */
 } vptq_generate_options;
 
 typedef enum {
@@ -637,7 +613,6 @@ typedef enum {
     VPTQ_STOPPED_BY_STRING,
     VPTQ_STOPPED_BY_CANCEL
 } vptq_stop_reason;
-VPTQ_API const char *vptq_stop_reason_name(vptq_stop_reason r); /* "length" ...; static */
 
 typedef struct vptq_generate_result {
     vptq_stop_reason reason;
@@ -646,15 +621,13 @@ typedef struct vptq_generate_result {
     double prompt_tokens_per_second;
 } vptq_generate_result;
 
-/* Receives the text of new tokens as it comes, cut between characters. */
-typedef void (*vptq_emit_fn)(void *arg, const char *text, size_t length);
-
-/* Continues `prompt`.  `emit` and `result` may be NULL; result is also filled when the run is
- * cancelled.  VPTQ_E_ARG: the prompt does not fit into the model's context. */
+/* Continues a prompt.  VPTQ_FORMAT_TEXT writes a plain prompt, then new text as it comes, cut
+ * between characters; VPTQ_FORMAT_JSON writes one object at the end.  `result` may be NULL; it
+ * is also filled when the run is cancelled.  VPTQ_E_ARG: the prompt does not fit into the
+ * model's context. */
 VPTQ_CALL vptq_status vptq_generate(vptq_ctx *ctx, const vptq_model *m,
-                                    const vptq_prompt *prompt, const vptq_generate_options *opt,
-                                    vptq_emit_fn emit, void *arg, vptq_generate_result *result,
-                                    vptq_err *err);
+                                    const vptq_generate_options *opt, const vptq_output *out,
+                                    vptq_generate_result *result, vptq_err *err);
 
 /* ---- Benchmarks ------------------------------------------------------------------------- */
 
@@ -673,7 +646,7 @@ typedef struct vptq_gemv_options {
     const vptq_gemv_pair *shapes, *codebooks; /* in and out; k and k_res (0 = none).  Count 0:
                                                  those of the published tables */
     size_t shape_count, codebook_count;
-    const uint32_t *batch; /* [batch_count] rows of activations */
+    const uint32_t *batch; /* [batch_count] rows of activations; count 0: 1 */
     size_t batch_count;
     uint32_t v;
     vptq_dtype dtype; /* of the dense matrix and of codebooks; F16 or BF16 */
@@ -683,34 +656,11 @@ typedef struct vptq_gemv_options {
     uint64_t seed;
 } vptq_gemv_options;
 
-typedef struct vptq_gemv_row {
-    uint32_t in_features, out_features, v, k, k_res, batch;
-    double time_us, time_p10_us, time_p90_us; /* packed: median and percentiles of a call */
-    double half_us, library_us; /* dense: this backend on 16 bits, the library on F32 */
-    double dense_us;            /* the faster of the two */
-    double ratio;               /* time_us / dense_us */
-    double gb_per_second;       /* bytes of the packed matrix over time_us */
-    double floor_fraction;      /* of the rate at which the device reads memory */
-    uint64_t packed_bytes, half_bytes;
-} vptq_gemv_row;
-typedef vptq_status (*vptq_gemv_fn)(void *arg, const vptq_gemv_row *row, vptq_err *err);
-
 /* Times products with packed matrices against dense ones, by codebooks, shapes and batches. */
-VPTQ_CALL vptq_status vptq_gemv(vptq_ctx *ctx, const vptq_gemv_options *opt, vptq_gemv_fn fn,
-                                void *arg, vptq_err *err);
+VPTQ_CALL vptq_status vptq_gemv(vptq_ctx *ctx, const vptq_gemv_options *opt,
+                                const vptq_output *out, vptq_err *err);
 
-enum { VPTQ_SERVE_NAME = 64, VPTQ_SERVE_RUN_NAME = 2 * VPTQ_SERVE_NAME + 16 }; /* bytes */
-
-typedef struct vptq_serve_config {
-    char name[VPTQ_SERVE_NAME];
-    uint32_t batch, input, output; /* sequences; tokens of each prompt and of each reply */
-} vptq_serve_config;
-
-/* The [*count] configurations of the published report; static. */
-VPTQ_API const vptq_serve_config *vptq_serve_named(size_t *count);
-/* One of those by its name, or "BATCH,INPUT,OUTPUT". */
-VPTQ_CALL vptq_status vptq_serve_parse(const char *text, vptq_serve_config *config,
-                                       vptq_err *err);
+enum { VPTQ_SERVE_NAME = 64 }; /* bytes */
 
 typedef struct vptq_serve_model {
     char name[VPTQ_SERVE_NAME];
@@ -720,69 +670,37 @@ typedef struct vptq_serve_model {
 typedef struct vptq_serve_options {
     const vptq_serve_model *models;
     size_t model_count;
-    const vptq_serve_config *configs;
+    const char *const *configs; /* "BATCH,INPUT,OUTPUT" or names of the published report; count
+                                   0: all of these */
     size_t config_count;
     uint32_t runs, warmup; /* per model and configuration */
     vptq_dtype kv;         /* type of keys and values, F16 or F32 */
     uint64_t seed;
     bool allow_long;     /* sequences may exceed a model's context */
-    const char *backend; /* NULL = the context's.  Every model gets a device of its own */
-    const char
-        *records; /* file to append a JSON line per run to; runs it has are not repeated */
-    bool force;   /* empty the file first */
-    bool dry_run; /* records of run 1 with `need` only */
+    const char *records; /* file to append a JSON line per run to; runs it has are not repeated;
+                            NULL = none */
+    bool force;          /* empty the file first */
+    bool dry_run;        /* only write the memory that each run needs */
 } vptq_serve_options;
-
-typedef struct vptq_serve_need {
-    uint64_t weights;        /* as stored: mapped, not allocated */
-    uint64_t cache, working; /* bytes */
-} vptq_serve_need;
-
-typedef struct vptq_serve_record {
-    const vptq_serve_model *model;
-    const vptq_serve_config *config;
-    uint32_t run;         /* from 1 */
-    bool resumed;         /* read from the file */
-    double latency, ttft; /* seconds to the last token of all, and to the last first token */
-    double output_throughput; /* batch * output / (latency - ttft), tokens per second */
-    double overall_throughput, input_throughput; /* all tokens / latency, input / ttft */
-    double last_gen_throughput; /* of the last step; this and output_throughput are NAN if the
-                                   output is one token */
-    uint64_t peak_memory_bytes; /* weights, and most that was allocated for this model */
-    vptq_serve_need need;
-    double bits_per_weight;
-    vptq_dtype kv;
-    int threads;
-    const char *backend;
-    uint64_t seed;
-} vptq_serve_record;
-typedef vptq_status (*vptq_serve_fn)(void *arg, const vptq_serve_record *r, vptq_err *err);
-
-/* "MODEL_CONFIG" */
-VPTQ_API void vptq_serve_group(const vptq_serve_record *r, char name[VPTQ_SERVE_RUN_NAME]);
 
 /* Times batches of random prompts that all models answer in turn: run 1 of every model, then
  * run 2.  Checks names, lengths and memory before the first run. */
-VPTQ_CALL vptq_status vptq_serve(vptq_ctx *ctx, const vptq_serve_options *opt, vptq_serve_fn fn,
-                                 void *arg, vptq_err *err);
+VPTQ_CALL vptq_status vptq_serve(vptq_ctx *ctx, const vptq_serve_options *opt,
+                                 const vptq_output *out, vptq_err *err);
 
 typedef struct vptq_compare_options {
+    const char *const *records; /* [count] files of vptq_serve */
+    size_t count;
     const char *original; /* model that the others are compared with; NULL = "original" */
     const char *source;   /* what the report says it was generated from */
     bool classic;         /* layout of the published report; Markdown only */
 } vptq_compare_options;
 
-/* Appends a report on [count] files of serving records to *out. */
-VPTQ_CALL vptq_status vptq_compare(vptq_ctx *ctx, const char *const *records, size_t count,
-                                   const vptq_compare_options *opt, vptq_format format,
-                                   vptq_string *out, vptq_err *err);
+/* Compares served models. */
+VPTQ_CALL vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt,
+                                   const vptq_output *out, vptq_err *err);
 
 /* ---- Ablation tables -------------------------------------------------------------------- */
-
-typedef struct vptq_ablate_text {
-    const char *path;
-    bool tokens; /* ids, int32 little endian */
-} vptq_ablate_text;
 
 typedef struct vptq_ablate_options {
     const char *model, *tokenizer; /* tokenizer may be NULL */
@@ -795,38 +713,22 @@ typedef struct vptq_ablate_options {
     const char *encoder; /* of all rows, and settings before their own */
     const vptq_setting_text *given;
     size_t given_count;
-    const vptq_ablate_text *texts; /* [text_count], at least 1: a column of perplexities each */
-    size_t text_count;
-    vptq_ppl_options ppl; /* of each text; of its corpus only `rows` counts */
+    vptq_ppl_options ppl; /* each file of its corpus, at least one, is a column */
     bool keep_packed;     /* keep the archive of every row in DIR/packed */
+    bool no_seconds;      /* leave out timings: the same bytes from every run */
     bool force;           /* quantize rows of other settings again */
     bool dry_run;         /* bits of all rows; needs no directory */
 } vptq_ablate_options;
 
-typedef struct vptq_ablate_progress {
-    const char *name;
-    size_t done, count; /* rows */
-    double bits_per_weight, ppl, ppl_stderr;
-} vptq_ablate_progress;
-
-/* Quantizes, packs and measures every row, calls `fn` (may be NULL) after each, and appends the
- * table to *out.  `seconds` = false leaves out timings: the same bytes from every run. */
+/* Quantizes, packs and measures every row, and writes the table at the end. */
 VPTQ_CALL vptq_status vptq_ablate(vptq_ctx *ctx, const vptq_ablate_options *opt,
-                                  void (*fn)(void *arg, const vptq_ablate_progress *row),
-                                  void *arg, vptq_format format, bool seconds, vptq_string *out,
-                                  vptq_err *err);
+                                  const vptq_output *out, vptq_err *err);
 
-/* ---- Output ----------------------------------------------------------------------------- */
-
-/* A text that reports are appended to; starts as {NULL, 0}. */
-struct vptq_string {
-    char *data; /* terminated; NULL = empty */
-    size_t length;
-};
-VPTQ_API void vptq_string_free(vptq_string *out);
+/* ---- Files ------------------------------------------------------------------------------ */
 
 /* A file that appears whole: it replaces `path` when it is committed.  Without `force` an
  * existing file is VPTQ_E_EXISTS. */
+typedef struct vptq_writer vptq_writer;
 VPTQ_CALL vptq_status vptq_writer_open(const char *path, bool force, vptq_writer **w,
                                        vptq_err *err);
 VPTQ_CALL vptq_status vptq_writer_write(vptq_writer *w, const void *data, size_t bytes,

@@ -145,17 +145,7 @@ vptq_output vptq_cli_output(const vptq_cli *cli, vptq_writer *file);
 vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_writer **file,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Writes a finished text to the file `path`, whole or not at all, or to stdout for NULL and
- * "-".  An existing file is replaced only with --force. */
-vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_string *text,
-                             vptq_err *err) VPTQ_MUST_CHECK;
-
 /* Returns the part of a path after the last '/'. */
 const char *vptq_cli_path_base(const char *path);
-
-/* Fails if vptq_cli_deliver would refuse to replace `path`, so that no hours of work are lost.
- */
-vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path,
-                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -31,30 +31,6 @@ vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_wri
                                      : VPTQ_OK;
 }
 
-vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path, vptq_err *err)
-{
-    if (!path || !strcmp(path, "-") || cli->common.force || !vptq_path_exists(path))
-        return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", path);
-}
-
-vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_string *text,
-                             vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_writer *w = NULL;
-    if (!path || !strcmp(path, "-")) {
-        fwrite(text->data, 1, text->length, stdout); /* vptq_cli_finish reports a failure */
-        return VPTQ_OK;
-    }
-    VPTQ_TRY(vptq_writer_open(path, cli->common.force, &w, err));
-    VPTQ_TRY(vptq_writer_write(w, text->data, text->length, err));
-    VPTQ_TRY(vptq_writer_commit(w, err));
-out:
-    vptq_writer_close(w);
-    return st;
-}
-
 const char *vptq_cli_path_base(const char *path)
 {
     const char *slash = strrchr(path, '/');

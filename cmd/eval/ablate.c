@@ -2,9 +2,7 @@
 #include "cmd/eval/eval.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cmd/cli/calibrate.h"
@@ -22,7 +20,6 @@ typedef struct ablate_command {
     /* converted options */
     vptq_setting_text given[MAX_SETTINGS + 1]; /* the seed first */
     char key[MAX_SETTINGS][KEY], seed[24];
-    vptq_ablate_text text[MAX_TEXTS];
 } ablate_command;
 
 /* ---- options ---- */
@@ -52,11 +49,6 @@ static vptq_status take_words(ablate_command *c, vptq_err *err)
                          c->texts.count + c->tokens.count, (int)MAX_TEXTS);
     for (size_t i = 0; i < c->set.count; i++)
         VPTQ_CHECK(take_setting(c, i, err));
-    for (size_t i = 0; i < c->texts.count; i++)
-        c->text[i] = (vptq_ablate_text){.path = c->texts.items[i]};
-    for (size_t i = 0; i < c->tokens.count; i++)
-        c->text[c->texts.count + i] =
-            (vptq_ablate_text){.path = c->tokens.items[i], .tokens = true};
     return VPTQ_OK;
 }
 
@@ -78,14 +70,17 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
         .encoder = c->encoder,
         .given = c->given,
         .given_count = c->set.count + 1,
-        .texts = c->text,
-        .text_count = c->texts.count + c->tokens.count,
-        .ppl = {.corpus = {.rows = c->text_rows},
+        .ppl = {.corpus = {.texts = c->texts.items,
+                           .text_count = c->texts.count,
+                           .tokens = c->tokens.items,
+                           .token_count = c->tokens.count,
+                           .rows = c->text_rows},
                 .context = c->context,
                 .windows = c->windows,
                 .stride = c->stride,
                 .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ},
         .keep_packed = c->keep_packed,
+        .no_seconds = !c->seconds,
         .force = cli->common.force,
         .dry_run = cli->common.dry_run,
     };
@@ -115,15 +110,6 @@ static int check_usage(const vptq_cli *cli, const ablate_command *c)
     return CLI_OK;
 }
 
-/* ---- running ---- */
-
-static void print_row(void *arg, const vptq_ablate_progress *r)
-{
-    const vptq_cli *cli = arg;
-    vptq_log(cli->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s: %.3f bits, ppl %.4f ± %.4f", r->done,
-             r->count, r->name, r->bits_per_weight, r->ppl, r->ppl_stderr);
-}
-
 /* Opens the report first, so that an unwritable file costs no run. */
 static int run_ablate(vptq_cli *cli, ablate_command *c)
 {
@@ -131,22 +117,16 @@ static int run_ablate(vptq_cli *cli, ablate_command *c)
     vptq_status st = VPTQ_OK;
     vptq_ablate_options opt;
     vptq_writer *file = NULL;
-    vptq_string table = {NULL, 0};
     VPTQ_TRY(take_options(cli, c, &opt, &err));
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     if (c->report)
         VPTQ_TRY(vptq_writer_open(c->report, cli->common.force, &file, &err));
-    VPTQ_TRY(vptq_ablate(cli->ctx, &opt, print_row, cli, (vptq_format)cli->common.format,
-                         c->seconds, &table, &err));
-    if (file) {
-        VPTQ_TRY(vptq_writer_write(file, table.data, table.length, &err));
+    const vptq_output out = vptq_cli_output(cli, file);
+    VPTQ_TRY(vptq_ablate(cli->ctx, &opt, &out, &err));
+    if (file)
         VPTQ_TRY(vptq_writer_commit(file, &err));
-    } else {
-        fwrite(table.data, 1, table.length, stdout);
-    }
 out:
     vptq_writer_close(file);
-    vptq_string_free(&table);
     return vptq_cli_finish(cli, st, &err);
 }
 

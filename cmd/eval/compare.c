@@ -31,17 +31,22 @@ static int run_compare(vptq_cli *cli, const compare_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    vptq_string out = {NULL, 0};
+    vptq_writer *file = NULL;
     char source[512];
-    const vptq_compare_options opt = {
-        .original = c->original, .source = source, .classic = c->layout == LAYOUT_CLASSIC};
+    const vptq_compare_options opt = {.records = cli->args,
+                                      .count = cli->arg_count,
+                                      .original = c->original,
+                                      .source = source,
+                                      .classic = c->layout == LAYOUT_CLASSIC};
     name_source(source, sizeof source, cli, c);
-    VPTQ_TRY(vptq_cli_check_output(cli, c->output, &err));
-    VPTQ_TRY(vptq_compare(cli->ctx, cli->args, cli->arg_count, &opt, formats[c->format], &out,
-                          &err));
-    VPTQ_TRY(vptq_cli_deliver(cli, c->output, &out, &err));
+    VPTQ_TRY(vptq_cli_open_output(cli, c->output, &file, &err));
+    vptq_output out = vptq_cli_output(cli, file);
+    out.format = formats[c->format];
+    VPTQ_TRY(vptq_compare(cli->ctx, &opt, &out, &err));
+    if (file)
+        VPTQ_TRY(vptq_writer_commit(file, &err));
 out:
-    vptq_string_free(&out);
+    vptq_writer_close(file);
     return vptq_cli_finish(cli, st, &err);
 }
 

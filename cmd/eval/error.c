@@ -16,24 +16,23 @@ static int run_error(vptq_cli *cli, const error_command *c)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL, *base = NULL;
-    vptq_string out = {NULL, 0};
+    vptq_writer *file = NULL;
     const vptq_model_options open = {.base = c->base};
     const vptq_error_options opt = {.hessians = c->hessians,
                                     .first_layer = c->layers.first,
                                     .last_layer = c->layers.last,
                                     .order = (vptq_error_order)c->sort,
-                                    .top = c->top,
-                                    .model_name = vptq_cli_path_base(c->model),
-                                    .base_name = vptq_cli_path_base(c->base)};
-    VPTQ_TRY(vptq_cli_check_output(cli, c->output, &err));
+                                    .top = c->top};
+    VPTQ_TRY(vptq_cli_open_output(cli, c->output, &file, &err));
+    const vptq_output out = vptq_cli_output(cli, file);
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
     VPTQ_TRY(vptq_model_load(cli->ctx, c->base, NULL, &base, &err));
-    VPTQ_TRY(vptq_measure_error(cli->ctx, model, base, &opt, (vptq_format)cli->common.format,
-                                &out, &err));
-    VPTQ_TRY(vptq_cli_deliver(cli, c->output, &out, &err));
+    VPTQ_TRY(vptq_measure_error(cli->ctx, model, base, &opt, &out, &err));
+    if (file)
+        VPTQ_TRY(vptq_writer_commit(file, &err));
 out:
-    vptq_string_free(&out);
+    vptq_writer_close(file);
     vptq_model_free(base);
     vptq_model_free(model);
     return vptq_cli_finish(cli, st, &err);

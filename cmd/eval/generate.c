@@ -1,10 +1,12 @@
 /* vptq-eval generate: continues a prompt, or answers it with the chat template. */
 #include "cmd/eval/eval.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PROMPT = 64 << 20 }; /* bytes */
+enum { MAX_PROMPT = 64 << 20, PIECE = 4096 }; /* bytes */
 
 typedef struct generate_command {
     const char *model, *tokenizer, *base, *prompt, *prompt_file;
@@ -15,205 +17,50 @@ typedef struct generate_command {
     vptq_cli_strings args, stops;
 } generate_command;
 
-/* Generated text: printed as it comes, or collected for JSON. */
-typedef struct generated {
-    bool stream, began;
-    const char *prompt; /* printed before it; NULL in a chat */
-    vptq_buf text;
-    vptq_status status;
-    vptq_err *err;
-} generated;
-
-static void print_prompt(generated *g)
+/* Reads a prompt from `file` into *text, terminated, which the caller frees.  One newline at
+ * the end is dropped. */
+static vptq_status read_prompt(FILE *file, const char *name, char **text, vptq_err *err)
 {
-    if (!g->began && g->prompt)
-        fputs(g->prompt, stdout);
-    g->began = true;
-}
-
-static void take_text(void *arg, const char *text, size_t len)
-{
-    generated *g = arg;
-    if (g->stream) {
-        print_prompt(g);
-        fwrite(text, 1, len, stdout);
-        fflush(stdout);
-    } else if (!g->status) {
-        g->status = vptq_buf_add(&g->text, text, len, g->err);
+    size_t size = 0, room = 0;
+    for (;;) {
+        if (size == room) {
+            char *more = realloc(*text, (room = 2 * room + PIECE) + 1);
+            if (!more)
+                return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+            *text = more;
+        }
+        const size_t n = fread(*text + size, 1, room - size, file);
+        size += n;
+        if (size > MAX_PROMPT)
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: more than %d bytes", name, MAX_PROMPT);
+        if (n == 0)
+            break;
     }
+    if (ferror(file))
+        return vptq_fail(err, VPTQ_E_IO, "%s: cannot be read", name);
+    if (memchr(*text, 0, size))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the prompt contains a zero byte", name);
+    (*text)[size > 0 && (*text)[size - 1] == '\n' ? size - 1 : size] = 0;
+    return VPTQ_OK;
 }
 
-/* A prompt and its continuation, as printed. */
-typedef struct generate_row {
-    const char *prompt, *text, *model, *reason;
-    size_t tokens;
-    vptq_id_list ids;
-    vptq_generate_result r;
-} generate_row;
-
-static void print_generated(const vptq_cli *cli, const generate_command *c, generated *g,
-                            const char *prompt, const vptq_generate_result *r)
+/* Returns the prompt of -p in *prompt, or that of a file or stdin in *text as well; NULL if
+ * there is none. */
+static vptq_status get_prompt(const generate_command *c, const char **prompt, char **text,
+                              vptq_err *err)
 {
-    if (g->stream) {
-        print_prompt(g);
-        putchar('\n');
-        fflush(stdout);
-        return;
-    }
-    const generate_row row = {.prompt = prompt,
-                              .text = g->text.len ? g->text.data : "",
-                              .model = c->model,
-                              .reason = vptq_stop_reason_name(r->reason),
-                              .tokens = r->prompt_tokens + r->new_tokens,
-                              .r = *r};
-    static const vptq_column columns[] = {
-        {.name = "prompt", VPTQ_TEXT(generate_row, prompt)},
-        {.name = "text", VPTQ_TEXT(generate_row, text)},
-        {.name = "tokens", VPTQ_INTEGER(generate_row, tokens)},
-        {.name = "prompt_tokens", VPTQ_INTEGER(generate_row, r.prompt_tokens)},
-        {.name = "new_tokens", VPTQ_INTEGER(generate_row, r.new_tokens)},
-        {.name = "tokens_per_second", VPTQ_REAL(generate_row, r.tokens_per_second)},
-        {.name = "prompt_tokens_per_second",
-         VPTQ_REAL(generate_row, r.prompt_tokens_per_second)},
-        {.name = "stop_reason", VPTQ_TEXT(generate_row, reason)},
-        {.name = "model", VPTQ_TEXT(generate_row, model)}};
-    vptq_print_object(&cli->out, VPTQ_COLUMNS(columns), &row, NULL);
-}
-
-/* ---- the prompt ---- */
-
-static vptq_status read_stdin(vptq_buf *text, vptq_err *err)
-{
-    char piece[4096];
-    vptq_status st = VPTQ_OK;
-    for (size_t n; !st && (n = fread(piece, 1, sizeof piece, stdin)) > 0;)
-        st = text->len + n > MAX_PROMPT
-                 ? vptq_fail(err, VPTQ_E_FORMAT, "stdin: more than %d bytes", MAX_PROMPT)
-                 : vptq_buf_add(text, piece, n, err);
-    if (!st && ferror(stdin))
-        st = vptq_fail(err, VPTQ_E_IO, "stdin: cannot be read");
-    return st;
-}
-
-static vptq_status read_file(const char *path, vptq_buf *text, vptq_err *err)
-{
-    char *data = NULL;
-    size_t size = 0;
-    vptq_status st = vptq_file_read(path, MAX_PROMPT, text->mem, &data, &size, err);
-    if (!st)
-        st = vptq_buf_add(text, data, size, err);
-    vptq_mem_free(text->mem, data);
-    return st;
-}
-
-/* Reads the prompt of -p, a file or stdin; the latter two lose one newline at the end.  Sets
- * *given if there is a prompt. */
-static vptq_status read_prompt(const generate_command *c, vptq_buf *text, bool *given,
-                               vptq_err *err)
-{
-    bool from_stdin = c->prompt && strcmp(c->prompt, "-") == 0;
-    *given = c->prompt || c->prompt_file;
-    if (c->prompt && !from_stdin)
-        return vptq_buf_add(text, c->prompt, strlen(c->prompt), err);
-    if (!*given)
+    const bool from_stdin = c->prompt && strcmp(c->prompt, "-") == 0;
+    *prompt = c->prompt;
+    if (!from_stdin && !c->prompt_file)
         return VPTQ_OK;
-    vptq_status st = from_stdin ? read_stdin(text, err) : read_file(c->prompt_file, text, err);
-    const char *name = from_stdin ? "stdin" : c->prompt_file;
-    if (!st && memchr(text->data, 0, text->len))
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: the prompt contains a zero byte", name);
-    if (!st && text->len > 0 && text->data[text->len - 1] == '\n')
-        text->data[--text->len] = 0;
-    return st;
-}
-
-/* Makes the text that the model sees, its ids, and the stop tokens of a reply. */
-static vptq_status make_prompt(const vptq_cli *cli, const generate_command *c,
-                               const vptq_model *m, vptq_buf *prompt, vptq_ids *ids,
-                               vptq_ids *stop_tokens, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    bool given;
-    vptq_buf text;
-    unsigned flags = VPTQ_ENCODE_BOS | (c->special ? VPTQ_ENCODE_SPECIAL : 0);
-    vptq_buf_init(&text, cli->ctx->mem);
-    VPTQ_TRY(read_prompt(c, &text, &given, err));
-    if (c->chat) {
-        const vptq_chat_options chat = {.template_file = c->template_file,
-                                        .system = c->system,
-                                        .messages = c->messages,
-                                        .user = given ? text.data : NULL,
-                                        .date = c->date,
-                                        .args = c->args.items,
-                                        .arg_count = c->args.count};
-        VPTQ_TRY(vptq_chat_prompt(cli->ctx, m, &chat, prompt, stop_tokens, err));
-        flags = VPTQ_ENCODE_SPECIAL; /* the template writes the BOS */
-    } else {
-        VPTQ_TRY(vptq_buf_add(prompt, text.data, text.len, err));
-    }
-    st = vptq_tokenizer_encode(m->tokenizer, prompt->data, prompt->len, flags, ids, err);
-out:
-    vptq_buf_release(&text);
-    return st;
-}
-
-/* Prints text and ids of the prompt for --dry-run. */
-static void show_prompt(const vptq_cli *cli, const generate_command *c, const vptq_buf *prompt,
-                        const vptq_ids *ids)
-{
-    if (cli->common.format == CLI_JSON) {
-        static const vptq_column columns[] = {
-            {.name = "prompt", VPTQ_TEXT(generate_row, prompt)},
-            {.name = "prompt_tokens", VPTQ_INTEGER(generate_row, ids.count)},
-            {.name = "ids", VPTQ_IDS(generate_row, ids)},
-            {.name = "model", VPTQ_TEXT(generate_row, model)}};
-        const generate_row row = {
-            .prompt = prompt->data, .model = c->model, .ids = {ids->data, ids->count}};
-        vptq_print_object(&cli->out, VPTQ_COLUMNS(columns), &row, NULL);
-        return;
-    }
-    printf("%s\n%zu tokens:", prompt->data, ids->count);
-    for (size_t i = 0; i < ids->count; i++)
-        printf(" %d", (int)ids->data[i]);
-    putchar('\n');
-}
-
-/* ---- the command ---- */
-
-static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_eval *s,
-                            const vptq_buf *prompt, vptq_ids *ids, const vptq_ids *stop_tokens,
-                            vptq_err *err)
-{
-    vptq_generate_result r = {.new_tokens = 0};
-    generated g = {.stream = cli->common.format != CLI_JSON,
-                   .prompt = c->chat ? NULL : prompt->data,
-                   .err = err};
-    const vptq_generate_options opt = {.prompt = prompt->len ? NULL : "",
-                                       .tokens = c->tokens,
-                                       .temperature = c->temperature,
-                                       .top_p = c->top_p,
-                                       .seed = cli->common.seed,
-                                       .special = c->special,
-                                       .ignore_eos = c->ignore_eos,
-                                       .stop_tokens = stop_tokens->data,
-                                       .stop_token_count = stop_tokens->count,
-                                       .stops = c->stops.items,
-                                       .stop_count = c->stops.count};
-    vptq_buf_init(&g.text, cli->ctx->mem);
-    if (!prompt->len)
-        ids->count = 0; /* the library encodes the empty prompt as the beginning of a text */
-    vptq_status st = vptq_eval_generate(&s->dev, &s->model, &opt, take_text, &g, ids, &r, err);
-    if (g.status)
-        st = g.status;
-    /* an interrupted run prints its text, too */
-    if (!st || (st == VPTQ_E_CANCELLED && r.new_tokens > 0))
-        print_generated(cli, c, &g, prompt->data, &r);
-    if (!st)
-        vptq_log(cli->ctx, VPTQ_LOG_MORE,
-                 "%zu tokens of prompt, %.1f per second; %zu new ones, %.1f per second; "
-                 "ended by %s",
-                 r.prompt_tokens, r.prompt_tokens_per_second, r.new_tokens, r.tokens_per_second,
-                 vptq_stop_reason_name(r.reason));
-    vptq_buf_release(&g.text);
+    FILE *file = from_stdin ? stdin : fopen(c->prompt_file, "rb");
+    if (!file)
+        return vptq_fail(err, VPTQ_E_IO, "cannot open '%s': %s", c->prompt_file,
+                         strerror(errno));
+    const vptq_status st = read_prompt(file, from_stdin ? "stdin" : c->prompt_file, text, err);
+    if (!from_stdin)
+        fclose(file);
+    *prompt = *text;
     return st;
 }
 
@@ -221,23 +68,36 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    vptq_cli_eval s = {.has_dev = false};
-    vptq_ids ids, stop_tokens;
-    vptq_buf prompt;
-    vptq_ids_init(&ids, cli->ctx->mem);
-    vptq_ids_init(&stop_tokens, cli->ctx->mem);
-    vptq_buf_init(&prompt, cli->ctx->mem);
-    VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, true, &err));
-    VPTQ_TRY(make_prompt(cli, c, &s.model, &prompt, &ids, &stop_tokens, &err));
-    if (cli->common.dry_run)
-        show_prompt(cli, c, &prompt, &ids);
-    else
-        VPTQ_TRY(generate(cli, c, &s, &prompt, &ids, &stop_tokens, &err));
+    vptq_model *model = NULL;
+    const char *prompt;
+    char *text = NULL;
+    const vptq_model_options open = {
+        .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = true};
+    VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
+    VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
+    VPTQ_TRY(get_prompt(c, &prompt, &text, &err));
+    const vptq_chat_options chat = {.template_file = c->template_file,
+                                    .system = c->system,
+                                    .messages = c->messages,
+                                    .user = prompt,
+                                    .date = c->date,
+                                    .args = c->args.items,
+                                    .arg_count = c->args.count};
+    const vptq_generate_options opt = {.prompt = prompt,
+                                       .chat = c->chat ? &chat : NULL,
+                                       .tokens = c->tokens,
+                                       .temperature = c->temperature,
+                                       .top_p = c->top_p,
+                                       .seed = cli->common.seed,
+                                       .special = c->special,
+                                       .ignore_eos = c->ignore_eos,
+                                       .stops = c->stops.items,
+                                       .stop_count = c->stops.count,
+                                       .dry_run = cli->common.dry_run};
+    VPTQ_TRY(vptq_generate(cli->ctx, model, &opt, &cli->out, NULL, &err));
 out:
-    vptq_cli_eval_close(&s);
-    vptq_buf_release(&prompt);
-    vptq_ids_release(&stop_tokens);
-    vptq_ids_release(&ids);
+    vptq_model_free(model);
+    free(text);
     return vptq_cli_finish(cli, st, &err);
 }
 

@@ -53,12 +53,24 @@ static vptq_status make_path(const char *dir, const char *inner, const char *nam
 
 /* ---- texts ---- */
 
-static vptq_status hash_text(const vptq_ablate_options *o, const vptq_ablate_text *t,
-                             uint64_t *hash, vptq_err *err)
+size_t vptq_ablate_text_count(const vptq_ablate_options *o)
+{
+    return o->ppl.corpus.text_count + o->ppl.corpus.token_count;
+}
+
+const char *vptq_ablate_text(const vptq_ablate_options *o, size_t i)
+{
+    const vptq_corpus_options *c = &o->ppl.corpus;
+    return i < c->text_count ? c->texts[i] : c->tokens[i - c->text_count];
+}
+
+static vptq_status hash_text(const vptq_ablate_options *o, size_t i, uint64_t *hash,
+                             vptq_err *err)
 {
     vptq_map map;
-    VPTQ_CHECK(vptq_map_open(t->path, &map, err));
-    const uint64_t options[] = {t->tokens,      o->ppl.corpus.rows, o->ppl.context,
+    const bool tokens = i >= o->ppl.corpus.text_count;
+    VPTQ_CHECK(vptq_map_open(vptq_ablate_text(o, i), &map, err));
+    const uint64_t options[] = {tokens,         o->ppl.corpus.rows, o->ppl.context,
                                 o->ppl.windows, o->ppl.stride,      (uint64_t)o->ppl.protocol};
     *hash = vptq_hash(options, sizeof options, vptq_hash(map.data, map.size, 0));
     vptq_map_release(&map);
@@ -67,16 +79,15 @@ static vptq_status hash_text(const vptq_ablate_options *o, const vptq_ablate_tex
 
 static vptq_status hash_texts(ablation *a, vptq_err *err)
 {
-    const vptq_ablate_options *o = a->opt;
-    if (o->text_count == 0 || o->text_count > MAX_TEXTS)
-        return vptq_fail(err, VPTQ_E_ARG, "%zu texts to measure on, expected 1 to %d",
-                         o->text_count, (int)MAX_TEXTS);
-    a->text_hash =
-        vptq_arena_alloc(&a->report->arena, o->text_count, sizeof *a->text_hash, err);
+    const size_t count = vptq_ablate_text_count(a->opt);
+    if (count == 0 || count > MAX_TEXTS)
+        return vptq_fail(err, VPTQ_E_ARG, "%zu texts to measure on, expected 1 to %d", count,
+                         (int)MAX_TEXTS);
+    a->text_hash = vptq_arena_alloc(&a->report->arena, count, sizeof *a->text_hash, err);
     if (!a->text_hash)
         return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < o->text_count; i++)
-        VPTQ_CHECK(hash_text(o, &o->texts[i], &a->text_hash[i], err));
+    for (size_t i = 0; i < count; i++)
+        VPTQ_CHECK(hash_text(a->opt, i, &a->text_hash[i], err));
     return VPTQ_OK;
 }
 
@@ -199,11 +210,9 @@ static vptq_status quantize_row(row_job *m, vptq_err *err)
 static vptq_status open_model(const ablation *a, const char *path, vptq_model *model,
                               vptq_err *err)
 {
-    bool texts = false;
     const vptq_checkpoint_options opt = {.tokenizer = a->opt->tokenizer};
-    for (size_t i = 0; i < a->opt->text_count; i++)
-        texts |= !a->opt->texts[i].tokens;
-    return vptq_model_open(a->dev->ctx, path, &opt, texts, model, err);
+    return vptq_model_open(a->dev->ctx, path, &opt, a->opt->ppl.corpus.text_count > 0, model,
+                           err);
 }
 
 /* Reads the score of text i from the row file; false if it has none. */
@@ -227,9 +236,9 @@ static vptq_status save_score(row_job *m, size_t i, const vptq_ppl_result *r, vp
     char key[17];
     snprintf(key, sizeof key, "%016" PRIx64, m->a->text_hash[i]);
     json_t *s = json_pack("{s:s, s:f, s:f, s:f, s:I, s:I}", "text",
-                          vptq_path_base(m->a->opt->texts[i].path), "ppl", r->ppl, "ppl_stderr",
-                          r->ppl_stderr, "nll", r->nll, "tokens", (json_int_t)r->tokens,
-                          "windows", (json_int_t)r->windows);
+                          vptq_path_base(vptq_ablate_text(m->a->opt, i)), "ppl", r->ppl,
+                          "ppl_stderr", r->ppl_stderr, "nll", r->nll, "tokens",
+                          (json_int_t)r->tokens, "windows", (json_int_t)r->windows);
     if (!s || json_object_set_new(json_object_get(m->doc, "scores"), key, s))
         return no_memory(err);
     return vptq_json_save(m->file, m->doc, err);
@@ -237,15 +246,16 @@ static vptq_status save_score(row_job *m, size_t i, const vptq_ppl_result *r, vp
 
 static vptq_status score_text(row_job *m, const vptq_model *model, size_t i, vptq_err *err)
 {
-    const vptq_ablate_text *t = &m->a->opt->texts[i];
+    const char *path = vptq_ablate_text(m->a->opt, i);
+    const bool tokens = i >= m->a->opt->ppl.corpus.text_count;
     vptq_ppl_options o = m->a->opt->ppl;
     vptq_ppl_result r;
-    o.corpus = (vptq_corpus_options){.texts = &t->path,
-                                     .text_count = !t->tokens,
-                                     .tokens = &t->path,
-                                     .token_count = t->tokens,
+    o.corpus = (vptq_corpus_options){.texts = &path,
+                                     .text_count = !tokens,
+                                     .tokens = &path,
+                                     .token_count = tokens,
                                      .rows = o.corpus.rows};
-    VPTQ_CHECK(vptq_eval_ppl(m->a->dev, model, &o, NULL, NULL, NULL, NULL, &r, err));
+    VPTQ_CHECK(vptq_eval_ppl(m->a->dev, model, &o, NULL, &r, err));
     VPTQ_CHECK(save_score(m, i, &r, err));
     m->result->scores[i] = (vptq_ablate_score){
         .ppl = r.ppl, .ppl_stderr = r.ppl_stderr, .nll = r.nll, .tokens = r.tokens};
@@ -258,7 +268,7 @@ static vptq_status score_row(row_job *m, const char *path, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_model model;
     VPTQ_CHECK(open_model(m->a, path, &model, err));
-    for (size_t i = 0; i < m->a->opt->text_count && !st; i++)
+    for (size_t i = 0; i < vptq_ablate_text_count(m->a->opt) && !st; i++)
         if (!read_score(m, i))
             st = score_text(m, &model, i, err);
     vptq_model_release(&model);
@@ -268,7 +278,7 @@ static vptq_status score_row(row_job *m, const char *path, vptq_err *err)
 static bool has_all_scores(const row_job *m)
 {
     bool all = true;
-    for (size_t i = 0; i < m->a->opt->text_count; i++)
+    for (size_t i = 0; i < vptq_ablate_text_count(m->a->opt); i++)
         all = read_score(m, i) && all;
     return all;
 }
@@ -333,8 +343,8 @@ static vptq_status run_row(ablation *a, const vptq_ablate_row *row, vptq_ablate_
     VPTQ_TRY(make_path(dir, "work", row->name, "", m.work, err));
     VPTQ_TRY(make_path(dir, "packed", row->name, ".vptq", m.packed, err));
     VPTQ_TRY(make_path(dir, "rows", row->name, ".json", m.file, err));
-    result->scores =
-        vptq_arena_alloc(&a->report->arena, a->opt->text_count, sizeof *result->scores, err);
+    result->scores = vptq_arena_alloc(&a->report->arena, vptq_ablate_text_count(a->opt),
+                                      sizeof *result->scores, err);
     if (!result->scores)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(row->original ? run_original(&m, err) : run_quantized(&m, err));
@@ -473,7 +483,15 @@ static vptq_status make_directory(const ablation *a, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status run_all(ablation *a, vptq_ablate_fn fn, void *arg, vptq_err *err)
+static void log_row(const ablation *a, const vptq_ablate_result *r, size_t done)
+{
+    if (r->scores)
+        vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s: %.3f bits, ppl %.4f ± %.4f",
+                 done, a->report->count, r->row->name, r->bits_per_weight, r->scores[0].ppl,
+                 r->scores[0].ppl_stderr);
+}
+
+static vptq_status run_all(ablation *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
@@ -489,27 +507,48 @@ static vptq_status run_all(ablation *a, vptq_ablate_fn fn, void *arg, vptq_err *
                  a->rows[i].name, a->rows[i].skipped ? " (needs finetuning)" : "");
         if (!a->rows[i].skipped)
             VPTQ_TRY(run_row(a, &a->rows[i], &r->rows[i], err));
-        if (fn)
-            fn(arg, &r->rows[i], i + 1, r->count);
+        log_row(a, &r->rows[i], i + 1);
     }
 out:
     vptq_lock_release(&lock);
     return st;
 }
 
-vptq_status vptq_ablate_run(vptq_device *dev, const vptq_ablate_options *opt, vptq_ablate_fn fn,
-                            void *arg, vptq_ablate_report *report, vptq_err *err)
+/* Runs all rows after checking all of them. */
+static vptq_status run_ablation(vptq_device *dev, const vptq_ablate_options *opt,
+                                vptq_ablate_report *report, vptq_err *err)
 {
     ablation a = {.dev = dev, .opt = opt, .report = report};
     *report = (vptq_ablate_report){.opt = opt};
     vptq_arena_init(&report->arena, dev->ctx->mem);
     VPTQ_CHECK(plan_rows(&a, err));
     if (!opt->dry_run)
-        VPTQ_CHECK(run_all(&a, fn, arg, err));
+        VPTQ_CHECK(run_all(&a, err));
     return VPTQ_OK;
 }
 
-void vptq_ablate_release(vptq_ablate_report *report)
+vptq_status vptq_eval_ablate(vptq_device *dev, const vptq_ablate_options *opt,
+                             const vptq_output *out, vptq_err *err)
 {
-    vptq_arena_release(&report->arena);
+    vptq_status st = VPTQ_OK;
+    vptq_mem *mem = dev->ctx->mem;
+    const vptq_format format = out ? out->format : VPTQ_FORMAT_TEXT;
+    vptq_table table = {.title = NULL};
+    vptq_ablate_report report = {0};
+    vptq_buf text;
+    vptq_buf_init(&text, mem);
+    VPTQ_TRY(run_ablation(dev, opt, &report, err));
+    if (format == VPTQ_FORMAT_HTML) {
+        VPTQ_TRY(vptq_ablate_page(&report, mem, &text, err));
+    } else {
+        VPTQ_TRY(vptq_ablate_table(&report, mem, &table, err));
+        VPTQ_TRY(vptq_table_write(&table, format, &text, err));
+    }
+    if (out)
+        st = out->write(out->arg, text.data, text.len, err);
+out:
+    vptq_table_release(&table);
+    vptq_arena_release(&report.arena);
+    vptq_buf_release(&text);
+    return st;
 }

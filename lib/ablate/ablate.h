@@ -65,26 +65,25 @@ vptq_status vptq_ablate_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                              vptq_ablate_row **rows, size_t *count,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Called after each row. */
-typedef void (*vptq_ablate_fn)(void *arg, const vptq_ablate_result *r, size_t done, size_t all);
+/* Number of texts, and the file of text i: texts precede files of ids. */
+size_t vptq_ablate_text_count(const vptq_ablate_options *o);
+const char *vptq_ablate_text(const vptq_ablate_options *o, size_t i);
 
-/* Runs all rows after checking all of them: VPTQ_E_ARG for settings that are impossible for
- * this model, naming row, matrix and setting; VPTQ_E_MISMATCH, naming the key, for a work
- * directory of other settings under the name of a row or Hessians of another text.  The caller
- * releases `report` in any case. */
-vptq_status vptq_ablate_run(vptq_device *dev, const vptq_ablate_options *opt, vptq_ablate_fn fn,
-                            void *arg, vptq_ablate_report *report,
-                            vptq_err *err) VPTQ_MUST_CHECK;
-void vptq_ablate_release(vptq_ablate_report *report);
+/* As vptq_ablate.  Runs all rows after checking all of them: VPTQ_E_ARG for settings that are
+ * impossible for this model, naming row, matrix and setting; VPTQ_E_MISMATCH, naming the key,
+ * for a work directory of other settings under the name of a row or Hessians of another text.
+ */
+vptq_status vptq_eval_ablate(vptq_device *dev, const vptq_ablate_options *opt,
+                             const vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Makes the report a table: columns as in the paper, then stored bits per weight, perplexity by
- * text, mean losses and, with `seconds`, the time of quantizing.  Columns without any value are
- * left out.  The caller releases `t` in any case, before the report. */
-vptq_status vptq_ablate_table(vptq_ablate_report *report, bool seconds, vptq_mem *mem,
-                              vptq_table *t, vptq_err *err) VPTQ_MUST_CHECK;
+ * text, mean losses and, unless the options leave it out, the time of quantizing.  Columns
+ * without any value are left out.  The caller releases `t` in any case, before the report. */
+vptq_status vptq_ablate_table(vptq_ablate_report *report, vptq_mem *mem, vptq_table *t,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 /* Appends a self-contained HTML page with the table and, for every text, perplexity over bits.
  */
-vptq_status vptq_ablate_page(vptq_ablate_report *report, bool seconds, vptq_mem *mem,
-                             vptq_buf *out, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_ablate_page(vptq_ablate_report *report, vptq_mem *mem, vptq_buf *out,
+                             vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

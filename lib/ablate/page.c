@@ -96,8 +96,7 @@ static void draw_text(vptq_html *h, const points *p, const char *name)
     vptq_html_figures_end(h);
 }
 
-vptq_status vptq_ablate_page(vptq_ablate_report *r, bool seconds, vptq_mem *mem, vptq_buf *out,
-                             vptq_err *err)
+vptq_status vptq_ablate_page(vptq_ablate_report *r, vptq_mem *mem, vptq_buf *out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_table t = {.title = NULL};
@@ -105,12 +104,12 @@ vptq_status vptq_ablate_page(vptq_ablate_report *r, bool seconds, vptq_mem *mem,
     points p;
     char lead[256];
     snprintf(lead, sizeof lead, "%.200s, %zu rows", vptq_path_base(r->opt->model), r->count);
-    VPTQ_TRY(vptq_ablate_table(r, seconds, mem, &t, err));
+    VPTQ_TRY(vptq_ablate_table(r, mem, &t, err));
     vptq_html_begin(&h, out, err, "Ablation", lead);
     vptq_html_table(&h, &t);
-    for (size_t i = 0; i < r->opt->text_count && count_scores(r) > 0; i++) {
+    for (size_t i = 0; i < vptq_ablate_text_count(r->opt) && count_scores(r) > 0; i++) {
         VPTQ_TRY(collect_points(r, i, &p, err));
-        draw_text(&h, &p, vptq_path_base(r->opt->texts[i].path));
+        draw_text(&h, &p, vptq_path_base(vptq_ablate_text(r->opt, i)));
     }
     st = vptq_html_end(&h);
 out:

@@ -140,7 +140,7 @@ static void fill_row(table_row *t, const vptq_ablate_result *r, const vptq_ablat
                      .paper_bits = row->paper_bits,
                      .paper_ppl = {row->paper_ppl[0], row->paper_ppl[1]}};
     fill_settings(t, row);
-    for (size_t i = 0; i < o->text_count; i++) {
+    for (size_t i = 0; i < vptq_ablate_text_count(o); i++) {
         t->score[SCORE_COLUMNS * i] = r->scores ? r->scores[i].ppl : (double)NAN;
         t->score[SCORE_COLUMNS * i + 1] = r->scores ? r->scores[i].ppl_stderr : (double)NAN;
     }
@@ -149,7 +149,7 @@ static void fill_row(table_row *t, const vptq_ablate_result *r, const vptq_ablat
 /* Two columns per text: "ppl" and "ppl_stderr" of the first; "ppl_2" ... of the others. */
 static vptq_status make_columns(vptq_ablate_report *r, vptq_column *columns, vptq_err *err)
 {
-    const size_t n = r->opt->text_count;
+    const size_t n = vptq_ablate_text_count(r->opt);
     char(*names)[SCORE_COLUMNS][NAME] = vptq_arena_alloc(&r->arena, n, sizeof *names, err);
     if (!names)
         return VPTQ_E_NOMEM;
@@ -162,13 +162,13 @@ static vptq_status make_columns(vptq_ablate_report *r, vptq_column *columns, vpt
         snprintf(names[i][0], NAME, "ppl%s", number);
         snprintf(names[i][1], NAME, "ppl%s_stderr", number);
         for (size_t k = 0; k < SCORE_COLUMNS; k++)
-            *columns++ = (vptq_column){.name = names[i][k],
-                                       .title = k ? "±" : vptq_path_base(r->opt->texts[i].path),
-                                       .type = VPTQ_COLUMN_REAL,
-                                       .offset = offsetof(table_row, score) +
-                                                 (SCORE_COLUMNS * i + k) * sizeof(double),
-                                       .size = sizeof(double),
-                                       .decimals = 3};
+            *columns++ = (vptq_column){
+                .name = names[i][k],
+                .title = k ? "±" : vptq_path_base(vptq_ablate_text(r->opt, i)),
+                .type = VPTQ_COLUMN_REAL,
+                .offset = offsetof(table_row, score) + (SCORE_COLUMNS * i + k) * sizeof(double),
+                .size = sizeof(double),
+                .decimals = 3};
     }
     memcpy(columns, result_columns, sizeof result_columns);
     return VPTQ_OK;
@@ -187,10 +187,10 @@ static void add_notes(vptq_table *t)
                            "and rows that differ by it alone are not run");
 }
 
-vptq_status vptq_ablate_table(vptq_ablate_report *report, bool seconds, vptq_mem *mem,
-                              vptq_table *t, vptq_err *err)
+vptq_status vptq_ablate_table(vptq_ablate_report *report, vptq_mem *mem, vptq_table *t,
+                              vptq_err *err)
 {
-    const size_t texts = report->opt->text_count;
+    const size_t texts = vptq_ablate_text_count(report->opt);
     const size_t count = SETTINGS_COLUMNS + SCORE_COLUMNS * texts + RESULT_COLUMNS;
     *t = (vptq_table){.title = NULL};
     vptq_column *columns = vptq_arena_alloc(&report->arena, count, sizeof *columns, err);
@@ -200,7 +200,7 @@ vptq_status vptq_ablate_table(vptq_ablate_report *report, bool seconds, vptq_mem
         return VPTQ_E_NOMEM;
     VPTQ_CHECK(make_columns(report, columns, err));
     vptq_table_init(t, mem, "Ablation", columns, count);
-    t->has = find_needs(report) | (seconds ? SECONDS : 0);
+    t->has = find_needs(report) | (report->opt->no_seconds ? 0 : SECONDS);
     for (size_t i = 0; i < report->count; i++) {
         fill_row(row, &report->rows[i], report->opt);
         vptq_table_add(t, row);

@@ -17,10 +17,25 @@ const vptq_gemv_pair *vptq_gemv_published_shapes(void);
 const vptq_gemv_pair *vptq_gemv_chain_shapes(void);
 const vptq_gemv_pair *vptq_gemv_published_codebooks(void);
 
+typedef struct vptq_gemv_row {
+    uint32_t in_features, out_features, v, k, k_res, batch;
+    double time_us, time_p10_us, time_p90_us; /* packed: median and percentiles of a call */
+    double half_us, library_us; /* dense: this backend on 16 bits, the library on F32 */
+    double dense_us;            /* the faster of the two */
+    double ratio;               /* time_us / dense_us */
+    double gb_per_second;       /* bytes of the packed matrix over time_us */
+    double floor_fraction;      /* of the rate at which the device reads memory */
+    uint64_t packed_bytes, half_bytes;
+} vptq_gemv_row;
+typedef vptq_status (*vptq_gemv_fn)(void *arg, const vptq_gemv_row *row, vptq_err *err);
+
 /* Measures rows in the order of the published tables: codebooks, then shapes (out, then in),
  * then batch.  Errors: VPTQ_E_ARG naming an impossible option, VPTQ_E_NOMEM for a matrix that
  * does not fit, VPTQ_E_NUMERIC for a wrong product, and what `fn` returns. */
 vptq_status vptq_eval_gemv(vptq_device *dev, const vptq_gemv_options *opt, vptq_gemv_fn fn,
                            void *arg, vptq_err *err) VPTQ_MUST_CHECK;
+/* As vptq_gemv: prints the rows. */
+vptq_status vptq_eval_gemv_table(vptq_device *dev, const vptq_gemv_options *opt,
+                                 const vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

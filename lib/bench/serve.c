@@ -112,7 +112,7 @@ vptq_status vptq_serve_need_of(const vptq_model *m, const vptq_serve_config *c, 
 
 /* ---- checks before the first run ---- */
 
-static vptq_status check_names(const vptq_serve_options *o, vptq_err *err)
+static vptq_status check_names(const vptq_serve_plan *o, vptq_err *err)
 {
     if (o->model_count == 0 || o->config_count == 0 || o->runs == 0)
         return vptq_fail(err, VPTQ_E_ARG,
@@ -132,7 +132,7 @@ static vptq_status check_names(const vptq_serve_options *o, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status check_lengths(const vptq_serve_options *o, vptq_err *err)
+static vptq_status check_lengths(const vptq_serve_plan *o, vptq_err *err)
 {
     for (size_t c = 0; c < o->config_count && !o->allow_long; c++)
         for (size_t i = 0; i < o->model_count; i++) {
@@ -148,8 +148,7 @@ static vptq_status check_lengths(const vptq_serve_options *o, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status check_memory(const vptq_serve_options *o, const vptq_device *dev,
-                                vptq_err *err)
+static vptq_status check_memory(const vptq_serve_plan *o, const vptq_device *dev, vptq_err *err)
 {
     const uint64_t left = dev->ops->left(dev->state);
     for (size_t c = 0; c < o->config_count; c++) {
@@ -172,7 +171,7 @@ static vptq_status check_memory(const vptq_serve_options *o, const vptq_device *
     return VPTQ_OK;
 }
 
-static vptq_status make_record(const vptq_ctx *ctx, const vptq_serve_options *o,
+static vptq_status make_record(const vptq_ctx *ctx, const vptq_serve_plan *o,
                                const vptq_device *dev, size_t model, size_t config,
                                uint32_t run, vptq_serve_record *r, vptq_err *err)
 {
@@ -193,7 +192,7 @@ typedef struct token_counts {
     uint64_t all, done;
 } token_counts;
 
-static vptq_status check_records(const vptq_ctx *ctx, const vptq_serve_options *o,
+static vptq_status check_records(const vptq_ctx *ctx, const vptq_serve_plan *o,
                                  const vptq_device *dev, const vptq_serve_log *log,
                                  token_counts *tokens, vptq_err *err)
 {
@@ -214,7 +213,7 @@ static vptq_status check_records(const vptq_ctx *ctx, const vptq_serve_options *
     return VPTQ_OK;
 }
 
-static vptq_status check_all(const vptq_ctx *ctx, const vptq_serve_options *o,
+static vptq_status check_all(const vptq_ctx *ctx, const vptq_serve_plan *o,
                              const vptq_device *dev, const vptq_serve_log *log,
                              token_counts *tokens, vptq_err *err)
 {
@@ -224,7 +223,7 @@ static vptq_status check_all(const vptq_ctx *ctx, const vptq_serve_options *o,
     return check_records(ctx, o, dev, log, tokens, err);
 }
 
-vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_options *o,
+vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_plan *o,
                              const vptq_serve_log *log, vptq_err *err)
 {
     vptq_device dev;
@@ -251,7 +250,7 @@ typedef struct lane {
 
 typedef struct server {
     const vptq_ctx *ctx;
-    const vptq_serve_options *o;
+    const vptq_serve_plan *o;
     lane *lanes;       /* [models] */
     int32_t *prompt;   /* of one sequence */
     size_t *sequences; /* [batch] handles of the batch */
@@ -436,7 +435,7 @@ static vptq_status run_config(server *s, vptq_serve_log *log, size_t config, vpt
                               void *arg, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_serve_options *o = s->o;
+    const vptq_serve_plan *o = s->o;
     const vptq_serve_config *c = &o->configs[config];
     s->prompt = vptq_mem_alloc(s->ctx->mem, c->input, sizeof *s->prompt, err);
     s->sequences =
@@ -465,7 +464,7 @@ static vptq_status resume_config(const server *s, const vptq_device *dev,
                                  const vptq_serve_log *log, size_t config, vptq_serve_fn fn,
                                  void *arg, bool *whole, vptq_err *err)
 {
-    const vptq_serve_options *o = s->o;
+    const vptq_serve_plan *o = s->o;
     *whole = log != NULL;
     for (int pass_on = 0; pass_on < 2 && *whole; pass_on++)
         for (uint32_t run = 1; run <= o->runs && *whole; run++)
@@ -479,8 +478,8 @@ static vptq_status resume_config(const server *s, const vptq_device *dev,
     return VPTQ_OK;
 }
 
-vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_options *o,
-                            vptq_serve_log *log, vptq_serve_fn fn, void *arg, vptq_err *err)
+vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_plan *o, vptq_serve_log *log,
+                            vptq_serve_fn fn, void *arg, vptq_err *err)
 {
     server s = {.ctx = ctx, .o = o};
     vptq_device dev;

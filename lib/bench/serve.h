@@ -18,10 +18,63 @@
 #include "lib/model/batch.h"
 #include "lib/vptq.h"
 
+enum { VPTQ_SERVE_RUN_NAME = 2 * VPTQ_SERVE_NAME + 16 }; /* bytes */
+
+typedef struct vptq_serve_config {
+    char name[VPTQ_SERVE_NAME];
+    uint32_t batch, input, output; /* sequences; tokens of each prompt and of each reply */
+} vptq_serve_config;
+
+/* The [*count] configurations of the published report; static. */
+const vptq_serve_config *vptq_serve_named(size_t *count);
+/* One of those by its name, or "BATCH,INPUT,OUTPUT". */
+vptq_status vptq_serve_parse(const char *text, vptq_serve_config *config,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+
+/* As vptq_serve_options, with parsed configurations. */
+typedef struct vptq_serve_plan {
+    const vptq_serve_model *models;
+    size_t model_count;
+    const vptq_serve_config *configs;
+    size_t config_count;
+    uint32_t runs, warmup;
+    vptq_dtype kv;
+    uint64_t seed;
+    bool allow_long;
+    const char *backend; /* every model gets a device of its own */
+} vptq_serve_plan;
+
+typedef struct vptq_serve_need {
+    uint64_t weights;        /* as stored: mapped, not allocated */
+    uint64_t cache, working; /* bytes */
+} vptq_serve_need;
+
+typedef struct vptq_serve_record {
+    const vptq_serve_model *model;
+    const vptq_serve_config *config;
+    uint32_t run;         /* from 1 */
+    bool resumed;         /* read from the file */
+    double latency, ttft; /* seconds to the last token of all, and to the last first token */
+    double output_throughput; /* batch * output / (latency - ttft), tokens per second */
+    double overall_throughput, input_throughput; /* all tokens / latency, input / ttft */
+    double last_gen_throughput; /* of the last step; this and output_throughput are NAN if the
+                                   output is one token */
+    uint64_t peak_memory_bytes; /* weights, and most that was allocated for this model */
+    vptq_serve_need need;
+    double bits_per_weight;
+    vptq_dtype kv;
+    int threads;
+    const char *backend;
+    uint64_t seed;
+} vptq_serve_record;
+typedef vptq_status (*vptq_serve_fn)(void *arg, const vptq_serve_record *r, vptq_err *err);
+
 /* Computes the memory that a model needs for a configuration. */
 vptq_status vptq_serve_need_of(const vptq_model *m, const vptq_serve_config *c, vptq_dtype kv,
                                vptq_serve_need *need, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* "MODEL_CONFIG" */
+void vptq_serve_group(const vptq_serve_record *r, char name[VPTQ_SERVE_RUN_NAME]);
 /* "MODEL_CONFIG_runR" */
 void vptq_serve_run_name(const vptq_serve_record *r, char name[VPTQ_SERVE_RUN_NAME]);
 
@@ -49,13 +102,17 @@ vptq_status vptq_serve_plain_ids(const vptq_model *m, vptq_mem *mem, int32_t **i
 
 /* Checks everything that is known before the first run: names, lengths, memory, and the records
  * in `log` (may be NULL) of these runs.  VPTQ_E_ARG, VPTQ_E_NOMEM. */
-vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_options *o,
+vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_plan *o,
                              const vptq_serve_log *log, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Checks, then does the runs that `log` (may be NULL) does not have, configuration by
  * configuration, and adds each to it.  Calls fn for every run, also for those in the log. */
-vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_options *o,
-                            vptq_serve_log *log, vptq_serve_fn fn, void *arg,
-                            vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_plan *o, vptq_serve_log *log,
+                            vptq_serve_fn fn, void *arg, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* As vptq_serve, on devices of `backend`. */
+vptq_status vptq_eval_serve_table(const vptq_ctx *ctx, const char *backend,
+                                  const vptq_serve_options *opt, const vptq_output *out,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

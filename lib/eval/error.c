@@ -165,19 +165,23 @@ vptq_status vptq_eval_check_shapes(const vptq_model *m, const vptq_model *base, 
 }
 
 vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
-                            const vptq_model *base, const char *hdir, uint32_t first_layer,
-                            uint32_t last_layer, vptq_error_fn fn, void *arg, vptq_err *err)
+                            const vptq_model *base, const vptq_error_options *opt,
+                            vptq_error_fn fn, void *arg, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    compare c = {
-        .dev = dev, .quantized = quantized, .base = base, .hdir = hdir, .fn = fn, .arg = arg};
+    compare c = {.dev = dev,
+                 .quantized = quantized,
+                 .base = base,
+                 .hdir = opt->hessians,
+                 .fn = fn,
+                 .arg = arg};
     uint64_t found = 0;
     uint32_t layers = base->desc->layers;
     vptq_arena arena;
     vptq_arena_init(&arena, dev->ctx->mem);
     VPTQ_TRY(vptq_eval_check_shapes(quantized, base, err));
-    if (last_layer == UINT32_MAX)
-        last_layer = layers - 1;
+    const uint32_t first_layer = opt->first_layer,
+                   last_layer = opt->last_layer == UINT32_MAX ? layers - 1 : opt->last_layer;
     if (first_layer > last_layer || last_layer >= layers) {
         st = vptq_fail(err, VPTQ_E_ARG, "--layers %u-%u: %s has layers 0 to %u", first_layer,
                        last_layer, base->ckpt.path, layers - 1);

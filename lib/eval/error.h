@@ -20,14 +20,17 @@ typedef struct vptq_error_row {
     vptq_vq_shape shape;
 } vptq_error_row;
 typedef vptq_status (*vptq_error_fn)(void *arg, const vptq_error_row *row, vptq_err *err);
-/* Compares the quantized matrices with their originals, both as floats, in the metric of the
- * Hessians in `hdir` (NULL: proxy_loss is NaN).  last_layer UINT32_MAX is the model's last.
+/* Compares the quantized matrices with their originals, both as floats, in the metric of
+ * opt->hessians (NULL: proxy_loss is NaN).  last_layer UINT32_MAX is the model's last.
  * VPTQ_E_UNSUPPORTED if no matrix is quantized, VPTQ_E_MISMATCH if the models differ in shape
  * or the Hessians are of another model than `base`. */
 vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
-                            const vptq_model *base, const char *hdir, uint32_t first_layer,
-                            uint32_t last_layer, vptq_error_fn fn, void *arg,
-                            vptq_err *err) VPTQ_MUST_CHECK;
+                            const vptq_model *base, const vptq_error_options *opt,
+                            vptq_error_fn fn, void *arg, vptq_err *err) VPTQ_MUST_CHECK;
+/* As vptq_measure_error. */
+vptq_status vptq_eval_error_report(vptq_device *dev, const vptq_model *m,
+                                   const vptq_model *base, const vptq_error_options *opt,
+                                   const vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Whether two models can be versions of each other: VPTQ_E_MISMATCH with both files and shapes
  * if their shapes differ. */

@@ -414,3 +414,34 @@ vptq_status vptq_error_report_write(const vptq_error_report *r, vptq_format form
     return people ? write_text(&w, format, worst, out, err)
                   : write_rows(&w, format, worst, out, err);
 }
+
+static vptq_status keep_row(void *arg, const vptq_error_row *row, vptq_err *err)
+{
+    return vptq_buf_add(arg, row, sizeof *row, err);
+}
+
+vptq_status vptq_eval_error_report(vptq_device *dev, const vptq_model *m,
+                                   const vptq_model *base, const vptq_error_options *opt,
+                                   const vptq_output *out, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_buf rows, text;
+    vptq_mem *mem = dev->ctx->mem;
+    vptq_buf_init(&rows, mem); /* of vptq_error_row */
+    vptq_buf_init(&text, mem);
+    VPTQ_TRY(vptq_eval_error(dev, m, base, opt, keep_row, &rows, err));
+    const vptq_error_report report = {.rows = (const vptq_error_row *)(void *)rows.data,
+                                      .count = rows.len / sizeof(vptq_error_row),
+                                      .order = opt->order,
+                                      .top = opt->top,
+                                      .model = vptq_path_base(m->ckpt.path),
+                                      .base = vptq_path_base(base->ckpt.path)};
+    VPTQ_TRY(
+        vptq_error_report_write(&report, out ? out->format : VPTQ_FORMAT_CSV, mem, &text, err));
+    if (out)
+        st = out->write(out->arg, text.data, text.len, err);
+out:
+    vptq_buf_release(&text);
+    vptq_buf_release(&rows);
+    return st;
+}

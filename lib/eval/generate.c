@@ -30,7 +30,7 @@ typedef struct writer {
     const vptq_generate_options *o;
     bool at_start;
     bool stopped; /* found a stop string */
-    vptq_emit_fn emit;
+    vptq_write_fn emit;
     void *arg;
     vptq_buf text; /* held back: part of a character, or possibly of a stop string */
 } writer;
@@ -60,15 +60,16 @@ static size_t find_in(const char *text, size_t len, const char *what)
     return len;
 }
 
-static void emit_text(writer *w, size_t n)
+static vptq_status emit_text(writer *w, size_t n, vptq_err *err)
 {
     if (n == 0)
-        return; /* the buffer may not have been allocated */
+        return VPTQ_OK; /* the buffer may not have been allocated */
     if (w->emit)
-        w->emit(w->arg, w->text.data, n);
+        VPTQ_CHECK(w->emit(w->arg, w->text.data, n, err));
     memmove(w->text.data, w->text.data + n, w->text.len - n);
     w->text.len -= n;
     w->text.data[w->text.len] = 0;
+    return VPTQ_OK;
 }
 
 static vptq_status write_token(writer *w, int32_t id, vptq_err *err)
@@ -84,13 +85,12 @@ static vptq_status write_token(writer *w, int32_t id, vptq_err *err)
     }
     w->stopped = end < w->text.len;
     if (w->stopped) {
-        emit_text(w, end);
+        VPTQ_CHECK(emit_text(w, end, err));
         vptq_buf_clear(&w->text);
         return VPTQ_OK;
     }
     size_t tail = incomplete_tail(w->text.data, w->text.len), begun = begun_stop(w);
-    emit_text(w, w->text.len - (tail > begun ? tail : begun));
-    return VPTQ_OK;
+    return emit_text(w, w->text.len - (tail > begun ? tail : begun), err);
 }
 
 /* ---- the loop ---- */
@@ -123,9 +123,10 @@ static bool is_in(const int32_t *ids, size_t n, int32_t id)
 typedef struct generation {
     vptq_forward *f;
     const vptq_model *m;
-    const vptq_generate_options *o;
-    vptq_ids *ids, stop_ids;
-    size_t tokens; /* maximum number of new ones */
+    const vptq_generate_args *args;
+    const vptq_generate_options *o; /* of args */
+    vptq_ids *ids, stop_ids;        /* ids: of args */
+    size_t tokens;                  /* maximum number of new ones */
     writer w;
     double begin, prompt_done; /* seconds */
     vptq_stop_reason reason;
@@ -157,7 +158,7 @@ static vptq_status continue_prompt(generation *g, vptq_err *err)
             break;
         }
         if (!o->ignore_eos && (is_in(g->stop_ids.data, g->stop_ids.count, next) ||
-                               is_in(o->stop_tokens, o->stop_token_count, next))) {
+                               is_in(g->args->stop_tokens, g->args->stop_token_count, next))) {
             g->reason = VPTQ_STOPPED_BY_END;
             break;
         }
@@ -167,9 +168,10 @@ static vptq_status continue_prompt(generation *g, vptq_err *err)
 out:
     if (st == VPTQ_E_CANCELLED)
         g->reason = VPTQ_STOPPED_BY_CANCEL;
-    if (!st || st == VPTQ_E_CANCELLED)
-        emit_text(&g->w, g->w.text.len);
-    return st;
+    if (st && st != VPTQ_E_CANCELLED)
+        return st;
+    const vptq_status emitted = emit_text(&g->w, g->w.text.len, st ? NULL : err);
+    return st ? st : emitted;
 }
 
 /* Encodes and checks the prompt; *length = its tokens plus the maximum of new ones. */
@@ -217,12 +219,16 @@ const char *vptq_stop_reason_name(vptq_stop_reason r)
 }
 
 vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
-                               const vptq_generate_options *o, vptq_emit_fn emit, void *arg,
-                               vptq_ids *ids, vptq_generate_result *result, vptq_err *err)
+                               const vptq_generate_args *args, vptq_generate_result *result,
+                               vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    generation g = {
-        .m = m, .o = o, .ids = ids, .w = {.t = m->tokenizer, .o = o, .emit = emit, .arg = arg}};
+    const vptq_generate_options *o = args->opt;
+    generation g = {.m = m,
+                    .args = args,
+                    .o = o,
+                    .ids = args->ids,
+                    .w = {.t = m->tokenizer, .o = o, .emit = args->emit, .arg = args->arg}};
     vptq_buf_init(&g.w.text, dev->ctx->mem);
     vptq_ids_init(&g.stop_ids, dev->ctx->mem);
     size_t length = 0;
@@ -230,7 +236,7 @@ vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
     VPTQ_TRY(prepare_prompt(&g, &length, err));
     VPTQ_TRY(vptq_model_stop_tokens(dev->ctx, m, &g.stop_ids, err));
     VPTQ_TRY(vptq_forward_open(m, dev, length, &g.f, err));
-    const size_t prompt = ids->count;
+    const size_t prompt = g.ids->count;
     g.begin = g.prompt_done = vptq_seconds();
     st = continue_prompt(&g, err);
     if (result && (!st || st == VPTQ_E_CANCELLED))

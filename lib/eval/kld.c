@@ -32,8 +32,7 @@ typedef struct run {
     vptq_device *dev;
     const vptq_kld_options *opt;
     vptq_windows w;
-    vptq_window_fn fn;
-    void *arg;
+    vptq_eval_watch watch;
     side model, base;
     vptq_kld_base_file file;     /* a saved base; file.fd < 0: none */
     vptq_saved_base_rows saved;  /* of `file` */
@@ -214,8 +213,8 @@ static vptq_status add_scores(run *r, size_t s, const vptq_kld_token *t, const d
     }
     r->sum += sum;
     r->tokens += n;
-    if (r->fn)
-        r->fn(r->arg, s, sum / (double)n, n);
+    if (r->watch.window)
+        r->watch.window(r->watch.arg, s, sum / (double)n, n);
     return VPTQ_OK;
 }
 
@@ -424,7 +423,7 @@ static void compute_figures(const columns *c, size_t n, vptq_kld_result *r)
 }
 
 vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_model *base,
-                          const vptq_kld_options *opt, vptq_window_fn fn, void *arg,
+                          const vptq_kld_options *opt, const vptq_eval_watch *watch,
                           vptq_kld_result *result, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -435,10 +434,10 @@ vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_mode
              .base.m = base,
              .opt = opt,
              .w = {.bos = -1},
-             .fn = fn,
-             .arg = arg,
              .file.file.fd = -1,
              .writer.file.fd = -1};
+    if (watch)
+        r.watch = *watch;
     *result = (vptq_kld_result){.context = opt->context, .protocol = opt->protocol};
     if (!base == !opt->base_file || (opt->save_base && !base) || (!m && !opt->save_base))
         return vptq_fail(

@@ -38,14 +38,18 @@ extern const vptq_kld_level vptq_kld_levels[VPTQ_KLD_LEVELS];
 extern const vptq_kld_level vptq_delta_levels[VPTQ_DELTA_LEVELS];
 
 /* Compares a model with its original over the tokens that vptq_eval_ppl scores under the same
- * protocol; fn gets the mean divergence of each window.  Both tokenizers must give the same ids
- * for the text.  m NULL: saves the original and compares nothing; all figures are 0.  base
- * NULL: reads a saved original.  Errors: VPTQ_E_ARG and VPTQ_E_FORMAT as vptq_eval_ppl, errors
- * of reading and writing files, VPTQ_E_MISMATCH for models of different shape, vocabulary or
- * tokenizer and for a saved base of another vocabulary, text, context or protocol,
- * VPTQ_E_NUMERIC with the window whose output is not finite. */
+ * protocol; `watch` (may be NULL) gets the mean divergence of each window.  Both tokenizers
+ * must give the same ids for the text.  m NULL: saves the original and compares nothing; all
+ * figures are 0.  base NULL: reads a saved original.  Errors: VPTQ_E_ARG and VPTQ_E_FORMAT as
+ * vptq_eval_ppl, errors of reading and writing files, VPTQ_E_MISMATCH for models of different
+ * shape, vocabulary or tokenizer and for a saved base of another vocabulary, text, context or
+ * protocol, VPTQ_E_NUMERIC with the window whose output is not finite. */
 vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_model *base,
-                          const vptq_kld_options *opt, vptq_window_fn fn, void *arg,
+                          const vptq_kld_options *opt, const vptq_eval_watch *watch,
                           vptq_kld_result *r, vptq_err *err) VPTQ_MUST_CHECK;
+/* As vptq_divergence. */
+vptq_status vptq_eval_divergence(vptq_device *dev, const vptq_model *m, const vptq_model *base,
+                                 const vptq_kld_options *opt, const vptq_output *out,
+                                 vptq_kld_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

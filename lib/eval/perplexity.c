@@ -13,8 +13,7 @@ typedef struct run {
     const vptq_model *m;
     const vptq_ppl_options *opt;
     vptq_windows w;
-    vptq_window_fn fn;
-    void *arg;
+    vptq_eval_watch watch;
     vptq_forward *f;
 
     float *hidden;         /* [rows of a batch, hidden] */
@@ -174,8 +173,8 @@ static vptq_status add_scores(run *r, size_t s, const vptq_nll_state *state, siz
     }
     r->sum += sum;
     r->tokens += n;
-    if (r->fn)
-        r->fn(r->arg, s, sum / (double)n, n);
+    if (r->watch.window)
+        r->watch.window(r->watch.arg, s, sum / (double)n, n);
     return VPTQ_OK;
 }
 
@@ -241,14 +240,15 @@ static void summarize(const run *r, double seconds, vptq_ppl_result *out)
 }
 
 vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_options *opt,
-                          vptq_window_fn fn, void *arg, vptq_arena *arena, double **token_nll,
-                          vptq_ppl_result *result, vptq_err *err)
+                          const vptq_eval_watch *watch, vptq_ppl_result *result, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_corpus corpus = {.ids = {.data = NULL}};
     vptq_ids documents;
     vptq_arena work;
-    run r = {.dev = dev, .m = m, .opt = opt, .w = {.bos = -1}, .fn = fn, .arg = arg};
+    run r = {.dev = dev, .m = m, .opt = opt, .w = {.bos = -1}};
+    if (watch)
+        r.watch = *watch;
     vptq_ids_init(&documents, dev->ctx->mem);
     vptq_arena_init(&work, dev->ctx->mem);
     *result = (vptq_ppl_result){.context = opt->context, .bits_per_byte = (double)NAN};
@@ -260,11 +260,11 @@ vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_
     result->bits_per_weight = vptq_model_bits_per_weight(m);
     if (opt->dry_run)
         goto out;
-    if (token_nll) {
-        r.token_nll = vptq_arena_alloc(arena, result->tokens, sizeof *r.token_nll, err);
+    if (r.watch.losses) {
+        r.token_nll = vptq_arena_alloc(r.watch.arena, result->tokens, sizeof *r.token_nll, err);
         if (!r.token_nll)
             VPTQ_TRY(VPTQ_E_NOMEM);
-        *token_nll = r.token_nll;
+        *r.watch.losses = r.token_nll;
     }
     double begin = vptq_seconds();
     VPTQ_TRY(run_all(&r, &work, err));

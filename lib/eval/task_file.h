@@ -62,6 +62,12 @@ enum {
     VPTQ_TASK_LINE_MAX = 1 << 20 /* bytes */
 };
 
+typedef struct vptq_task_file_options {
+    const char *task;      /* name; that of another known set is an error */
+    const char *delimiter; /* between query and choice of {query, choices, gold} */
+    size_t limit;          /* the first items only; 0 = all */
+} vptq_task_file_options;
+
 typedef struct vptq_task_file {
     vptq_arena arena;
     const char *path; /* as given; not copied */

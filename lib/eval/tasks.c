@@ -288,7 +288,7 @@ static double same_greedy(const vptq_task_answer *a, const vptq_task_answer *bas
     return a->correct == base->correct;
 }
 
-static void summarize(const run *r, vptq_task_result *out)
+static void summarize(const run *r, vptq_task_figures *out)
 {
     const size_t n = r->file->count;
     out->acc = mean_of(r->answers, r->answers, n, correct, &out->acc_stderr);
@@ -316,22 +316,21 @@ void vptq_eval_task_compare(const vptq_task_file *file, const vptq_task_answer *
     }
 }
 
-vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *name,
-                           const vptq_task_file *file, const vptq_task_options *opt,
-                           vptq_arena *arena, vptq_task_answer **answers, vptq_task_result *out,
-                           vptq_err *err)
+vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const vptq_task_file *file,
+                           const vptq_task_run *opt, vptq_task_answer **answers,
+                           vptq_task_figures *out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena work;
     vptq_task_plan plan;
     const double none = (double)NAN, begin = vptq_seconds();
-    run r = {.dev = dev, .m = m, .name = name, .file = file, .plan = &plan};
-    *out = (vptq_task_result){.acc = none,
-                              .acc_stderr = none,
-                              .acc_norm = none,
-                              .acc_norm_stderr = none,
-                              .perplexity = none,
-                              .perplexity_stderr = none};
+    run r = {.dev = dev, .m = m, .name = opt->name, .file = file, .plan = &plan};
+    *out = (vptq_task_figures){.acc = none,
+                               .acc_stderr = none,
+                               .acc_norm = none,
+                               .acc_norm_stderr = none,
+                               .perplexity = none,
+                               .perplexity_stderr = none};
     vptq_arena_init(&work, dev->ctx->mem);
     VPTQ_TRY(vptq_task_plan_make(m, file, opt->context ? opt->context : m->desc->context,
                                  dev->ctx->mem, &work, &plan, err));
@@ -341,7 +340,7 @@ vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *na
     out->rows_saved = plan.unshared - plan.rows;
     if (opt->dry_run)
         goto out;
-    VPTQ_TRY(alloc_answers(&r, answers ? arena : &work, err));
+    VPTQ_TRY(alloc_answers(&r, answers ? opt->arena : &work, err));
     VPTQ_TRY(run_all(&r, &work, err));
     summarize(&r, out);
     out->seconds = vptq_seconds() - begin;

@@ -24,15 +24,24 @@ typedef struct vptq_task_answer {
     bool correct_norm;
 } vptq_task_answer;
 
-/* Measures one file of items.  `name` is the task's, for progress.  answers (may be NULL)
- * becomes [file->count], in `arena`.  The size of a batch depends on the free memory and does
- * not change the result.  Errors: VPTQ_E_ARG without a tokenizer, VPTQ_E_FORMAT with file and
- * line for a continuation without a token or longer than the context, VPTQ_E_NUMERIC if the
- * model's output is not finite. */
-vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *name,
-                           const vptq_task_file *file, const vptq_task_options *opt,
-                           vptq_arena *arena, vptq_task_answer **answers, vptq_task_result *r,
-                           vptq_err *err) VPTQ_MUST_CHECK;
+typedef struct vptq_task_run {
+    const char *name;  /* of the task, for progress */
+    size_t context;    /* tokens per request at most; 0 = the model's context */
+    bool dry_run;      /* only count */
+    vptq_arena *arena; /* of the answers */
+} vptq_task_run;
+
+/* Measures one file of items.  answers (may be NULL) becomes [file->count].  The size of a
+ * batch depends on the free memory and does not change the result.  Errors: VPTQ_E_ARG without
+ * a tokenizer, VPTQ_E_FORMAT with file and line for a continuation without a token or longer
+ * than the context, VPTQ_E_NUMERIC if the model's output is not finite. */
+vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const vptq_task_file *file,
+                           const vptq_task_run *run, vptq_task_answer **answers,
+                           vptq_task_figures *f, vptq_err *err) VPTQ_MUST_CHECK;
+/* As vptq_score_tasks. */
+vptq_status vptq_eval_tasks(vptq_device *dev, const vptq_model *m, const vptq_model *base,
+                            const vptq_task_options *opt, const vptq_output *out,
+                            vptq_task_result *results, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Compares the answers of a model with those of its original. */
 void vptq_eval_task_compare(const vptq_task_file *file, const vptq_task_answer *answers,

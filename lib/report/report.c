@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/ctx.h"
 #include "lib/report/internal.h"
 
 enum { MAX_GROUPS = 2000 };
@@ -223,4 +224,28 @@ vptq_status vptq_report_write(const vptq_report *r, vptq_format format, const ch
     if (format == VPTQ_FORMAT_CSV || format == VPTQ_FORMAT_JSON)
         return vptq_report_write_rows(r, format, out, err);
     return vptq_report_write_page(r, format, source, out, err);
+}
+
+vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt, const vptq_output *out,
+                         vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_records all;
+    vptq_report report;
+    vptq_buf text;
+    const vptq_format format = out ? out->format : VPTQ_FORMAT_MD;
+    vptq_records_init(&all, ctx->mem);
+    vptq_buf_init(&text, ctx->mem);
+    for (size_t i = 0; i < opt->count; i++)
+        VPTQ_TRY(vptq_records_read(&all, opt->records[i], err));
+    VPTQ_TRY(vptq_report_build(&all, opt->original, ctx->mem, &report, err));
+    st = opt->classic ? vptq_report_write_classic(&report, opt->source, &text, err)
+                      : vptq_report_write(&report, format, opt->source, &text, err);
+    vptq_report_release(&report);
+    if (!st && out)
+        st = out->write(out->arg, text.data, text.len, err);
+out:
+    vptq_records_release(&all);
+    vptq_buf_release(&text);
+    return st;
 }

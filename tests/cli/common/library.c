@@ -59,7 +59,7 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
     *model = NULL;
     if (st || (st = vptq_pack(ctx, &pack, NULL, err)) ||
         (st = vptq_model_load(ctx, "out.vptq", &packed, model, err)) ||
-        (st = vptq_perplexity(ctx, *model, &ppl, NULL, NULL, NULL, &measured, err)))
+        (st = vptq_perplexity(ctx, *model, &ppl, NULL, &measured, err)))
         return st;
     if (rows.count != 7 || q.matrices != 7 || hessians.count < 4 || measured.windows != 2)
         return vptq_fail(err, VPTQ_E_NUMERIC, "%llu rows, %llu Hessians", rows.count,

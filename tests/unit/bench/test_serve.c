@@ -71,16 +71,16 @@ static void rig_close(rig *r)
     assert_int_equal(r->mem.used, 0);
 }
 
-static vptq_serve_options options_of(const rig *r, const vptq_serve_config *configs, size_t n)
+static vptq_serve_plan options_of(const rig *r, const vptq_serve_config *configs, size_t n)
 {
-    return (vptq_serve_options){.models = r->models,
-                                .model_count = r->count,
-                                .configs = configs,
-                                .config_count = n,
-                                .runs = 2,
-                                .warmup = 1,
-                                .kv = VPTQ_F16,
-                                .backend = "cpu"};
+    return (vptq_serve_plan){.models = r->models,
+                             .model_count = r->count,
+                             .configs = configs,
+                             .config_count = n,
+                             .runs = 2,
+                             .warmup = 1,
+                             .kv = VPTQ_F16,
+                             .backend = "cpu"};
 }
 
 static void test_plain_ids(void **state)
@@ -109,7 +109,7 @@ static void test_impossible_options(void **state)
                             configs[] = {small, {"long", 1, 510, 3}};
     if (!rig_open(&r, 2))
         skip();
-    vptq_serve_options o = options_of(&r, configs, 2);
+    vptq_serve_plan o = options_of(&r, configs, 2);
     assert_fails(
         vptq_serve_check(&r.ctx, &o, NULL, &err), VPTQ_E_ARG, &err,
         "configuration 'long' has sequences of 513 tokens, the context of 'one' is 512");
@@ -175,7 +175,7 @@ static void check_figures(const vptq_serve_record *r)
 }
 
 /* Runs with the records of `path`, which it continues. */
-static seen serve_with_log(rig *r, const vptq_serve_options *o, const char *path)
+static seen serve_with_log(rig *r, const vptq_serve_plan *o, const char *path)
 {
     seen s = {.count = 0};
     vptq_err err;
@@ -200,7 +200,7 @@ static void test_runs(void **state)
     if (!rig_open(&r, 2))
         skip();
     vtest_path(path, sizeof path, *state, "runs.jsonl");
-    vptq_serve_options o = options_of(&r, configs, 2);
+    vptq_serve_plan o = options_of(&r, configs, 2);
     const seen first = serve_with_log(&r, &o, path);
     assert_int_equal(first.count, 8);
     assert_int_equal(first.resumed, 0);
@@ -244,7 +244,7 @@ static void test_one_token(void **state)
     seen s = {.count = 0};
     if (!rig_open(&r, 1))
         skip();
-    const vptq_serve_options o = options_of(&r, &c, 1);
+    const vptq_serve_plan o = options_of(&r, &c, 1);
     assert_ok(vptq_eval_serve(&r.ctx, &o, NULL, keep_record, &s, &err), &err);
     assert_true(isnan(s.last.output_throughput) && isnan(s.last.last_gen_throughput));
     assert_true(s.last.latency == s.last.ttft && s.last.input_throughput > 0);

@@ -261,10 +261,9 @@ static void expect_ids(const int32_t *ids, size_t n, const json_t *want)
         assert_int_equal(ids[i], json_integer_value(json_array_get(want, i)));
 }
 
-static void collect(void *arg, const char *text, size_t len)
+static vptq_status collect(void *arg, const char *text, size_t len, vptq_err *err)
 {
-    vptq_err err = {0};
-    assert_ok(vptq_buf_add(arg, text, len, &err), &err);
+    return vptq_buf_add(arg, text, len, err);
 }
 
 /* The prompt ids and the greedy reply must be those of transformers. */
@@ -289,10 +288,14 @@ static void check_reply(vrig *r, const char *dir, const json_t *c, size_t tokens
               &err);
     size_t n = ids.count;
     expect_ids(ids.data, n, json_object_get(c, "prompt_ids"));
-    const vptq_generate_options o = {
-        .tokens = tokens, .top_p = 1, .stop_tokens = stop.data, .stop_token_count = stop.count};
-    assert_ok(vptq_eval_generate(&r->dev, &r->m, &o, collect, &reply, &ids, &result, &err),
-              &err);
+    const vptq_generate_options o = {.tokens = tokens, .top_p = 1};
+    const vptq_generate_args args = {.opt = &o,
+                                     .stop_tokens = stop.data,
+                                     .stop_token_count = stop.count,
+                                     .ids = &ids,
+                                     .emit = collect,
+                                     .arg = &reply};
+    assert_ok(vptq_eval_generate(&r->dev, &r->m, &args, &result, &err), &err);
     expect_ids(ids.data + n, ids.count - n, json_object_get(c, "reply_ids"));
     assert_string_equal(reply.data, json_string_value(json_object_get(c, "reply")));
     assert_int_equal(result.reason,

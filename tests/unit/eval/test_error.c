@@ -114,16 +114,16 @@ static void test_error(void **state)
     free(vrig_ids(*state, 128, ids, sizeof ids));
     vtest_path(hdir, sizeof hdir, *state, "hessians");
     assert_ok(vptq_hessian_collect(&base.dev, &base.m, &collect, hdir, &done, &err), &err);
-    assert_ok(
-        vptq_eval_error(&q.dev, &q.m, &base.m, NULL, 0, UINT32_MAX, log_error, &plain, &err),
-        &err);
+    const vptq_error_options all = {.last_layer = UINT32_MAX},
+                             third = {.hessians = hdir, .first_layer = 2, .last_layer = 2},
+                             first = {.hessians = hdir, .last_layer = 1};
+    assert_ok(vptq_eval_error(&q.dev, &q.m, &base.m, &all, log_error, &plain, &err), &err);
     assert_int_equal(plain.count, 35);
     for (size_t i = 0; i < 35; i++) {
         assert_int_equal(plain.rows[i].layer, i / 7);
         check_error_row(&q, &base, &plain.rows[i], (vptq_linear)(i % 7), NULL);
     }
-    assert_ok(vptq_eval_error(&q.dev, &q.m, &base.m, hdir, 2, 2, log_error, &weighted, &err),
-              &err);
+    assert_ok(vptq_eval_error(&q.dev, &q.m, &base.m, &third, log_error, &weighted, &err), &err);
     assert_int_equal(weighted.count, 7);
     for (size_t i = 0; i < 7; i++) {
         vptq_hessian_file_name(name, 2, vptq_input_name(vptq_linear_input((vptq_linear)i)));
@@ -132,7 +132,7 @@ static void test_error(void **state)
         check_error_row(&q, &base, &weighted.rows[i], (vptq_linear)i, h.lower);
         vptq_hessian_file_release(&h);
     }
-    assert_fails(vptq_eval_error(&q.dev, &q.m, &q.m, hdir, 0, 1, log_error, &plain, &err),
+    assert_fails(vptq_eval_error(&q.dev, &q.m, &q.m, &first, log_error, &plain, &err),
                  VPTQ_E_MISMATCH, &err, "Hessians are of a model");
     vrig_close(&q);
     vrig_close(&base);
@@ -147,11 +147,13 @@ static void test_error_refused(void **state)
     if (!error_rigs(&q, &base))
         skip();
     vrig_open(&other, VRIG_TINY, NULL, false);
-    assert_fails(vptq_eval_error(&q.dev, &q.m, &other.m, NULL, 0, 1, log_error, &rows, &err),
+    const vptq_error_options first = {.last_layer = 1},
+                             beyond = {.first_layer = 3, .last_layer = 5};
+    assert_fails(vptq_eval_error(&q.dev, &q.m, &other.m, &first, log_error, &rows, &err),
                  VPTQ_E_MISMATCH, &err, "is not a version of");
-    assert_fails(vptq_eval_error(&q.dev, &base.m, &base.m, NULL, 0, 1, log_error, &rows, &err),
+    assert_fails(vptq_eval_error(&q.dev, &base.m, &base.m, &first, log_error, &rows, &err),
                  VPTQ_E_UNSUPPORTED, &err, "no quantized matrix");
-    assert_fails(vptq_eval_error(&q.dev, &q.m, &base.m, NULL, 3, 5, log_error, &rows, &err),
+    assert_fails(vptq_eval_error(&q.dev, &q.m, &base.m, &beyond, log_error, &rows, &err),
                  VPTQ_E_ARG, &err, "has layers 0 to 4");
     vrig_close(&other);
     vrig_close(&q);

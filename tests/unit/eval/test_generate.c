@@ -13,13 +13,15 @@ typedef struct collected {
     size_t len, calls;
 } collected;
 
-static void collect_text(void *arg, const char *text, size_t len)
+static vptq_status collect_text(void *arg, const char *text, size_t len, vptq_err *err)
 {
+    (void)err;
     collected *c = arg;
     assert_true(len > 0 && c->len + len < sizeof c->text);
     memcpy(c->text + c->len, text, len);
     c->len += len;
     c->text[c->len] = 0;
+    return VPTQ_OK;
     c->calls++;
 }
 
@@ -41,7 +43,8 @@ static void generate(vrig *r, const vptq_generate_options *o, collected *c, vptq
     vptq_generate_result result;
     c->len = c->calls = 0;
     vptq_ids_init(ids, &r->mem);
-    assert_ok(vptq_eval_generate(&r->dev, &r->m, o, collect_text, c, ids, &result, &err), &err);
+    const vptq_generate_args args = {.opt = o, .ids = ids, .emit = collect_text, .arg = c};
+    assert_ok(vptq_eval_generate(&r->dev, &r->m, &args, &result, &err), &err);
     assert_int_equal(result.prompt_tokens + result.new_tokens, ids->count);
 }
 
@@ -203,24 +206,25 @@ static void test_generate_refused(void **state)
     vptq_err err = {0};
     vptq_ids ids;
     vptq_generate_options o = greedy;
+    const vptq_generate_args args = {.opt = &o, .ids = &ids};
     vrig_open(&r, VRIG_TINY, NULL, false);
     vptq_ids_init(&ids, &r.mem);
-    assert_fails(vptq_eval_generate(&r.dev, &r.m, &o, NULL, NULL, &ids, NULL, &err), VPTQ_E_ARG,
-                 &err, "tokenizer");
+    assert_fails(vptq_eval_generate(&r.dev, &r.m, &args, NULL, &err), VPTQ_E_ARG, &err,
+                 "tokenizer");
     vrig_close(&r);
     if (!stories_open(&r))
         skip();
     o.temperature = -1;
-    assert_fails(vptq_eval_generate(&r.dev, &r.m, &o, NULL, NULL, &ids, NULL, &err), VPTQ_E_ARG,
-                 &err, "temperature -1");
+    assert_fails(vptq_eval_generate(&r.dev, &r.m, &args, NULL, &err), VPTQ_E_ARG, &err,
+                 "temperature -1");
     o.temperature = 1;
     o.top_p = 0;
-    assert_fails(vptq_eval_generate(&r.dev, &r.m, &o, NULL, NULL, &ids, NULL, &err), VPTQ_E_ARG,
-                 &err, "top-p 0");
+    assert_fails(vptq_eval_generate(&r.dev, &r.m, &args, NULL, &err), VPTQ_E_ARG, &err,
+                 "top-p 0");
     o = greedy;
     o.tokens = SIZE_MAX;
-    assert_fails(vptq_eval_generate(&r.dev, &r.m, &o, NULL, NULL, &ids, NULL, &err), VPTQ_E_ARG,
-                 &err, "too many");
+    assert_fails(vptq_eval_generate(&r.dev, &r.m, &args, NULL, &err), VPTQ_E_ARG, &err,
+                 "too many");
     vptq_ids_release(&ids);
     vrig_close(&r);
 }

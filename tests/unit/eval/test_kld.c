@@ -115,15 +115,14 @@ static void test_golden(void **state)
                                 .context = GOLDEN_CONTEXT,
                                 .protocol = protocol};
         vptq_kld_result got;
-        assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+        assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), &err);
         expect_figures(json_object_get(want, protocols[i]), &got);
 
         /* The perplexities equal those of vptq_eval_ppl. */
         vptq_ppl_options plain = {
             .corpus = opt.corpus, .context = GOLDEN_CONTEXT, .protocol = protocol};
         vptq_ppl_result ppl;
-        assert_ok(vptq_eval_ppl(&r.dev, &r.m, &plain, NULL, NULL, NULL, NULL, &ppl, &err),
-                  &err);
+        assert_ok(vptq_eval_ppl(&r.dev, &r.m, &plain, NULL, &ppl, &err), &err);
         assert_close_f64(&got.ppl, &ppl.ppl, 1, 0, 1e-6);
         assert_close_f64(&got.ppl_stderr, &ppl.ppl_stderr, 1, 0, 1e-5);
     }
@@ -151,9 +150,9 @@ static void check_recorded(vrig *r, const json_t *want, const vptq_kld_result *r
     vptq_kld_options compare = {.base_file = path, .any_protocol = true};
     vptq_kld_result got;
     snprintf(key, sizeof key, "top%zu", top);
-    assert_ok(vptq_eval_kld(&r->dev, NULL, &r->base, &record, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r->dev, NULL, &r->base, &record, NULL, &got, &err), &err);
     assert_int_equal(got.tokens, run->tokens);
-    assert_ok(vptq_eval_kld(&r->dev, &r->m, NULL, &compare, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r->dev, &r->m, NULL, &compare, NULL, &got, &err), &err);
     if (precision == VPTQ_KLD_BASE_FULL) {
         assert_true(got.base_tail == 0);
         assert_close_f64(&got.mean_kld, &run->mean_kld, 1, 0, 1e-5);
@@ -191,7 +190,7 @@ static void test_recorded(void **state)
     assert_ok(vptq_json_load("tests/golden/kld.json", 1 << 20, &want, &err), &err);
     vrig_open(&r, model, NULL, false);
     vrig_open_base(&r, base);
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &run, &err), &err);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &run, &err), &err);
     assert_true(run.base_tail == 0 && run.base_name[0] == 0);
     check_recorded(&r, want, &run, ids, path, VPTQ_KLD_BASE_COMPACT, 16);
     check_recorded(&r, want, &run, ids, path, VPTQ_KLD_BASE_COMPACT, 128);
@@ -220,53 +219,53 @@ static void test_record_once(void **state)
     vrig_open(&r, VRIG_TINY, NULL, false);
     vrig_open_base(&r, VRIG_TINY);
     opt.save_base = path;
-    assert_ok(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, &got, &err), &err);
     assert_int_equal(got.tokens, 100 * 29);
     opt.save_base = other;
     r.ctx.threads = 1;
     r.mem.cap = r.mem.used + (20 << 20);
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), &err);
     assert_true(got.mean_kld == 0);
     vtest_expect_same_file(path, other);
-    assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err),
-                 VPTQ_E_EXISTS, &err, "already exists");
+    assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, &got, &err), VPTQ_E_EXISTS,
+                 &err, "already exists");
     opt.save_base = NULL;
-    assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err), VPTQ_E_ARG,
-                 &err, "give either an original");
+    assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, &got, &err), VPTQ_E_ARG, &err,
+                 "give either an original");
 
     /* A model against itself, over fewer windows, and with the text given. */
     vptq_kld_options use = {.base_file = path, .any_protocol = true, .windows = 3};
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, &got, &err), &err);
     assert_true(got.mean_kld < 1e-7 && got.same_top1 == 1 && got.base_tail > 0);
     assert_int_equal(got.protocol, VPTQ_PPL_LLAMA_CPP);
     assert_int_equal(got.tokens, 3 * 29);
     use = (vptq_kld_options){
         .base_file = path, .corpus = opt.corpus, .context = 60, .protocol = VPTQ_PPL_LLAMA_CPP};
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, &got, &err), &err);
     assert_int_equal(got.tokens, 100 * 29);
 
     use.context = 61;
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
-                 VPTQ_E_MISMATCH, &err, "context of 60 tokens, not of 61");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, &got, &err), VPTQ_E_MISMATCH,
+                 &err, "context of 60 tokens, not of 61");
     use.context = 0;
     use.protocol = VPTQ_PPL_GPTQ;
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
-                 VPTQ_E_MISMATCH, &err, "by the llama.cpp protocol, not by gptq");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, &got, &err), VPTQ_E_MISMATCH,
+                 &err, "by the llama.cpp protocol, not by gptq");
     use.any_protocol = true;
     use.corpus.tokens = changed;
     all[4321] = (all[4321] + 1) % VRIG_VOCAB;
     vtest_write_file(longer, all, 6000 * sizeof *all);
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
-                 VPTQ_E_MISMATCH, &err, "another text: ");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, &got, &err), VPTQ_E_MISMATCH,
+                 &err, "another text: ");
     assert_non_null(strstr(err.text, "from token 4321 on"));
     vtest_write_file(longer, all, 4000 * sizeof *all);
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
-                 VPTQ_E_MISMATCH, &err, "4000 tokens, the saved windows 6000");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, &got, &err), VPTQ_E_MISMATCH,
+                 &err, "4000 tokens, the saved windows 6000");
     vptq_model_desc desc = *r.m.desc;
     r.m.desc = &desc;
     desc.vocab++;
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
-                 VPTQ_E_MISMATCH, &err, "vocabulary of 48 ids");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, &got, &err), VPTQ_E_MISMATCH,
+                 &err, "vocabulary of 48 ids");
     r.m.desc = r.base.desc;
     free(all);
     vrig_close(&r);
@@ -394,7 +393,7 @@ static void test_itself(void **state)
     vptq_kld_result got;
     vrig_open(&r, VRIG_TINY, NULL, false);
     vrig_open_base(&r, VRIG_TINY);
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), &err);
     assert_true(got.mean_kld == 0 && got.kld_stderr == 0);
     for (size_t i = 0; i < VPTQ_KLD_LEVELS; i++)
         assert_true(got.kld[i] == 0);
@@ -410,7 +409,7 @@ static void test_itself(void **state)
     assert_int_equal(got.windows, 5);
     opt.dry_run = true;
     opt.windows = 0;
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), &err);
     assert_int_equal(got.windows, 12);
     assert_int_equal(got.tokens, 180);
     vrig_close(&r);
@@ -433,9 +432,8 @@ static void test_quantized(void **state)
     vrig_windows windows = {0};
     vrig_open(&r, packed, NULL, false);
     vrig_open_base(&r, base);
-    assert_ok(
-        vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, vrig_log_window, &windows, &want, &err),
-        &err);
+    const vptq_eval_watch watch = {.window = vrig_log_window, .arg = &windows};
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, &watch, &want, &err), &err);
     assert_true(want.mean_kld > 0 && want.kld[VPTQ_KLD_LEVELS - 1] >= 0);
     for (size_t i = 1; i < VPTQ_KLD_LEVELS; i++)
         assert_true(want.kld[i - 1] > want.kld[i]);
@@ -446,7 +444,7 @@ static void test_quantized(void **state)
     assert_close_f64(&mean, &want.mean_kld, 1, 0, 1e-9);
     r.ctx.threads = 1;
     r.mem.cap = r.mem.peak + (1 << 20);
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), &err);
     got.seconds = want.seconds;
     assert_memory_equal(&got, &want, sizeof got);
     vrig_close(&r);
@@ -464,21 +462,21 @@ static void test_refused(void **state)
     vptq_kld_result got;
     vrig_open(&r, VRIG_TINY, NULL, false);
     vrig_open_base(&r, VRIG_TINY);
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err),
-                 VPTQ_E_FORMAT, &err, "20 tokens");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), VPTQ_E_FORMAT,
+                 &err, "20 tokens");
     opt.context = 1;
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), VPTQ_E_ARG,
-                 &err, "context 1");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), VPTQ_E_ARG, &err,
+                 "context 1");
     opt.context = 16;
     vptq_model_desc other = *r.base.desc;
     r.base.desc = &other;
     other.vocab++;
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err),
-                 VPTQ_E_MISMATCH, &err, "vocabulary");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), VPTQ_E_MISMATCH,
+                 &err, "vocabulary");
     other.vocab--;
     other.layers--;
-    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err),
-                 VPTQ_E_MISMATCH, &err, "not a version of");
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &got, &err), VPTQ_E_MISMATCH,
+                 &err, "not a version of");
     r.base.desc = r.m.desc;
     vrig_close(&r);
 }
@@ -489,7 +487,7 @@ static vptq_status divergence(void *arg, vptq_device *dev, vptq_err *err)
     vptq_kld_result got;
     const char *files[] = {r->ctx.user};
     vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 16};
-    return vptq_eval_kld(dev, &r->m, &r->base, &opt, NULL, NULL, &got, err);
+    return vptq_eval_kld(dev, &r->m, &r->base, &opt, NULL, &got, err);
 }
 
 static void test_out_of_memory(void **state)

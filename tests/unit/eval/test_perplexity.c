@@ -70,9 +70,9 @@ static void check_windows(vrig *r, const char *path, const int32_t *ids, const w
         sum += want[i];
     for (size_t i = 0; i < n; i++)
         square += (want[i] - sum / (double)n) * (want[i] - sum / (double)n);
-    assert_ok(
-        vptq_eval_ppl(&r->dev, &r->m, &opt, vrig_log_window, &log_, &arena, &got, &res, &err),
-        &err);
+    const vptq_eval_watch watch = {
+        .window = vrig_log_window, .arg = &log_, .losses = &got, .arena = &arena};
+    assert_ok(vptq_eval_ppl(&r->dev, &r->m, &opt, &watch, &res, &err), &err);
     assert_int_equal(res.windows, c->count);
     assert_int_equal(res.tokens, n);
     assert_close_f64(got, want, n, 1e-4, 0);
@@ -125,8 +125,8 @@ static void test_batches(void **state)
     for (int i = 0; i < 2; i++) {
         r.mem.cap = i ? r.mem.used + (12 << 20) : 0;
         r.mem.peak = r.mem.used;
-        assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, NULL, NULL, &arena, &nll[i], &res[i], &err),
-                  &err);
+        const vptq_eval_watch watch = {.losses = &nll[i], .arena = &arena};
+        assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, &watch, &res[i], &err), &err);
     }
     assert_true(r.mem.peak <= r.mem.cap);
     assert_int_equal(res[0].tokens, IDS / 64 * 63);
@@ -147,7 +147,7 @@ static void test_dry_run(void **state)
     vptq_ppl_result res;
     free(vrig_ids(*state, 100, path, sizeof path));
     vrig_open(&r, VRIG_TINY, NULL, false);
-    assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, NULL, NULL, NULL, NULL, &res, &err), &err);
+    assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, NULL, &res, &err), &err);
     assert_int_equal(res.windows, 6);
     assert_int_equal(res.tokens, 90);
     assert_true(res.bits_per_weight == 16);
@@ -158,8 +158,7 @@ static void check_refused(vrig *r, vptq_ppl_options opt, vptq_status code, const
 {
     vptq_err err = {0};
     vptq_ppl_result res;
-    assert_fails(vptq_eval_ppl(&r->dev, &r->m, &opt, NULL, NULL, NULL, NULL, &res, &err), code,
-                 &err, part);
+    assert_fails(vptq_eval_ppl(&r->dev, &r->m, &opt, NULL, &res, &err), code, &err, part);
 }
 
 static void test_refused(void **state)
@@ -224,7 +223,8 @@ static vptq_status small_ppl(void *arg, vptq_device *dev, vptq_err *err)
     vptq_arena arena;
     VPTQ_CHECK(vptq_model_open(dev->ctx, VRIG_TINY, &none, false, &m, err));
     vptq_arena_init(&arena, dev->ctx->mem);
-    const vptq_status st = vptq_eval_ppl(dev, &m, &opt, NULL, NULL, &arena, &nll, &res, err);
+    const vptq_eval_watch watch = {.losses = &nll, .arena = &arena};
+    const vptq_status st = vptq_eval_ppl(dev, &m, &opt, &watch, &res, err);
     vptq_arena_release(&arena);
     vptq_model_release(&m);
     return st;
@@ -278,8 +278,8 @@ static void test_stories_documents(void **state)
                             .document_limit = 100,
                             .context = 512};
     vrig_open(&r, model, tokenizer, true);
-    assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, check_story, &stories, NULL, NULL, &res, &err),
-              &err);
+    const vptq_eval_watch watch = {.window = check_story, .arg = &stories};
+    assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, &watch, &res, &err), &err);
     double ppl = json_number_value(json_object_get(eval, "ppl"));
     assert_close_f64(&res.ppl, &ppl, 1, 0, 1e-6);
     assert_int_equal(res.tokens, json_integer_value(json_object_get(eval, "predicted_tokens")));
@@ -313,7 +313,7 @@ static void check_published(const char *dir, const char *model)
     const json_t *row = json_array_get(json_object_get(want, "ppl"), 0);
     vrig_open(&r, path, NULL, false);
     vptq_ppl_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 256};
-    assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, NULL, NULL, NULL, NULL, &res, &err), &err);
+    assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, NULL, &res, &err), &err);
     double ppl = json_number_value(json_object_get(row, "ppl"));
     assert_int_equal(res.windows, json_integer_value(json_object_get(row, "windows")));
     assert_close_f64(&res.ppl, &ppl, 1, 0, 1e-5);

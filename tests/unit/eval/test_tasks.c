@@ -68,12 +68,12 @@ static void check_figure(const json_t *figures, const char *key, double got, dou
 
 typedef struct golden_run {
     vrig *r;
-    vptq_task_options opt;
+    vptq_task_run run;
     double tolerance;
     const char *only; /* only this task; NULL = all */
     vptq_task_file file;
     vptq_task_answer *answers;
-    vptq_task_result result;
+    vptq_task_figures result;
     vptq_arena arena;
     size_t items, tasks; /* lines compared so far */
 } golden_run;
@@ -84,10 +84,12 @@ static void golden_start(golden_run *g, const char *task)
     vptq_err err = {0};
     golden_path(path, task);
     vptq_arena_init(&g->arena, NULL);
+    g->run.name = task;
+    g->run.arena = &g->arena;
     assert_ok(vptq_task_file_read(path, &plain, NULL, &g->file, &err), &err);
-    assert_ok(vptq_eval_task(&g->r->dev, &g->r->m, task, &g->file, &g->opt, &g->arena,
-                             &g->answers, &g->result, &err),
-              &err);
+    assert_ok(
+        vptq_eval_task(&g->r->dev, &g->r->m, &g->file, &g->run, &g->answers, &g->result, &err),
+        &err);
 }
 
 static void golden_end(golden_run *g)
@@ -109,7 +111,7 @@ static void golden_line(golden_run *g, const json_t *want)
         g->items++;
         return;
     }
-    const vptq_task_result *r = &g->result;
+    const vptq_task_figures *r = &g->result;
     check_figure(figures, "acc", r->acc, 1e-12);
     check_figure(figures, "acc_stderr", r->acc_stderr, 1e-12);
     check_figure(figures, "acc_norm", r->acc_norm, 1e-12);
@@ -156,7 +158,7 @@ static void test_short_context(void **state)
     vrig r;
     if (!stories(&r))
         skip();
-    golden_run g = {.r = &r, .opt = {.context = SHORT}, .tolerance = per_token};
+    golden_run g = {.r = &r, .run = {.context = SHORT}, .tolerance = per_token};
     check_golden(&g, GOLDEN "expected_short.jsonl");
     assert_int_equal(g.tasks, 4);
     vrig_close(&r);
@@ -176,7 +178,7 @@ static void test_backends(void **state)
         vptq_device_close(&r.dev);
         assert_ok(vptq_device_open(&r.ctx, backends[i], &r.dev, &err), &err);
         golden_run g = {.r = &r,
-                        .opt = {.context = SHORT},
+                        .run = {.context = SHORT},
                         .tolerance = i ? 1e-3 : per_token,
                         .only = i ? "boolq" : NULL};
         check_golden(&g, GOLDEN "expected_short.jsonl");
@@ -355,17 +357,16 @@ static void test_any_memory_and_threads(void **state)
     for (int i = 0; i < 3; i++) {
         vrig r;
         vptq_arena arena;
+        const vptq_task_run run = {.name = "many", .arena = &arena};
         vptq_task_answer *answers;
-        vptq_task_result result;
+        vptq_task_figures result;
         if (!stories(&r))
             skip();
         r.ctx.threads = i == 2 ? 3 : 1;
         r.mem.cap = i == 1 ? r.mem.used + CAP : 0;
         vptq_arena_init(&arena, NULL);
         vptq_buf_init(&samples[i], NULL);
-        assert_ok(vptq_eval_task(&r.dev, &r.m, "many", &f, &(vptq_task_options){0}, &arena,
-                                 &answers, &result, &err),
-                  &err);
+        assert_ok(vptq_eval_task(&r.dev, &r.m, &f, &run, &answers, &result, &err), &err);
         assert_true(i != 1 || r.mem.peak <= r.mem.cap);
         /* more than one batch under the cap, a quarter of which is for hidden states */
         assert_true(result.rows > CAP / 4 / (64 * sizeof(float)));
@@ -442,12 +443,12 @@ static void check_refused(vrig *r, const char *dir, const char *text, const char
 {
     vptq_err err = {0};
     vptq_task_file f;
-    vptq_task_result result;
+    vptq_task_figures result;
     const vptq_task_file_options opt = {.task = "x", .delimiter = delimiter};
-    const vptq_task_options run = {.context = context};
+    const vptq_task_run run = {.name = "x", .context = context};
     assert_ok(vptq_task_file_read(write_items(dir, text), &opt, NULL, &f, &err), &err);
-    assert_fails(vptq_eval_task(&r->dev, &r->m, "x", &f, &run, NULL, NULL, &result, &err), code,
-                 &err, part);
+    assert_fails(vptq_eval_task(&r->dev, &r->m, &f, &run, NULL, &result, &err), code, &err,
+                 part);
     vptq_task_file_release(&f);
 }
 
@@ -488,13 +489,13 @@ static vptq_status run_small(void *arg, vptq_device *dev, vptq_err *err)
     const small_run *s = arg;
     vptq_model m;
     vptq_arena arena;
+    const vptq_task_run run = {.name = "x", .arena = &arena};
     vptq_task_answer *answers;
-    vptq_task_result result;
+    vptq_task_figures result;
     VPTQ_CHECK(
         vptq_model_open(dev->ctx, s->model, &(vptq_checkpoint_options){0}, true, &m, err));
     vptq_arena_init(&arena, dev->ctx->mem);
-    const vptq_status st = vptq_eval_task(dev, &m, "x", &s->file, &(vptq_task_options){0},
-                                          &arena, &answers, &result, err);
+    const vptq_status st = vptq_eval_task(dev, &m, &s->file, &run, &answers, &result, err);
     vptq_model_release(&m);
     vptq_arena_release(&arena);
     return st;

@@ -1,0 +1,158 @@
+/* Continues a prompt or answers a chat, and prints the prompt and the new text. */
+#include <string.h>
+
+#include "lib/base/buf.h"
+#include "lib/chat/chat.h"
+#include "lib/eval/generate.h"
+#include "lib/report/column.h"
+
+/* A prompt as the model sees it, and its continuation. */
+typedef struct reply {
+    const vptq_ctx *ctx;
+    const vptq_model *m;
+    const vptq_generate_options *opt;
+    const vptq_output *out;
+    bool stream, began; /* text is printed as it comes; some was */
+    vptq_buf prompt, text;
+    vptq_ids ids, stop_tokens;
+} reply;
+
+/* ---- printing ---- */
+
+/* Prints the prompt before the first text, except in a chat. */
+static vptq_status begin_text(reply *r, vptq_err *err)
+{
+    const bool began = r->began;
+    r->began = true;
+    return began || r->opt->chat ? VPTQ_OK : vptq_print_text(r->out, err, "%s", r->prompt.data);
+}
+
+static vptq_status take_text(void *arg, const char *text, size_t length, vptq_err *err)
+{
+    reply *r = arg;
+    if (!r->stream)
+        return vptq_buf_add(&r->text, text, length, err);
+    VPTQ_CHECK(begin_text(r, err));
+    return r->out ? r->out->write(r->out->arg, text, length, err) : VPTQ_OK;
+}
+
+typedef struct reply_row {
+    const char *prompt, *text, *model, *reason;
+    size_t tokens;
+    vptq_id_list ids;
+    vptq_generate_result r;
+} reply_row;
+
+static vptq_status print_reply(reply *r, const vptq_generate_result *result, vptq_err *err)
+{
+    static const vptq_column columns[] = {
+        {.name = "prompt", VPTQ_TEXT(reply_row, prompt)},
+        {.name = "text", VPTQ_TEXT(reply_row, text)},
+        {.name = "tokens", VPTQ_INTEGER(reply_row, tokens)},
+        {.name = "prompt_tokens", VPTQ_INTEGER(reply_row, r.prompt_tokens)},
+        {.name = "new_tokens", VPTQ_INTEGER(reply_row, r.new_tokens)},
+        {.name = "tokens_per_second", VPTQ_REAL(reply_row, r.tokens_per_second)},
+        {.name = "prompt_tokens_per_second", VPTQ_REAL(reply_row, r.prompt_tokens_per_second)},
+        {.name = "stop_reason", VPTQ_TEXT(reply_row, reason)},
+        {.name = "model", VPTQ_TEXT(reply_row, model)}};
+    if (r->stream) {
+        VPTQ_CHECK(begin_text(r, err));
+        return vptq_print_text(r->out, err, "\n");
+    }
+    const reply_row row = {.prompt = r->prompt.data,
+                           .text = r->text.data,
+                           .model = r->m->ckpt.path,
+                           .reason = vptq_stop_reason_name(result->reason),
+                           .tokens = result->prompt_tokens + result->new_tokens,
+                           .r = *result};
+    return vptq_print_object(r->out, VPTQ_COLUMNS(columns), &row, err);
+}
+
+/* Prints text and ids of the prompt. */
+static vptq_status print_prompt(const reply *r, vptq_err *err)
+{
+    static const vptq_column columns[] = {
+        {.name = "prompt", VPTQ_TEXT(reply_row, prompt)},
+        {.name = "prompt_tokens", VPTQ_INTEGER(reply_row, ids.count)},
+        {.name = "ids", VPTQ_IDS(reply_row, ids)},
+        {.name = "model", VPTQ_TEXT(reply_row, model)}};
+    const reply_row row = {
+        .prompt = r->prompt.data, .model = r->m->ckpt.path, .ids = {r->ids.data, r->ids.count}};
+    if (!r->stream)
+        return vptq_print_object(r->out, VPTQ_COLUMNS(columns), &row, err);
+    VPTQ_CHECK(vptq_print_text(r->out, err, "%s\n%zu tokens:", r->prompt.data, r->ids.count));
+    for (size_t i = 0; i < r->ids.count; i++)
+        VPTQ_CHECK(vptq_print_text(r->out, err, " %d", (int)r->ids.data[i]));
+    return vptq_print_text(r->out, err, "\n");
+}
+
+/* ---- the run ---- */
+
+/* Makes the text that the model sees, its ids, and the stop tokens of a chat. */
+static vptq_status make_prompt(reply *r, vptq_err *err)
+{
+    const vptq_generate_options *o = r->opt;
+    unsigned flags = VPTQ_ENCODE_BOS | (o->special ? VPTQ_ENCODE_SPECIAL : 0);
+    if (o->chat) {
+        VPTQ_CHECK(vptq_chat_prompt(r->ctx, r->m, o->chat, &r->prompt, &r->stop_tokens, err));
+        flags = VPTQ_ENCODE_SPECIAL; /* the template writes the BOS */
+    } else if (o->prompt) {
+        VPTQ_CHECK(vptq_buf_add(&r->prompt, o->prompt, strlen(o->prompt), err));
+    }
+    return vptq_tokenizer_encode(r->m->tokenizer, r->prompt.data, r->prompt.len, flags, &r->ids,
+                                 err);
+}
+
+static vptq_status continue_prompt(vptq_device *dev, reply *r, vptq_generate_result *result,
+                                   vptq_err *err)
+{
+    vptq_generate_options plain = *r->opt;
+    const vptq_generate_args args = {.opt = &plain,
+                                     .stop_tokens = r->stop_tokens.data,
+                                     .stop_token_count = r->stop_tokens.count,
+                                     .ids = &r->ids,
+                                     .emit = take_text,
+                                     .arg = r};
+    plain.prompt = r->prompt.len ? NULL : "";
+    if (!r->prompt.len)
+        r->ids.count = 0; /* the empty prompt is encoded again as the beginning of a text */
+    const vptq_status st = vptq_eval_generate(dev, r->m, &args, result, err);
+    /* an interrupted run prints its text, too */
+    if (st == VPTQ_E_CANCELLED && result->new_tokens > 0)
+        return print_reply(r, result, NULL) ? st : st;
+    VPTQ_CHECK(st);
+    VPTQ_CHECK(print_reply(r, result, err));
+    vptq_log(r->ctx, VPTQ_LOG_MORE,
+             "%zu tokens of prompt, %.1f per second; %zu new ones, %.1f per second; "
+             "ended by %s",
+             result->prompt_tokens, result->prompt_tokens_per_second, result->new_tokens,
+             result->tokens_per_second, vptq_stop_reason_name(result->reason));
+    return VPTQ_OK;
+}
+
+vptq_status vptq_eval_reply(vptq_device *dev, const vptq_model *m,
+                            const vptq_generate_options *opt, const vptq_output *out,
+                            vptq_generate_result *result, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_generate_result unused;
+    reply r = {.ctx = dev->ctx,
+               .m = m,
+               .opt = opt,
+               .out = out,
+               .stream = !out || out->format != VPTQ_FORMAT_JSON};
+    result = result ? result : &unused;
+    *result = (vptq_generate_result){.new_tokens = 0};
+    vptq_buf_init(&r.prompt, dev->ctx->mem);
+    vptq_buf_init(&r.text, dev->ctx->mem);
+    vptq_ids_init(&r.ids, dev->ctx->mem);
+    vptq_ids_init(&r.stop_tokens, dev->ctx->mem);
+    VPTQ_TRY(make_prompt(&r, err));
+    VPTQ_TRY(opt->dry_run ? print_prompt(&r, err) : continue_prompt(dev, &r, result, err));
+out:
+    vptq_ids_release(&r.stop_tokens);
+    vptq_ids_release(&r.ids);
+    vptq_buf_release(&r.text);
+    vptq_buf_release(&r.prompt);
+    return st;
+}
