@@ -35,4 +35,26 @@ static inline size_t vptq_round_up(size_t n, size_t unit)
  * device.  An op takes it once, before its parallel loop, and gives each thread a slice. */
 void *vptq_dev_scratch(vptq_dev *dev, size_t count, size_t size, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Runs a call in which V stands for v.  For the usual lengths of vectors V is a constant, so
+ * that an inlined function is compiled once for each. */
+#define VPTQ_CASE_V(length, ...)                                                               \
+    case length: {                                                                             \
+        enum { V = length };                                                                   \
+        __VA_ARGS__;                                                                           \
+        break;                                                                                 \
+    }
+#define VPTQ_WITH_V(v, ...)                                                                    \
+    switch (v) {                                                                               \
+        VPTQ_CASE_V(2, __VA_ARGS__)                                                            \
+        VPTQ_CASE_V(4, __VA_ARGS__)                                                            \
+        VPTQ_CASE_V(6, __VA_ARGS__)                                                            \
+        VPTQ_CASE_V(8, __VA_ARGS__)                                                            \
+        VPTQ_CASE_V(12, __VA_ARGS__)                                                           \
+        VPTQ_CASE_V(16, __VA_ARGS__)                                                           \
+    default: {                                                                                 \
+        const size_t V = (v);                                                                  \
+        __VA_ARGS__;                                                                           \
+    }                                                                                          \
+    }
+
 #endif

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "lib/backend/cpu/codebook.h"
+#include "lib/backend/dev.h"
 #include "lib/base/simd.h"
 #include "lib/base/vq.h"
 

@@ -11,24 +11,30 @@
 
 enum { CHUNK = 1 << 14 }; /* elements per task of a thread */
 
-/* Rows per task. */
-static size_t chunk_rows(size_t elements_per_row)
+typedef struct rows_job {
+    vptq_dev *dev;
+    const vptq_cpu_math *math;
+    const void *args;
+} rows_job;
+
+/* Runs fn for all rows. */
+static vptq_status run(vptq_dev *dev, size_t rows, size_t elements_per_row, vptq_range_fn fn,
+                       const void *args)
 {
-    return elements_per_row < CHUNK ? CHUNK / (elements_per_row ? elements_per_row : 1) : 1;
+    rows_job job = {dev, vptq_cpu_math_get(dev->simd), args};
+    const size_t chunk =
+        elements_per_row < CHUNK ? CHUNK / (elements_per_row ? elements_per_row : 1) : 1;
+    vptq_parallel_for(vptq_cpu_threads(dev, rows * elements_per_row), rows, chunk, fn, &job);
+    return VPTQ_OK;
 }
 
 /* ---- embed ---- */
 
-typedef struct embed_job {
-    vptq_dev *dev;
-    const vptq_embed_args *args;
-} embed_job;
-
 static void embed_range(void *arg, size_t begin, size_t end, int thread)
 {
-    const embed_job *job = arg;
+    const rows_job *job = arg;
+    vptq_embed_args part = *(const vptq_embed_args *)job->args;
     (void)thread;
-    vptq_embed_args part = *job->args;
     part.n = end - begin;
     part.ids += begin;
     part.out += begin * part.dim;
@@ -39,24 +45,16 @@ static void embed_range(void *arg, size_t begin, size_t end, int thread)
 
 vptq_status vptq_cpu_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
 {
-    embed_job job = {dev, a};
     if (a->type != VPTQ_F32 && a->type != VPTQ_F16 && a->type != VPTQ_BF16)
         return vptq_ref_embed(dev, a, err);
-    vptq_parallel_for(vptq_cpu_threads(dev, a->n * a->dim), a->n, chunk_rows(a->dim),
-                      embed_range, &job);
-    return VPTQ_OK;
+    return run(dev, a->n, a->dim, embed_range, a);
 }
 
 /* ---- rmsnorm ---- */
 
-typedef struct norm_job {
-    const vptq_cpu_math *math;
-    const vptq_rmsnorm_args *args;
-} norm_job;
-
 static void norm_rows(void *arg, size_t begin, size_t end, int thread)
 {
-    const norm_job *job = arg;
+    const rows_job *job = arg;
     const vptq_rmsnorm_args *a = job->args;
     (void)thread;
     for (size_t r = begin; r < end; r++) {
@@ -70,22 +68,14 @@ static void norm_rows(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
     (void)err;
-    norm_job job = {vptq_cpu_math_get(dev->simd), a};
-    vptq_parallel_for(vptq_cpu_threads(dev, a->n * a->dim), a->n, chunk_rows(a->dim), norm_rows,
-                      &job);
-    return VPTQ_OK;
+    return run(dev, a->n, a->dim, norm_rows, a);
 }
 
 /* ---- rope ---- */
 
-typedef struct rope_job {
-    const vptq_cpu_math *math;
-    const vptq_rope_args *args;
-} rope_job;
-
 static void rotate_rows(void *arg, size_t begin, size_t end, int thread)
 {
-    const rope_job *job = arg;
+    const rows_job *job = arg;
     const vptq_rope_args *a = job->args;
     const size_t half = a->head_dim / 2;
     (void)thread;
@@ -100,11 +90,7 @@ static void rotate_rows(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
 {
     (void)err;
-    const size_t dim = a->heads * a->head_dim;
-    rope_job job = {vptq_cpu_math_get(dev->simd), a};
-    vptq_parallel_for(vptq_cpu_threads(dev, a->n * dim), a->n, chunk_rows(dim), rotate_rows,
-                      &job);
-    return VPTQ_OK;
+    return run(dev, a->n, a->heads * a->head_dim, rotate_rows, a);
 }
 
 vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_rope_args *a,
@@ -122,14 +108,9 @@ vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, const vp
 
 /* ---- swiglu ---- */
 
-typedef struct swiglu_job {
-    const vptq_cpu_math *math;
-    const vptq_swiglu_args *args;
-} swiglu_job;
-
 static void swiglu_range(void *arg, size_t begin, size_t end, int thread)
 {
-    const swiglu_job *job = arg;
+    const rows_job *job = arg;
     const vptq_swiglu_args *a = job->args;
     (void)thread;
     job->math->swiglu(a->gate + begin, a->up + begin, a->y + begin, end - begin);
@@ -138,18 +119,10 @@ static void swiglu_range(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)
 {
     (void)err;
-    const size_t count = a->n * a->dim;
-    swiglu_job job = {vptq_cpu_math_get(dev->simd), a};
-    vptq_parallel_for(vptq_cpu_threads(dev, count), count, CHUNK, swiglu_range, &job);
-    return VPTQ_OK;
+    return run(dev, a->n * a->dim, 1, swiglu_range, a);
 }
 
 /* ---- nll ---- */
-
-typedef struct nll_job {
-    const vptq_cpu_math *math;
-    const vptq_nll_args *args;
-} nll_job;
 
 static void add_logits(const vptq_cpu_math *math, const vptq_nll_args *a, size_t row)
 {
@@ -177,21 +150,19 @@ static void add_logits(const vptq_cpu_math *math, const vptq_nll_args *a, size_t
 
 static void nll_rows(void *arg, size_t begin, size_t end, int thread)
 {
-    const nll_job *job = arg;
+    const rows_job *job = arg;
+    const vptq_nll_args *a = job->args;
     (void)thread;
     for (size_t i = begin; i < end; i++) {
-        if (job->args->start)
-            job->args->state[i] = (vptq_nll_state){
+        if (a->start)
+            a->state[i] = (vptq_nll_state){
                 .max = -INFINITY, .target = -INFINITY, .best = -INFINITY, .best_id = -1};
-        add_logits(job->math, job->args, i);
+        add_logits(job->math, a, i);
     }
 }
 
 vptq_status vptq_cpu_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
     (void)err;
-    nll_job job = {vptq_cpu_math_get(dev->simd), a};
-    vptq_parallel_for(vptq_cpu_threads(dev, a->n * a->width), a->n, chunk_rows(a->width),
-                      nll_rows, &job);
-    return VPTQ_OK;
+    return run(dev, a->n, a->width, nll_rows, a);
 }

@@ -78,29 +78,7 @@ SIMD_INLINE void nearest_vectors(const vptq_codebook *codebook, size_t v, size_t
 
 static void nearest(const vptq_codebook *codebook, size_t n, const float *x, uint32_t *idx)
 {
-    switch (codebook->v) {
-    case 2:
-        nearest_vectors(codebook, 2, n, x, idx);
-        break;
-    case 4:
-        nearest_vectors(codebook, 4, n, x, idx);
-        break;
-    case 6:
-        nearest_vectors(codebook, 6, n, x, idx);
-        break;
-    case 8:
-        nearest_vectors(codebook, 8, n, x, idx);
-        break;
-    case 12:
-        nearest_vectors(codebook, 12, n, x, idx);
-        break;
-    case 16:
-        nearest_vectors(codebook, 16, n, x, idx);
-        break;
-    default:
-        nearest_vectors(codebook, codebook->v, n, x, idx);
-        break;
-    }
+    VPTQ_WITH_V(codebook->v, nearest_vectors(codebook, V, n, x, idx));
 }
 
 /* ---- the centroids around that of a cluster ---- */
@@ -226,23 +204,7 @@ static void nearest_in_cluster(const vptq_cluster_codebooks *b, uint32_t label, 
                                const uint32_t *member, const float *reach, float *work,
                                uint32_t *idx)
 {
-    switch (b->codebook.v) {
-    case 4:
-        search_cluster(b, 4, label, n, member, reach, work, idx);
-        break;
-    case 6:
-        search_cluster(b, 6, label, n, member, reach, work, idx);
-        break;
-    case 8:
-        search_cluster(b, 8, label, n, member, reach, work, idx);
-        break;
-    case 12:
-        search_cluster(b, 12, label, n, member, reach, work, idx);
-        break;
-    default:
-        search_cluster(b, b->codebook.v, label, n, member, reach, work, idx);
-        break;
-    }
+    VPTQ_WITH_V(b->codebook.v, search_cluster(b, V, label, n, member, reach, work, idx));
 }
 
 /* ---- lists of near centroids ---- */
@@ -285,20 +247,7 @@ SIMD_INLINE void nearest_neighbors_of(const vptq_pair_codebooks *b, size_t v, si
 static void nearest_neighbor(const vptq_pair_codebooks *b, size_t n, const float *x,
                              uint32_t *idx)
 {
-    switch (b->main.v) {
-    case 4:
-        nearest_neighbors_of(b, 4, n, x, idx);
-        break;
-    case 6:
-        nearest_neighbors_of(b, 6, n, x, idx);
-        break;
-    case 8:
-        nearest_neighbors_of(b, 8, n, x, idx);
-        break;
-    default:
-        nearest_neighbors_of(b, b->main.v, n, x, idx);
-        break;
-    }
+    VPTQ_WITH_V(b->main.v, nearest_neighbors_of(b, V, n, x, idx));
 }
 
 /* Keeps the m best of n entries, best first. On entry, list and score are in the order of

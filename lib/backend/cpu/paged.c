@@ -44,10 +44,7 @@ static const void *element_at(const vptq_kv_pool *pool, const void *array, size_
 /* ---- kv_store ---- */
 
 typedef struct store_job {
-    const vptq_kv_rows *rows;
-    const vptq_kv_pool *pool;
-    const float *keys, *values;
-    size_t ldk, ldv;
+    const vptq_kv_store_args *a;
     size_t sequence; /* whose rows are stored */
 } store_job;
 
@@ -78,17 +75,17 @@ static void store_float(const vptq_kv_pool *pool, size_t at, size_t slot, const 
 static void store_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const store_job *job = arg;
-    const vptq_kv_pool *pool = job->pool;
+    const vptq_kv_store_args *a = job->a;
+    const vptq_kv_pool *pool = a->pool;
     (void)thread;
     for (size_t r = begin; r < end; r++) {
-        const size_t row = job->rows->starts[job->sequence] + r;
-        const size_t token = job->rows->positions[job->sequence] + r;
+        const size_t row = a->rows->starts[job->sequence] + r;
+        const size_t token = a->rows->positions[job->sequence] + r;
         for (size_t kv = 0; kv < pool->kv_heads; kv++) {
-            const size_t at = page_at(job->rows, pool, job->sequence, token, kv);
+            const size_t at = page_at(a->rows, pool, job->sequence, token, kv);
             (pool->type == VPTQ_F16 ? store_half : store_float)(
-                pool, at, token % VPTQ_KV_PAGE,
-                job->keys + row * job->ldk + kv * pool->head_dim,
-                job->values + row * job->ldv + kv * pool->head_dim);
+                pool, at, token % VPTQ_KV_PAGE, a->keys + row * a->ldk + kv * pool->head_dim,
+                a->values + row * a->ldv + kv * pool->head_dim);
         }
     }
 }
@@ -96,12 +93,7 @@ static void store_rows(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err)
 {
     (void)err;
-    store_job job = {.rows = a->rows,
-                     .pool = a->pool,
-                     .keys = a->keys,
-                     .values = a->values,
-                     .ldk = a->ldk,
-                     .ldv = a->ldv};
+    store_job job = {.a = a};
     for (job.sequence = 0; job.sequence < a->rows->sequences; job.sequence++) {
         const size_t n = rows_of(a->rows, job.sequence);
         vptq_parallel_for(vptq_cpu_threads(dev, n * a->pool->kv_heads * a->pool->head_dim), n,

@@ -604,23 +604,7 @@ SIMD_INLINE void search_all(const vptq_pair_codebooks *b, size_t v, size_t n, co
 static void search(const vptq_pair_codebooks *b, size_t n, const float *x, bool keep,
                    float *work, uint32_t *idx, uint32_t *idx_res)
 {
-    switch (b->main.v) {
-    case 4:
-        search_all(b, 4, n, x, keep, work, idx, idx_res);
-        break;
-    case 6:
-        search_all(b, 6, n, x, keep, work, idx, idx_res);
-        break;
-    case 8:
-        search_all(b, 8, n, x, keep, work, idx, idx_res);
-        break;
-    case 12:
-        search_all(b, 12, n, x, keep, work, idx, idx_res);
-        break;
-    default:
-        search_all(b, b->main.v, n, x, keep, work, idx, idx_res);
-        break;
-    }
+    VPTQ_WITH_V(b->main.v, search_all(b, V, n, x, keep, work, idx, idx_res));
 }
 
 const vptq_search_kernels VPTQ_SIMD_SYMBOL(vptq_search_kernels) = {search, screen_row};

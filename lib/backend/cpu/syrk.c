@@ -25,24 +25,23 @@ static size_t lower_count(size_t tiles)
 
 typedef struct syrk_job {
     const vptq_cpu_math *math;
+    const vptq_syrk_args *a;
     vptq_cpu_tiles tiles;
-    size_t t, n, ldx;
-    const float *x, *w;
-    double *h, *sum;
     float *scratch;
     size_t slice; /* floats of scratch per thread */
 } syrk_job;
 
 static void add_sums(const syrk_job *job, size_t i0, size_t width)
 {
-    for (size_t s = 0; s < job->t; s++) {
-        const float *x = job->x + s * job->ldx + i0;
-        double *sum = job->sum + i0;
-        if (!job->w) {
+    const vptq_syrk_args *a = job->a;
+    for (size_t s = 0; s < a->tokens; s++) {
+        const float *x = a->x + s * a->ldx + i0;
+        double *sum = a->sum + i0;
+        if (!a->w) {
             job->math->add_double(x, sum, width);
             continue;
         }
-        const double w = (double)job->w[s];
+        const double w = (double)a->w[s];
         for (size_t i = 0; i < width; i++)
             sum[i] += w * (double)x[i];
     }
@@ -51,6 +50,7 @@ static void add_sums(const syrk_job *job, size_t i0, size_t width)
 static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
 {
     const syrk_job *job = arg;
+    const vptq_syrk_args *a = job->a;
     (void)end;
     size_t tile_row = 0, tile_col = 0;
     vptq_cpu_lower_tile(begin, &tile_row, &tile_col);
@@ -63,14 +63,14 @@ static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
 
     if (tile_row == tile_col)
         add_sums(job, i0, height);
-    for (size_t s = 0; s < job->t; s += TOKENS) {
-        const size_t count = job->t - s < TOKENS ? job->t - s : TOKENS;
-        const float *left = job->x + s * job->ldx + i0;
-        size_t ld_left = job->ldx;
-        if (job->w) {
+    for (size_t s = 0; s < a->tokens; s += TOKENS) {
+        const size_t count = a->tokens - s < TOKENS ? a->tokens - s : TOKENS;
+        const float *left = a->x + s * a->ldx + i0;
+        size_t ld_left = a->ldx;
+        if (a->w) {
             for (size_t l = 0; l < count; l++)
                 for (size_t i = 0; i < height; i++)
-                    weighted[l * size + i] = job->w[s + l] * left[l * job->ldx + i];
+                    weighted[l * size + i] = a->w[s + l] * left[l * a->ldx + i];
             left = weighted;
             ld_left = size;
         }
@@ -80,14 +80,14 @@ static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
                                   .a = left,
                                   .lda = ld_left,
                                   .trans_a = true,
-                                  .b = job->x + s * job->ldx + j0,
-                                  .ldb = job->ldx,
+                                  .b = a->x + s * a->ldx + j0,
+                                  .ldb = a->ldx,
                                   .c = product,
                                   .ldc = size,
                                   .alpha = 1};
         vptq_cpu_gemm_serial(job->math, &g, work);
         for (size_t i = 0; i < height; i++)
-            job->math->add_double(product + i * size, job->h + (i0 + i) * job->n + j0,
+            job->math->add_double(product + i * size, a->h + (i0 + i) * a->n + j0,
                                   tile_row == tile_col ? i + 1 : width);
     }
 }
@@ -95,14 +95,8 @@ static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err)
 {
     syrk_job job = {.math = vptq_cpu_math_get(dev->simd),
-                    .tiles = vptq_cpu_tiles_of(a->n, TILE, STEP),
-                    .t = a->tokens,
-                    .n = a->n,
-                    .x = a->x,
-                    .ldx = a->ldx,
-                    .w = a->w,
-                    .h = a->h,
-                    .sum = a->sum};
+                    .a = a,
+                    .tiles = vptq_cpu_tiles_of(a->n, TILE, STEP)};
     const size_t size = job.tiles.size;
     job.slice = size * (size + (a->w ? (size_t)TOKENS : 0)) +
                 vptq_cpu_gemm_work(job.math, size, TOKENS);
@@ -120,10 +114,8 @@ vptq_status vptq_cpu_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *
 typedef struct quad_job {
     const vptq_blas *blas;
     const vptq_cpu_math *math;
+    const vptq_quad_trace_args *a;
     vptq_cpu_tiles tiles;
-    size_t m, lde, ldh;
-    const float *e;
-    const double *h;
     double *partial; /* per tile */
     double *scratch;
     size_t slice; /* doubles of scratch per thread */
@@ -133,19 +125,20 @@ typedef struct quad_job {
 static const double *full_tile(const quad_job *job, const double *h, bool diagonal, size_t n,
                                double *copy, size_t *ld)
 {
-    *ld = job->ldh;
+    *ld = job->a->ldh;
     if (!diagonal)
         return h;
     *ld = job->tiles.size;
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j <= i; j++)
-            copy[i * *ld + j] = copy[j * *ld + i] = h[i * job->ldh + j];
+            copy[i * *ld + j] = copy[j * *ld + i] = h[i * job->a->ldh + j];
     return copy;
 }
 
 static void quad_tile(void *arg, size_t begin, size_t end, int thread)
 {
     const quad_job *job = arg;
+    const vptq_quad_trace_args *a = job->a;
     (void)end;
     size_t tile_row = 0, tile_col = 0;
     vptq_cpu_lower_tile(begin, &tile_row, &tile_col);
@@ -157,19 +150,19 @@ static void quad_tile(void *arg, size_t begin, size_t end, int thread)
     double *product = left + ROWS * size;
     double *copy = product + ROWS * size;
     size_t ldh = 0;
-    const double *h = full_tile(job, job->h + i0 * job->ldh + j0, diagonal, height, copy, &ldh);
+    const double *h = full_tile(job, a->h + i0 * a->ldh + j0, diagonal, height, copy, &ldh);
 
     double total = 0;
-    for (size_t r = 0; r < job->m; r += ROWS) {
-        const size_t rows = job->m - r < ROWS ? job->m - r : ROWS;
+    for (size_t r = 0; r < a->m; r += ROWS) {
+        const size_t rows = a->m - r < ROWS ? a->m - r : ROWS;
         for (size_t l = 0; l < rows; l++)
-            job->math->widen(job->e + (r + l) * job->lde + i0, left + l * size, height);
+            job->math->widen(a->e + (r + l) * a->lde + i0, left + l * size, height);
         job->blas->dgemm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_NO_TRANS, VPTQ_BLAS_NO_TRANS, (int)rows,
                          (int)width, (int)height, 1, left, (int)size, h, (int)ldh, 0, product,
                          (int)size);
         for (size_t l = 0; l < rows; l++)
-            total += job->math->dot_double(product + l * size, job->e + (r + l) * job->lde + j0,
-                                           width);
+            total +=
+                job->math->dot_double(product + l * size, a->e + (r + l) * a->lde + j0, width);
     }
     job->partial[begin] = diagonal ? total : 2 * total;
 }
@@ -178,12 +171,8 @@ vptq_status vptq_cpu_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vp
 {
     quad_job job = {.blas = dev->blas,
                     .math = vptq_cpu_math_get(dev->simd),
-                    .tiles = vptq_cpu_tiles_of(a->n, TILE, STEP),
-                    .m = a->m,
-                    .e = a->e,
-                    .lde = a->lde,
-                    .h = a->h,
-                    .ldh = a->ldh};
+                    .a = a,
+                    .tiles = vptq_cpu_tiles_of(a->n, TILE, STEP)};
     const size_t count = lower_count(job.tiles.count), size = job.tiles.size;
     job.slice = size * (2 * (size_t)ROWS + size);
     job.scratch = vptq_dev_scratch(dev, (size_t)dev->threads * job.slice + count,

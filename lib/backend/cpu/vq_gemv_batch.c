@@ -68,18 +68,7 @@ static void write_positions(size_t v, const vptq_entry *entry, size_t count,
                             const float *codebook, const float *res_codebook, float *to,
                             size_t ld)
 {
-    if (v == 8)
-        write_vectors(8, entry, count, codebook, res_codebook, to, ld);
-    else if (v == 4)
-        write_vectors(4, entry, count, codebook, res_codebook, to, ld);
-    else if (v == 6)
-        write_vectors(6, entry, count, codebook, res_codebook, to, ld);
-    else if (v == 12)
-        write_vectors(12, entry, count, codebook, res_codebook, to, ld);
-    else if (v == 16)
-        write_vectors(16, entry, count, codebook, res_codebook, to, ld);
-    else
-        write_vectors(v, entry, count, codebook, res_codebook, to, ld);
+    VPTQ_WITH_V(v, write_vectors(V, entry, count, codebook, res_codebook, to, ld));
 }
 
 /* Writes positions [p, end) of one group for vector rows from row r0 on; `first` is the

@@ -17,6 +17,9 @@ vptq_status vptq_ref_copy(vptq_dev *dev, void *dst, const void *src, size_t byte
                           vptq_err *err);
 vptq_status vptq_ref_sync(vptq_dev *dev, vptq_err *err);
 
+/* |x - c|^2 of vectors of length v. */
+double vptq_ref_distance(const float *x, const float *c, uint32_t v);
+
 #define VPTQ_REF_OP(op) vptq_op_##op vptq_ref_##op;
 VPTQ_BACKEND_OPS(VPTQ_REF_OP)
 

@@ -59,16 +59,6 @@ static void decode(const vptq_codebooks *b, uint32_t main, uint32_t res, float *
     }
 }
 
-static double square_distance(const float *x, const float *q, uint32_t v)
-{
-    double sum = 0;
-    for (uint32_t d = 0; d < v; d++) {
-        double diff = (double)x[d] - (double)q[d];
-        sum += diff * diff;
-    }
-    return sum;
-}
-
 /* Lists the nearest main centroids, nearest first, the lower index first on ties, without those
  * at no finite distance; returns their number. */
 static uint32_t nearest_mains(const vptq_search_index *index, const float *x)
@@ -76,7 +66,7 @@ static uint32_t nearest_mains(const vptq_search_index *index, const float *x)
     const vptq_codebooks *b = &index->codebooks;
     uint32_t count = 0;
     for (uint32_t j = 0; j < b->k; j++) {
-        double distance = square_distance(x, b->centroids + (size_t)j * b->v, b->v);
+        double distance = vptq_ref_distance(x, b->centroids + (size_t)j * b->v, b->v);
         if (!(distance <
               (count < index->beam ? (double)INFINITY : index->candidates[count - 1].distance)))
             continue;
@@ -106,7 +96,7 @@ static choice search(const vptq_search_index *index, const float *x)
         choice now = {index->candidates[i].index, 0, 0};
         for (now.res = 0; now.res < k_res; now.res++) {
             decode(b, now.main, now.res, q);
-            now.distance = square_distance(x, q, b->v);
+            now.distance = vptq_ref_distance(x, q, b->v);
             if (comes_first(&now, &best))
                 best = now;
         }
@@ -123,7 +113,7 @@ static choice choose(const vptq_search_index *index, const float *x, bool keep, 
     if (keep) {
         choice old = {*idx, b->k_res ? *idx_res : 0, 0};
         decode(b, old.main, old.res, q);
-        old.distance = square_distance(x, q, b->v);
+        old.distance = vptq_ref_distance(x, q, b->v);
         if (!(best.distance < old.distance))
             best = old;
     }
@@ -144,7 +134,7 @@ vptq_status vptq_ref_search(vptq_dev *dev, const vptq_search_args *s, vptq_err *
         uint32_t *res = s->idx_res ? s->idx_res + i : NULL;
         choose(s->index, s->x + i * v, s->keep, s->idx + i, res, q);
         if (s->dist)
-            s->dist[i] = (float)square_distance(s->x + i * v, q, v);
+            s->dist[i] = (float)vptq_ref_distance(s->x + i * v, q, v);
     }
     return VPTQ_OK;
 }

@@ -7,7 +7,7 @@
 #include "lib/backend/dev.h"
 #include "lib/base/half.h"
 
-static double square_distance(const float *x, const float *c, uint32_t v)
+double vptq_ref_distance(const float *x, const float *c, uint32_t v)
 {
     double sum = 0;
     for (uint32_t d = 0; d < v; d++) {
@@ -23,7 +23,7 @@ static uint32_t nearest(const float *x, const float *c, uint32_t v, uint32_t k)
     uint32_t best = 0;
     double best_distance = INFINITY;
     for (uint32_t j = 0; j < k; j++) {
-        double distance = square_distance(x, c + (size_t)j * v, v);
+        double distance = vptq_ref_distance(x, c + (size_t)j * v, v);
         if (distance < best_distance) {
             best_distance = distance;
             best = j;
@@ -39,8 +39,8 @@ vptq_status vptq_ref_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *
     for (size_t i = 0; i < a->n; i++) {
         a->idx[i] = nearest(a->x + i * a->v, a->centroids, a->v, a->k);
         if (a->dist)
-            a->dist[i] = (float)square_distance(a->x + i * a->v,
-                                                a->centroids + (size_t)a->idx[i] * a->v, a->v);
+            a->dist[i] = (float)vptq_ref_distance(
+                a->x + i * a->v, a->centroids + (size_t)a->idx[i] * a->v, a->v);
     }
     return VPTQ_OK;
 }
@@ -59,7 +59,7 @@ vptq_status vptq_ref_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vp
         for (uint32_t d = 0; d < a->v; d++)
             a->sums[j * a->v + d] += wi * (double)xi[d];
         a->weights[j] += wi;
-        *a->objective += wi * square_distance(xi, a->centroids + j * a->v, a->v);
+        *a->objective += wi * vptq_ref_distance(xi, a->centroids + j * a->v, a->v);
     }
     return VPTQ_OK;
 }
