@@ -385,17 +385,12 @@ SIMD_INLINE void dot_type(vptq_dtype type, const uint8_t *w, size_t length, size
 static void dot(vptq_dtype type, const void *w, size_t length, size_t n, const float *x,
                 size_t ldx, float *y)
 {
-    switch (type) {
-    case VPTQ_F32:
+    if (type == VPTQ_F32)
         dot_type(VPTQ_F32, w, length, n, x, ldx, y);
-        break;
-    case VPTQ_F16:
+    else if (type == VPTQ_F16)
         dot_type(VPTQ_F16, w, length, n, x, ldx, y);
-        break;
-    default:
+    else
         dot_type(VPTQ_BF16, w, length, n, x, ldx, y);
-        break;
-    }
 }
 
 /* Transposes eight registers of eight lanes. */
@@ -458,17 +453,12 @@ SIMD_INLINE void panel_type(vptq_dtype type, const uint8_t *w, size_t row_bytes,
 static void panel_rows(vptq_dtype type, const void *w, size_t row_bytes, size_t n,
                        size_t length, float *panel, size_t width)
 {
-    switch (type) {
-    case VPTQ_F32:
+    if (type == VPTQ_F32)
         panel_type(VPTQ_F32, w, row_bytes, n, length, panel, width);
-        break;
-    case VPTQ_F16:
+    else if (type == VPTQ_F16)
         panel_type(VPTQ_F16, w, row_bytes, n, length, panel, width);
-        break;
-    default:
+    else
         panel_type(VPTQ_BF16, w, row_bytes, n, length, panel, width);
-        break;
-    }
 }
 
 #else

@@ -79,15 +79,17 @@ static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
     return (unsigned)((n + size - 1) / size);
 }
 
-/* Rotates one row of heads in place by a block of threads ("rotate half", see
- * vptq_rope_args); cosine and sine are those of the row's position. */
-static __device__ inline void vptq_cuda_rope_row(unsigned heads, unsigned head_dim, float *x,
-                                                 const float *cosine, const float *sine)
+/* Rotates row `row` of args.x at `position` by a block of threads; args.n and pos0 are not
+ * read. */
+static __device__ inline void vptq_cuda_rope_row(const vptq_rope_args &args, size_t row,
+                                                 size_t position)
 {
-    const unsigned half = head_dim / 2;
-    for (unsigned j = threadIdx.x; j < heads * half; j += blockDim.x) {
+    const unsigned head_dim = (unsigned)args.head_dim, half = head_dim / 2;
+    const float *cosine = args.cos_table + position * half;
+    const float *sine = args.sin_table + position * half;
+    for (unsigned j = threadIdx.x; j < (unsigned)args.heads * half; j += blockDim.x) {
         const unsigned i = j % half;
-        float *lo = x + j / half * head_dim + i, *hi = lo + half;
+        float *lo = args.x + row * args.ldx + j / half * head_dim + i, *hi = lo + half;
         const float a = *lo, b = *hi, c = cosine[i], s = sine[i];
         *lo = a * c - b * s;
         *hi = b * c + a * s;

@@ -30,17 +30,16 @@ static __device__ void load_tile(float to[STEP][TILE + 4], operand o, size_t fir
 
 /* budget: gemm_kernel 96 registers */
 __global__ static void __launch_bounds__(THREADS)
-    gemm_kernel(operand a, operand b, size_t k, float *c, size_t ldc, float alpha, float beta,
-                const float *bias)
+    gemm_kernel(operand a, operand b, vptq_gemm_args g)
 {
     gemm_tiles &t = port_shared<gemm_tiles>();
     const size_t i0 = (size_t)blockIdx.x * TILE, j0 = (size_t)blockIdx.y * TILE;
     const unsigned ti = threadIdx.x / SIDE * EACH, tj = threadIdx.x % SIDE * EACH;
     float sum[EACH][EACH] = {};
 
-    for (size_t l0 = 0; l0 < k; l0 += STEP) {
-        load_tile(t.a, a, i0, l0, k);
-        load_tile(t.b, b, j0, l0, k);
+    for (size_t l0 = 0; l0 < g.k; l0 += STEP) {
+        load_tile(t.a, a, i0, l0, g.k);
+        load_tile(t.b, b, j0, l0, g.k);
         __syncthreads();
         port_multiply_tile<STEP, EACH, EACH>(sum, t.a, t.b, ti, tj);
         __syncthreads();
@@ -51,11 +50,11 @@ __global__ static void __launch_bounds__(THREADS)
         for (unsigned j = 0; j < EACH; j++) {
             if (i0 + ti + i >= a.rows || j0 + tj + j >= b.rows)
                 continue;
-            float *to = c + (i0 + ti + i) * ldc + j0 + tj + j;
-            float value = alpha * sum[i][j];
-            if (bias)
-                value += bias[j0 + tj + j];
-            if (beta != 0)
+            float *to = g.c + (i0 + ti + i) * g.ldc + j0 + tj + j;
+            float value = g.alpha * sum[i][j];
+            if (g.bias)
+                value += g.bias[j0 + tj + j];
+            if (g.beta != 0)
                 value += *to;
             *to = value;
         }
@@ -71,8 +70,9 @@ vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err
     const auto launch = [&](size_t first, size_t count) {
         const operand part = {a.at + first * a.row, a.row, a.step, count};
         const dim3 grid(vptq_cuda_blocks(count, TILE), vptq_cuda_blocks(g->n, TILE));
-        return port_launch(gemm_kernel, grid, THREADS, 0, dev->stream, part, b, g->k,
-                           g->c + first * g->ldc, g->ldc, g->alpha, g->beta, g->bias);
+        vptq_gemm_args args = *g;
+        args.c += first * g->ldc;
+        return port_launch(gemm_kernel, grid, THREADS, 0, dev->stream, part, b, args);
     };
     return vptq_cuda_in_pieces(dev, "gemm", g->m, row, TILE, launch, err);
 }

@@ -60,12 +60,10 @@ template <unsigned X> struct __align__(16) gemv_x
     float at[X][CHUNK];
 };
 
-/* Multiplies the first min(n, X) tokens. */
+/* Multiplies the first min(g.n, X) tokens. */
 /* budget: gemv_kernel 80 registers */
 template <class E, unsigned X>
-__global__ static void __launch_bounds__(THREADS)
-    gemv_kernel(matrix m, size_t n, const float *x, size_t ldx, float *y, size_t ldy,
-                float beta, const float *bias)
+__global__ static void __launch_bounds__(THREADS) gemv_kernel(matrix m, vptq_gemv_args g)
 {
     constexpr unsigned PER = 16 / sizeof(E), STEPS = CHUNK / (PER * PORT_LANES);
     gemv_x<X> &t = port_shared<gemv_x<X>>();
@@ -83,7 +81,8 @@ __global__ static void __launch_bounds__(THREADS)
         __syncthreads();
         for (unsigned l = 0; l < X; l++)
             for (unsigned i = threadIdx.x; i < CHUNK; i += THREADS)
-                t.at[l][x_position<PER>(i)] = l < n && c0 + i < m.in ? x[l * ldx + c0 + i] : 0;
+                t.at[l][x_position<PER>(i)] =
+                    l < g.n && c0 + i < m.in ? g.x[l * g.ldx + c0 + i] : 0;
         __syncthreads();
 #pragma unroll
         for (unsigned s = 0; s < STEPS; s++)
@@ -97,9 +96,9 @@ __global__ static void __launch_bounds__(THREADS)
     }
     for (unsigned l = 0; l < X; l++) {
         const float all = port_warp_sum(sum[l]);
-        if (lane == 0 && r < m.out && l < n) {
-            float *to = y + l * ldy + r;
-            *to = (beta != 0 ? *to : 0) + ((bias ? bias[r] : 0) + all);
+        if (lane == 0 && r < m.out && l < g.n) {
+            float *to = g.y + l * g.ldy + r;
+            *to = (g.beta != 0 ? *to : 0) + ((g.bias ? g.bias[r] : 0) + all);
         }
     }
 }
@@ -110,10 +109,12 @@ static cudaError_t multiply(vptq_dev *dev, const matrix &m, const vptq_gemv_args
     const unsigned blocks = vptq_cuda_blocks(m.out, WARPS);
     cudaError_t e = cudaSuccess;
     for (size_t i = 0; i < g->n && !e; i += MAX_TOKENS) {
-        const size_t left = g->n - i;
-        e = port_launch(left > 1 ? gemv_kernel<E, MAX_TOKENS> : gemv_kernel<E, 1>, blocks,
-                        THREADS, 0, dev->stream, m, left, g->x + i * g->ldx, g->ldx,
-                        g->y + i * g->ldy, g->ldy, g->beta, g->bias);
+        vptq_gemv_args left = *g;
+        left.n -= i;
+        left.x += i * g->ldx;
+        left.y += i * g->ldy;
+        e = port_launch(left.n > 1 ? gemv_kernel<E, MAX_TOKENS> : gemv_kernel<E, 1>, blocks,
+                        THREADS, 0, dev->stream, m, left);
     }
     return e;
 }

@@ -16,12 +16,11 @@ static __device__ float stored(const void *table, vptq_dtype type, size_t i)
 }
 
 /* budget: embed_kernel 40 registers */
-__global__ static void __launch_bounds__(THREADS)
-    embed_kernel(size_t dim, const void *table, vptq_dtype type, const int32_t *ids, float *out)
+__global__ static void __launch_bounds__(THREADS) embed_kernel(vptq_embed_args a)
 {
-    const size_t row = (size_t)ids[blockIdx.x] * dim;
-    for (size_t j = threadIdx.x; j < dim; j += THREADS)
-        out[blockIdx.x * dim + j] = stored(table, type, row + j);
+    const size_t row = (size_t)a.ids[blockIdx.x] * a.dim;
+    for (size_t j = threadIdx.x; j < a.dim; j += THREADS)
+        a.out[blockIdx.x * a.dim + j] = stored(a.table, a.type, row + j);
 }
 
 vptq_status vptq_cuda_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
@@ -32,61 +31,50 @@ vptq_status vptq_cuda_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *e
                          vptq_dtype_get(a->type)->name);
     if (!a->n)
         return VPTQ_OK;
-    return vptq_cuda_check(port_launch(embed_kernel, (unsigned)a->n, THREADS, 0, dev->stream,
-                                       a->dim, a->table, a->type, a->ids, a->out),
-                           "embed", err);
+    return vptq_cuda_check(
+        port_launch(embed_kernel, (unsigned)a->n, THREADS, 0, dev->stream, *a), "embed", err);
 }
 
 /* ---- rmsnorm ---- */
 
 /* budget: rmsnorm_kernel 48 registers */
-__global__ static void __launch_bounds__(THREADS)
-    rmsnorm_kernel(size_t dim, const float *x, size_t ldx, const float *weight, float eps,
-                   float *y, size_t ldy)
+__global__ static void __launch_bounds__(THREADS) rmsnorm_kernel(vptq_rmsnorm_args a)
 {
-    x += blockIdx.x * ldx;
-    y += blockIdx.x * ldy;
+    const float *x = a.x + blockIdx.x * a.ldx;
+    float *y = a.y + blockIdx.x * a.ldy;
     double sum = 0;
-    for (size_t j = threadIdx.x; j < dim; j += THREADS)
+    for (size_t j = threadIdx.x; j < a.dim; j += THREADS)
         sum += (double)x[j] * (double)x[j];
     sum = port_block_sum(sum);
-    const double scale = 1 / sqrt(sum / (double)dim + (double)eps);
+    const double scale = 1 / sqrt(sum / (double)a.dim + (double)a.eps);
     /* A thread writes only elements that it has read itself, so y may be x. */
-    for (size_t j = threadIdx.x; j < dim; j += THREADS)
-        y[j] = (float)((double)x[j] * scale * (double)weight[j]);
+    for (size_t j = threadIdx.x; j < a.dim; j += THREADS)
+        y[j] = (float)((double)x[j] * scale * (double)a.weight[j]);
 }
 
 vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
     if (!a->n)
         return VPTQ_OK;
-    return vptq_cuda_check(port_launch(rmsnorm_kernel, (unsigned)a->n, THREADS, 0, dev->stream,
-                                       a->dim, a->x, a->ldx, a->weight, a->eps, a->y, a->ldy),
-                           "rmsnorm", err);
+    return vptq_cuda_check(
+        port_launch(rmsnorm_kernel, (unsigned)a->n, THREADS, 0, dev->stream, *a), "rmsnorm",
+        err);
 }
 
 /* ---- rope ---- */
 
 /* budget: rope_kernel 48 registers */
-__global__ static void __launch_bounds__(THREADS)
-    rope_kernel(unsigned heads, unsigned head_dim, float *x, size_t ldx, const float *cosine,
-                const float *sine, size_t pos0)
+__global__ static void __launch_bounds__(THREADS) rope_kernel(vptq_rope_args a)
 {
-    const unsigned half = head_dim / 2;
-    x += blockIdx.x * ldx;
-    cosine += (pos0 + blockIdx.x) * half;
-    sine += (pos0 + blockIdx.x) * half;
-    vptq_cuda_rope_row(heads, head_dim, x, cosine, sine);
+    vptq_cuda_rope_row(a, blockIdx.x, a.pos0 + blockIdx.x);
 }
 
 vptq_status vptq_cuda_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
 {
     if (!a->n)
         return VPTQ_OK;
-    return vptq_cuda_check(port_launch(rope_kernel, (unsigned)a->n, THREADS, 0, dev->stream,
-                                       (unsigned)a->heads, (unsigned)a->head_dim, a->x, a->ldx,
-                                       a->cos_table, a->sin_table, a->pos0),
-                           "rope", err);
+    return vptq_cuda_check(
+        port_launch(rope_kernel, (unsigned)a->n, THREADS, 0, dev->stream, *a), "rope", err);
 }
 
 /* ---- swiglu ---- */
@@ -156,18 +144,16 @@ static __device__ nll_best row_best(const float *logits, size_t width)
 }
 
 /* budget: nll_kernel 48 registers */
-__global__ static void __launch_bounds__(THREADS)
-    nll_kernel(size_t width, const float *logits, size_t ld, int32_t first,
-               const int32_t *targets, bool start, vptq_nll_state *state)
+__global__ static void __launch_bounds__(THREADS) nll_kernel(vptq_nll_args a)
 {
-    logits += blockIdx.x * ld;
-    state += blockIdx.x;
+    const float *logits = a.logits + blockIdx.x * a.ld;
+    vptq_nll_state *state = a.state + blockIdx.x;
     const vptq_nll_state none = {-INFINITY, 0, -INFINITY, -INFINITY, -1};
-    vptq_nll_state s = start ? none : *state;
-    const nll_best best = row_best(logits, width);
+    vptq_nll_state s = a.start ? none : *state;
+    const nll_best best = row_best(logits, a.width);
     if (best.value > s.best) {
         s.best = best.value;
-        s.best_id = first + best.id;
+        s.best_id = a.first + best.id;
     }
     const double before = s.max;
     s.max = fmax(s.max, (double)best.value);
@@ -176,13 +162,13 @@ __global__ static void __launch_bounds__(THREADS)
     /* If all logits so far are -inf, the shift must be finite or the sum becomes NaN. */
     const float max = (float)s.max, shift = max == -INFINITY ? 0 : max;
     double sum = 0;
-    for (size_t j = threadIdx.x; j < width; j += THREADS)
+    for (size_t j = threadIdx.x; j < a.width; j += THREADS)
         sum += (double)expf(logits[j] - shift);
     s.sum += port_block_sum(sum); /* all threads have read the state before one writes it */
     if (threadIdx.x)
         return;
-    const int64_t target = (int64_t)targets[blockIdx.x] - first;
-    if (target >= 0 && (uint64_t)target < width)
+    const int64_t target = (int64_t)a.targets[blockIdx.x] - a.first;
+    if (target >= 0 && (uint64_t)target < a.width)
         s.target = logits[target];
     *state = s;
 }
@@ -191,8 +177,6 @@ vptq_status vptq_cuda_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
     if (!a->n)
         return VPTQ_OK;
-    return vptq_cuda_check(port_launch(nll_kernel, (unsigned)a->n, THREADS, 0, dev->stream,
-                                       a->width, a->logits, a->ld, a->first, a->targets,
-                                       a->start, a->state),
+    return vptq_cuda_check(port_launch(nll_kernel, (unsigned)a->n, THREADS, 0, dev->stream, *a),
                            "nll", err);
 }

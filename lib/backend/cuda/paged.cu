@@ -69,17 +69,11 @@ static __device__ inline size_t rows_of(const vptq_kv_rows &rows, size_t sequenc
 /* Block (row, sequence). */
 /* budget: rope_rows_kernel 48 registers */
 __global__ static void __launch_bounds__(THREADS)
-    rope_rows_kernel(vptq_kv_rows rows, unsigned heads, unsigned head_dim, float *x, size_t ldx,
-                     const float *cosine, const float *sine)
+    rope_rows_kernel(vptq_kv_rows rows, vptq_rope_args a)
 {
     const size_t sequence = blockIdx.y, row = blockIdx.x;
-    const unsigned half = head_dim / 2;
-    if (row >= rows_of(rows, sequence))
-        return;
-    x += (rows.starts[sequence] + row) * ldx;
-    cosine += (rows.positions[sequence] + row) * half;
-    sine += (rows.positions[sequence] + row) * half;
-    vptq_cuda_rope_row(heads, head_dim, x, cosine, sine);
+    if (row < rows_of(rows, sequence))
+        vptq_cuda_rope_row(a, rows.starts[sequence] + row, rows.positions[sequence] + row);
 }
 
 static dim3 row_grid(const vptq_kv_rows *rows)
@@ -90,11 +84,9 @@ static dim3 row_grid(const vptq_kv_rows *rows)
 vptq_status vptq_cuda_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows,
                                 const vptq_rope_args *a, vptq_err *err)
 {
-    return vptq_cuda_check(port_launch(rope_rows_kernel, row_grid(rows), THREADS, 0,
-                                       dev->stream, *rows, (unsigned)a->heads,
-                                       (unsigned)a->head_dim, a->x, a->ldx, a->cos_table,
-                                       a->sin_table),
-                           "rope_rows", err);
+    return vptq_cuda_check(
+        port_launch(rope_rows_kernel, row_grid(rows), THREADS, 0, dev->stream, *rows, *a),
+        "rope_rows", err);
 }
 
 /* ---- kv_store ---- */
@@ -120,13 +112,11 @@ __global__ static void __launch_bounds__(THREADS)
 
 vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err)
 {
-    const cudaError_t e =
-        a->pool->type == VPTQ_F16
-            ? port_launch(kv_store_kernel<unsigned short>, row_grid(a->rows), THREADS, 0,
-                          dev->stream, *a->rows, *a->pool, a->keys, a->ldk, a->values, a->ldv)
-            : port_launch(kv_store_kernel<float>, row_grid(a->rows), THREADS, 0, dev->stream,
-                          *a->rows, *a->pool, a->keys, a->ldk, a->values, a->ldv);
-    return vptq_cuda_check(e, "kv_store", err);
+    const auto kernel =
+        a->pool->type == VPTQ_F16 ? kv_store_kernel<unsigned short> : kv_store_kernel<float>;
+    return vptq_cuda_check(port_launch(kernel, row_grid(a->rows), THREADS, 0, dev->stream,
+                                       *a->rows, *a->pool, a->keys, a->ldk, a->values, a->ldv),
+                           "kv_store", err);
 }
 
 /* ---- attention ---- */
