@@ -43,19 +43,49 @@ typedef struct attention_job {
     size_t slice; /* floats of scratch per thread */
 } attention_job;
 
-void vptq_attention_mask(const vptq_attention_args *a, const vptq_attention_rows *r, size_t k0,
-                         size_t count, float *score, size_t width)
+void vptq_attention_pack_queries(const vptq_attention_panel *p, size_t kv)
 {
-    const size_t first = r->row / r->group, last = (r->row + r->count - 1) / r->group;
+    const vptq_attention_args *a = p->a;
+    const size_t width = p->math->tile_cols, d = a->head_dim;
+    memset(p->q, 0, d * width * sizeof *p->q);
+    for (size_t r = 0; r < p->count; r++) {
+        const size_t query = (p->row + r) / p->group, head = (p->row + r) % p->group;
+        const float *q = a->q + query * a->ldq + (kv * p->group + head) * d;
+        for (size_t i = 0; i < d; i++)
+            p->q[i * width + r] = a->scale * q[i];
+    }
+}
+
+/* Sets the scores of keys [k0, k0 + count) that a row must not see to -inf. */
+static void mask(const vptq_attention_panel *p, size_t k0, size_t count)
+{
+    const vptq_attention_args *a = p->a;
+    const size_t first = p->row / p->group, last = (p->row + p->count - 1) / p->group;
     if (k0 >= vptq_attention_first_key(a, last) && k0 + count <= a->pos0 + first + 1)
         return;
-    for (size_t i = 0; i < r->count; i++) {
-        const size_t query = (r->row + i) / r->group;
+    for (size_t i = 0; i < p->count; i++) {
+        const size_t query = (p->row + i) / p->group;
         const size_t from = vptq_attention_first_key(a, query), to = a->pos0 + query + 1;
         for (size_t k = 0; k < count; k++)
             if (k0 + k < from || k0 + k >= to)
-                score[k * width + i] = -INFINITY;
+                p->score[k * p->math->tile_cols + i] = -INFINITY;
     }
+}
+
+size_t vptq_attention_score(const vptq_attention_panel *p, const float *keys, size_t k0,
+                            size_t max)
+{
+    const vptq_cpu_math *math = p->math;
+    const size_t width = math->tile_cols, step = math->tile_rows, d = p->a->head_dim;
+    const size_t seen = p->a->pos0 + (p->row + p->count - 1) / p->group + 1;
+    if (k0 >= seen || k0 + max <= vptq_attention_first_key(p->a, p->row / p->group))
+        return 0;
+    const size_t count = seen - k0 < max ? seen - k0 : max;
+    for (size_t k = 0; k < count; k += step)
+        math->tile(d, keys + k * d, p->q, false, p->score + k * width, width,
+                   count - k < step ? count - k : step, width);
+    mask(p, k0, count);
+    return count;
 }
 
 /* ---- packing ---- */
@@ -99,11 +129,9 @@ static void pack_tile(void *arg, size_t begin, size_t end, int thread)
 /* ---- one panel of stacked rows ---- */
 
 typedef struct attention_panel {
-    float *q;             /* [head_dim, width], scaled */
-    float *out;           /* [dim, width] */
-    float *max, *sum, *f; /* [width] */
-    float *score;         /* [KEYS, width], shared by the panels of a thread */
-    size_t row, count;    /* stacked rows [row, row + count) */
+    vptq_attention_panel in; /* score [KEYS, width] is shared by the panels of a thread */
+    float *out;              /* [dim, width] */
+    float *max, *sum, *f;    /* [width] */
 } attention_panel;
 
 static size_t panel_size(const attention_job *job)
@@ -113,30 +141,27 @@ static size_t panel_size(const attention_job *job)
 
 static attention_panel panel_of(const attention_job *job, int thread, size_t slot, size_t panel)
 {
-    const size_t width = job->math->tile_cols;
-    attention_panel p;
-    p.score = job->scratch + (size_t)thread * job->slice;
-    p.q = p.score + (size_t)KEYS * width + slot * panel_size(job);
-    p.out = p.q + job->a->head_dim * width;
+    const size_t width = job->math->tile_cols, row = panel * width, left = job->rows - row;
+    float *score = job->scratch + (size_t)thread * job->slice;
+    float *q = score + (size_t)KEYS * width + slot * panel_size(job);
+    attention_panel p = {.in = {.math = job->math,
+                                .a = job->a,
+                                .row = row,
+                                .count = left < width ? left : width,
+                                .group = job->group,
+                                .q = q,
+                                .score = score}};
+    p.out = q + job->a->head_dim * width;
     p.max = p.out + job->dim * width;
     p.sum = p.max + width;
     p.f = p.sum + width;
-    p.row = panel * width;
-    p.count = job->rows - p.row < width ? job->rows - p.row : width;
     return p;
 }
 
 static void start_panel(const attention_job *job, const attention_panel *p, size_t kv)
 {
-    const vptq_attention_args *a = job->a;
-    const size_t width = job->math->tile_cols, d = a->head_dim;
-    memset(p->q, 0, d * width * sizeof *p->q);
-    for (size_t r = 0; r < p->count; r++) {
-        const size_t query = (p->row + r) / job->group, head = (p->row + r) % job->group;
-        const float *q = a->q + query * a->ldq + (kv * job->group + head) * d;
-        for (size_t i = 0; i < d; i++)
-            p->q[i * width + r] = a->scale * q[i];
-    }
+    const size_t width = job->math->tile_cols;
+    vptq_attention_pack_queries(&p->in, kv);
     memset(p->out, 0, job->dim * width * sizeof *p->out);
     for (size_t r = 0; r < width; r++) {
         p->max[r] = -INFINITY;
@@ -150,23 +175,15 @@ static void attend(const attention_job *job, const attention_panel *p, const flo
 {
     const vptq_cpu_math *math = job->math;
     const size_t width = math->tile_cols, step = math->tile_rows, d = job->a->head_dim;
-    const size_t k0 = tile * KEYS;
-    const size_t seen = job->a->pos0 + (p->row + p->count - 1) / job->group + 1;
-    if (k0 >= seen || k0 + KEYS <= vptq_attention_first_key(job->a, p->row / job->group))
-        return;
-    const size_t count = seen - k0 < KEYS ? seen - k0 : KEYS;
     const float *keys = packed + (tile - job->tile0) * job->tile_size;
     const float *values = keys + job->key_tile;
-
-    for (size_t k = 0; k < count; k += step)
-        math->tile(d, keys + k * d, p->q, false, p->score + k * width, width,
-                   count - k < step ? count - k : step, width);
-    const vptq_attention_rows rows = {p->row, p->count, job->group};
-    vptq_attention_mask(job->a, &rows, k0, count, p->score, width);
-    math->softmax(p->score, count, p->max, p->sum, p->f);
+    const size_t count = vptq_attention_score(&p->in, keys, tile * KEYS, KEYS);
+    if (count == 0)
+        return;
+    math->softmax(p->in.score, count, p->max, p->sum, p->f);
     math->scale_columns(p->out, d, p->f);
     for (size_t i = 0; i < d; i += step)
-        math->tile(count, values + i * KEYS, p->score, true, p->out + i * width, width, step,
+        math->tile(count, values + i * KEYS, p->in.score, true, p->out + i * width, width, step,
                    width);
 }
 
@@ -174,8 +191,8 @@ static void finish_panel(const attention_job *job, const attention_panel *p, siz
 {
     const vptq_attention_args *a = job->a;
     const size_t width = job->math->tile_cols, d = a->head_dim;
-    for (size_t r = 0; r < p->count; r++) {
-        const size_t query = (p->row + r) / job->group, head = (p->row + r) % job->group;
+    for (size_t r = 0; r < p->in.count; r++) {
+        const size_t row = p->in.row + r, query = row / job->group, head = row % job->group;
         float *out = a->out + query * a->ldo + (kv * job->group + head) * d;
         const float factor = 1 / p->sum[r];
         for (size_t i = 0; i < d; i++)
@@ -198,8 +215,8 @@ static void attention_task(void *arg, size_t begin, size_t end, int thread)
         p[i] = panel_of(job, thread, i, panel + i);
         start_panel(job, &p[i], job->kv0 + kv);
     }
-    const size_t last = (p[panels - 1].row + p[panels - 1].count - 1) / job->group;
-    size_t tile = vptq_attention_first_key(job->a, p[0].row / job->group) / KEYS;
+    const size_t last = (p[panels - 1].in.row + p[panels - 1].in.count - 1) / job->group;
+    size_t tile = vptq_attention_first_key(job->a, p[0].in.row / job->group) / KEYS;
     for (; tile * KEYS <= job->a->pos0 + last; tile++)
         for (size_t i = 0; i < panels; i++)
             attend(job, &p[i], packed, tile);

@@ -3,6 +3,7 @@
 #define VPTQ_BACKEND_CPU_ATTENTION_H
 
 #include "lib/backend/backend.h"
+#include "lib/backend/cpu/math.h"
 
 /* Largest number of stacked rows (queries times query heads of a kv head) of a sequence for
  * which packing keys and values costs more than it saves. */
@@ -15,14 +16,22 @@ static inline size_t vptq_attention_first_key(const vptq_attention_args *a, size
     return a->window && end > a->window ? end - a->window : 0;
 }
 
-/* Stacked rows [row, row + count): row / group is the query. */
-typedef struct vptq_attention_rows {
+/* A panel of up to tile_cols stacked rows [row, row + count); row / group is the query. */
+typedef struct vptq_attention_panel {
+    const vptq_cpu_math *math;
+    const vptq_attention_args *a;
     size_t row, count, group;
-} vptq_attention_rows;
+    float *q;     /* [head_dim, tile_cols], scaled */
+    float *score; /* [keys, tile_cols] */
+} vptq_attention_panel;
 
-/* Sets the scores [count, width] of keys [k0, k0 + count) that a row must not see to -inf. */
-void vptq_attention_mask(const vptq_attention_args *a, const vptq_attention_rows *r, size_t k0,
-                         size_t count, float *score, size_t width);
+/* Fills q with the queries of a kv head; missing columns are 0. */
+void vptq_attention_pack_queries(const vptq_attention_panel *p, size_t kv);
+
+/* Scores the panel against packed keys [k0, k0 + max), up to the last that any row sees; -inf
+ * where a row must not see a key.  Returns their number, 0 if no row sees any. */
+size_t vptq_attention_score(const vptq_attention_panel *p, const float *keys, size_t k0,
+                            size_t max);
 
 /* A source of keys and values that are not stored as rows of floats: writes tokens [token,
  * token + count) of a kv head as keys [head_dim, ld] and values [count, head_dim]. */

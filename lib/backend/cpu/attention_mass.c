@@ -36,25 +36,16 @@ typedef struct mass_job {
     double *mass;
 } mass_job;
 
-static size_t panel_rows(const mass_job *job, size_t panel)
+static vptq_attention_panel panel_of(const mass_job *job, size_t panel, float *score)
 {
-    const size_t left = job->rows - panel * job->math->tile_cols;
-    return left < job->math->tile_cols ? left : job->math->tile_cols;
-}
-
-static void pack_panel(const mass_job *job, size_t panel)
-{
-    const vptq_attention_args *a = job->a;
-    const size_t width = job->math->tile_cols, d = a->head_dim, count = panel_rows(job, panel);
-    float *out = job->queries + panel * d * width;
-    memset(out, 0, d * width * sizeof *out);
-    for (size_t r = 0; r < count; r++) {
-        const size_t row = panel * width + r;
-        const float *q =
-            a->q + row / job->group * a->ldq + (job->kv * job->group + row % job->group) * d;
-        for (size_t i = 0; i < d; i++)
-            out[i * width + r] = a->scale * q[i];
-    }
+    const size_t width = job->math->tile_cols, row = panel * width, left = job->rows - row;
+    return (vptq_attention_panel){.math = job->math,
+                                  .a = job->a,
+                                  .row = row,
+                                  .count = left < width ? left : width,
+                                  .group = job->group,
+                                  .q = job->queries + row * job->a->head_dim,
+                                  .score = score};
 }
 
 static void pack_tile(const mass_job *job, size_t tile)
@@ -73,38 +64,25 @@ static void pack_one(void *arg, size_t begin, size_t end, int thread)
     const mass_job *job = arg;
     (void)end;
     (void)thread;
-    if (begin < job->panels)
-        pack_panel(job, begin);
-    else
+    if (begin >= job->panels) {
         pack_tile(job, begin - job->panels);
+        return;
+    }
+    const vptq_attention_panel p = panel_of(job, begin, NULL);
+    vptq_attention_pack_queries(&p, job->kv);
 }
 
-/* Scores a tile's keys against a panel, masked; returns their number, 0 if no row sees any. */
-static size_t score_tile(const mass_job *job, size_t panel, size_t tile, float *score)
+static size_t score_tile(const mass_job *job, const vptq_attention_panel *p, size_t tile)
 {
-    const vptq_cpu_math *math = job->math;
-    const size_t width = math->tile_cols, step = math->tile_rows, d = job->a->head_dim;
-    const size_t k0 = tile * KEYS;
-    const size_t last = (panel * width + panel_rows(job, panel) - 1) / job->group;
-    const size_t seen = job->a->pos0 + last + 1;
-    if (k0 >= seen || k0 + KEYS <= vptq_attention_first_key(job->a, panel * width / job->group))
-        return 0;
-    const size_t count = seen - k0 < KEYS ? seen - k0 : KEYS;
-    const float *keys = job->keys + tile * job->key_tile;
-    const float *queries = job->queries + panel * d * width;
-    for (size_t k = 0; k < count; k += step)
-        math->tile(d, keys + k * d, queries, false, score + k * width, width,
-                   count - k < step ? count - k : step, width);
-    const vptq_attention_rows rows = {panel * width, panel_rows(job, panel), job->group};
-    vptq_attention_mask(job->a, &rows, k0, count, score, width);
-    return count;
+    return vptq_attention_score(p, job->keys + tile * job->key_tile, tile * KEYS, KEYS);
 }
 
 static void sum_panel(void *arg, size_t begin, size_t end, int thread)
 {
     const mass_job *job = arg;
-    const size_t width = job->math->tile_cols, rows = panel_rows(job, begin);
+    const size_t width = job->math->tile_cols;
     float *score = job->scratch + (size_t)thread * job->slice, *factor = score + KEYS * width;
+    const vptq_attention_panel p = panel_of(job, begin, score);
     float *max = job->max + begin * width, *sum = job->sum + begin * width;
     (void)end;
     for (size_t r = 0; r < width; r++) {
@@ -112,12 +90,12 @@ static void sum_panel(void *arg, size_t begin, size_t end, int thread)
         sum[r] = 0;
     }
     for (size_t tile = 0; tile < job->tiles; tile++) {
-        const size_t count = score_tile(job, begin, tile, score);
+        const size_t count = score_tile(job, &p, tile);
         if (count > 0)
             job->math->softmax(score, count, max, sum, factor);
     }
     for (size_t r = 0; r < width; r++)
-        sum[r] = r < rows ? 1 / sum[r] : 0;
+        sum[r] = r < p.count ? 1 / sum[r] : 0;
 }
 
 static void add_tile(void *arg, size_t begin, size_t end, int thread)
@@ -129,7 +107,8 @@ static void add_tile(void *arg, size_t begin, size_t end, int thread)
     float *max = score + KEYS * width, *sum = max + width, *factor = sum + width;
     (void)end;
     for (size_t panel = 0; panel < job->panels; panel++) {
-        const size_t count = score_tile(job, panel, begin, score);
+        const vptq_attention_panel p = panel_of(job, panel, score);
+        const size_t count = score_tile(job, &p, begin);
         if (count == 0)
             continue;
         /* With the maximum known, the running softmax is exp(S - max). */
