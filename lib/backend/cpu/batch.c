@@ -40,18 +40,6 @@ static void pack_x(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-/* Initializes the sums of outputs [r0, r0 + n). */
-static void begin_sums(const batch_job *job, size_t r0, size_t n)
-{
-    const vptq_gemv_args *g = job->g;
-    for (size_t i = 0; i < g->n; i++) {
-        const float start = job->start ? job->start[i] : 0;
-        float *y = g->y + i * g->ldy + r0;
-        for (size_t j = 0; j < n; j++)
-            y[j] = (g->beta != 0 ? y[j] : 0) + ((g->bias ? g->bias[r0 + j] : 0) + start);
-    }
-}
-
 static void multiply_piece(void *arg, size_t begin, size_t end, int thread)
 {
     const batch_job *job = arg;
@@ -64,8 +52,8 @@ static void multiply_piece(void *arg, size_t begin, size_t end, int thread)
     const size_t r0 = begin * s->piece_rows;
     const size_t n = s->out - r0 < s->piece_rows ? s->out - r0 : s->piece_rows;
     const bool begun = g->bias || job->start || g->beta != 0;
-    if (g->bias || job->start)
-        begin_sums(job, r0, n);
+    for (size_t i = 0; (g->bias || job->start) && i < g->n; i++)
+        vptq_gemv_start(g, i, job->start ? job->start[i] : 0, r0, n);
     for (size_t t = 0; t < job->depths.count; t++) {
         const size_t l = t * job->depths.size, depth = vptq_cpu_tile_length(&job->depths, t);
         s->pack(s->arg, job->math, r0, n, l, depth, work, panels);

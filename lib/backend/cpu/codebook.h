@@ -104,6 +104,15 @@ typedef struct vptq_search_kernels {
                        int8_t *row, float *step);
 } vptq_search_kernels;
 
+/* |x - c|^2 from the differences, in order. */
+static inline float vptq_distance(const float *x, const float *c, size_t v)
+{
+    float sum = 0;
+    for (size_t d = 0; d < v; d++)
+        sum += (x[d] - c[d]) * (x[d] - c[d]);
+    return sum;
+}
+
 static inline size_t vptq_cluster_work(const vptq_cluster_codebooks *b)
 {
     return 2 * (b->codebook.blocks + 2) * VPTQ_CODEBOOK_LANES;

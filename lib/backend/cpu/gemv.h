@@ -137,6 +137,17 @@ size_t vptq_batch_work(const vptq_dev *dev, const vptq_batch_source *source, siz
 void vptq_batch_multiply(vptq_dev *dev, const vptq_batch_source *source,
                          const vptq_gemv_args *g, const float *start, float *work);
 
+/* Starts outputs [r0, r0 + n) of row i of y: bias + start, plus what is there if beta is 1. */
+static inline void vptq_gemv_start(const vptq_gemv_args *g, size_t i, float start, size_t r0,
+                                   size_t n)
+{
+    const float *bias = g->bias;
+    const bool add = g->beta != 0;
+    float *y = g->y + i * g->ldy;
+    for (size_t r = r0; r < r0 + n; r++)
+        y[r] = (add ? y[r] : 0) + ((bias ? bias[r] : 0) + start);
+}
+
 /* ---- vq_gemv ---- */
 
 /* x [in] = activations `from` [in] in the processing order of the columns, times their scale;

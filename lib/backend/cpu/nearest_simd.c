@@ -209,14 +209,6 @@ static void nearest_in_cluster(const vptq_cluster_codebooks *b, uint32_t label, 
 
 /* ---- lists of near centroids ---- */
 
-SIMD_INLINE float distance_to(const float *x, const float *c, size_t v)
-{
-    float sum = 0;
-    for (size_t d = 0; d < v; d++)
-        sum += (x[d] - c[d]) * (x[d] - c[d]);
-    return sum;
-}
-
 SIMD_INLINE void nearest_neighbors_of(const vptq_pair_codebooks *b, size_t v, size_t n,
                                       const float *x, uint32_t *idx)
 {
@@ -238,8 +230,8 @@ SIMD_INLINE void nearest_neighbors_of(const vptq_pair_codebooks *b, size_t v, si
             continue;
         const uint32_t found =
             b->neighbor_index[idx[i] * b->neighbors + e - LANES + (size_t)__builtin_ctz(hit)];
-        if (distance_to(x, b->centroids + found * v, v) <
-            distance_to(x, b->centroids + idx[i] * v, v))
+        if (vptq_distance(x, b->centroids + found * v, v) <
+            vptq_distance(x, b->centroids + idx[i] * v, v))
             idx[i] = found;
     }
 }

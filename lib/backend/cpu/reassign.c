@@ -15,9 +15,7 @@
 typedef struct reassign_job {
     const vptq_nearest_kernels *kernels;
     vptq_cluster_codebooks all, moved;
-    const float *x, *c, *before;
-    size_t n;
-    uint32_t *idx;
+    const vptq_assign_args *a;
     float *reach;     /* [n] */
     uint32_t *group;  /* [n] 2 * label + 1 if only moved centroids can be nearer */
     uint32_t *member; /* [n] sorted by group and reach */
@@ -52,24 +50,21 @@ static vptq_codebook take_rows(const vptq_cluster_codebooks *b, float *data)
     return (vptq_codebook){.v = b->codebook.v, .blocks = blocks, .data = data};
 }
 
-/* Lists the centroids that differ from the previous codebook, ascending; returns their number.
- */
-static uint32_t list_moved(const reassign_job *job, uint32_t v, uint32_t k, uint32_t *list)
+/* Whether centroid j differs from that of the previous codebook, if there is one. */
+static bool has_moved(const vptq_assign_args *a, size_t j)
 {
-    uint32_t n = 0;
-    for (size_t j = 0; j < k; j++) {
-        if (!job->before || memcmp(job->c + j * v, job->before + j * v, v * sizeof *job->c))
-            list[n++] = (uint32_t)j;
-    }
-    return n;
+    return !a->previous || memcmp(a->centroids + j * a->v, a->previous + j * a->v,
+                                  a->v * sizeof *a->centroids) != 0;
 }
 
-static float square_distance(const float *x, const float *c, size_t v)
+/* Lists the centroids that have moved, ascending; returns their number. */
+static uint32_t list_moved(const vptq_assign_args *a, uint32_t *list)
 {
-    float sum = 0;
-    for (size_t d = 0; d < v; d++)
-        sum += (x[d] - c[d]) * (x[d] - c[d]);
-    return sum;
+    uint32_t n = 0;
+    for (uint32_t j = 0; j < a->k; j++)
+        if (has_moved(a, j))
+            list[n++] = j;
+    return n;
 }
 
 /* Distances get a margin far above the rounding of scores: the score of an omitted centroid is
@@ -78,22 +73,23 @@ static float square_distance(const float *x, const float *c, size_t v)
 static void set_reaches(void *arg, size_t begin, size_t end, int thread)
 {
     const reassign_job *job = arg;
-    const size_t v = job->all.codebook.v;
+    const vptq_assign_args *a = job->a;
+    const size_t v = a->v;
     (void)thread;
     for (size_t i = begin; i < end; i++) {
-        const float *x = job->x + i * v, *a = job->c + job->idx[i] * v;
-        const float square = square_distance(x, a, v), distance = sqrtf(square);
+        const float *x = a->x + i * v, *c = a->centroids + a->idx[i] * v;
+        const float square = vptq_distance(x, c, v), distance = sqrtf(square);
         float norm = 0;
         for (size_t d = 0; d < v; d++)
             norm += x[d] * x[d];
         const float size = sqrtf(norm) + distance, reach = 2 * distance + 0.01F * size;
         job->reach[i] = reach < INFINITY ? reach : INFINITY;
-        job->group[i] = 2 * job->idx[i];
-        if (!job->before)
+        job->group[i] = 2 * a->idx[i];
+        if (!a->previous)
             continue;
-        const float *old = job->before + job->idx[i] * v;
-        job->group[i] += !memcmp(a, old, v * sizeof *a) ||
-                         square + 1e-4F * size * size < square_distance(x, old, v);
+        const float *old = a->previous + a->idx[i] * v;
+        job->group[i] += !memcmp(c, old, v * sizeof *c) ||
+                         square + 1e-4F * size * size < vptq_distance(x, old, v);
     }
 }
 
@@ -101,7 +97,7 @@ static void set_reaches(void *arg, size_t begin, size_t end, int thread)
 static void sort_members(reassign_job *job)
 {
     enum { BUCKETS = 256 };
-    const size_t n = job->n, groups = 2 * (size_t)job->all.k;
+    const size_t n = job->a->n, groups = 2 * (size_t)job->all.k;
     uint32_t start[BUCKETS + 1] = {0};
     float max = 0;
     for (size_t i = 0; i < n; i++)
@@ -140,18 +136,18 @@ static void search_clusters(void *arg, size_t begin, size_t end, int thread)
         const uint32_t first = job->first[g], n = job->first[g + 1] - first;
         if (n && b->listed)
             job->kernels->nearest_in_cluster(b, (uint32_t)(g / 2), n, job->member + first,
-                                             job->reach, work, job->idx);
+                                             job->reach, work, job->a->idx);
     }
 }
 
 /* Lays out the codebooks of all centroids and of those that moved, and allocates the arrays of
  * the job in one piece. */
-static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job *job,
-                            vptq_err *err)
+static vptq_status open_job(vptq_dev *dev, reassign_job *job, vptq_err *err)
 {
-    const size_t n = job->n, codebook = vptq_codebook_floats(v, k);
+    const uint32_t v = job->a->v, k = job->a->k;
+    const size_t n = job->a->n, codebook = vptq_codebook_floats(v, k);
     const size_t rows = vptq_round_up((size_t)k * (1 + v), VPTQ_CODEBOOK_LANES);
-    job->all = (vptq_cluster_codebooks){.k = k, .listed = k, .x = job->x};
+    job->all = (vptq_cluster_codebooks){.k = k, .listed = k, .x = job->a->x};
     job->all.codebook =
         (vptq_codebook){.v = v, .blocks = codebook / ((1 + v) * VPTQ_CODEBOOK_LANES)};
     const size_t work = (size_t)dev->threads * vptq_cluster_work(&job->all);
@@ -167,11 +163,11 @@ static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job 
     job->order = job->member + n;
     job->first = job->order + n;
     uint32_t *index = job->first + 2 * (size_t)k + 1;
-    job->all.codebook = vptq_codebook_lay(dev, v, k, job->c, data);
+    job->all.codebook = vptq_codebook_lay(dev, v, k, job->a->centroids, data);
     lay_rows(&job->all.codebook, k, all_rows);
     job->all.rows = all_rows;
     job->moved = job->all;
-    job->moved.listed = list_moved(job, v, k, index);
+    job->moved.listed = list_moved(job->a, index);
     job->moved.index = index;
     job->moved.codebook = take_rows(&job->moved, moved);
     return VPTQ_OK;
@@ -179,25 +175,20 @@ static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job 
 
 /* Below 512 centroids, most are around each one, and searching a cluster whole is cheaper
  * unless few centroids have moved. */
-static bool worth_grouping(const reassign_job *job, uint32_t v, uint32_t k)
+static bool worth_grouping(const vptq_assign_args *a)
 {
     uint32_t moved = 0;
-    for (size_t j = 0; job->before && j < k; j++)
-        moved += memcmp(job->c + j * v, job->before + j * v, v * sizeof *job->c) != 0;
-    return (k >= 512 || (job->before && 4 * moved < k)) && job->n >= k && job->n < UINT32_MAX;
+    for (uint32_t j = 0; j < a->k; j++)
+        moved += has_moved(a, j);
+    return (a->k >= 512 || 4 * moved < a->k) && a->n >= a->k && a->n < UINT32_MAX;
 }
 
 vptq_status vptq_cpu_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
-    reassign_job job = {.kernels = vptq_nearest_kernels_get(dev->simd),
-                        .x = a->x,
-                        .c = a->centroids,
-                        .before = a->previous,
-                        .n = a->n,
-                        .idx = a->idx};
-    if (!worth_grouping(&job, a->v, a->k))
+    reassign_job job = {.kernels = vptq_nearest_kernels_get(dev->simd), .a = a};
+    if (!worth_grouping(a))
         return vptq_cpu_assign(dev, a, err);
-    VPTQ_CHECK(open_job(dev, a->v, a->k, &job, err));
+    VPTQ_CHECK(open_job(dev, &job, err));
     vptq_parallel_for(dev->threads, a->n, 4096, set_reaches, &job);
     sort_members(&job);
     vptq_parallel_for(dev->threads, a->k, 8, search_clusters, &job);

@@ -147,24 +147,17 @@ static size_t count_vector_rows(size_t r0, size_t n, size_t v)
     return n ? (r0 + n - 1) / v - r0 / v + 1 : 0;
 }
 
-static decode_job decode_job_of(const vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n,
-                                float *w, size_t ldw)
-{
-    const vptq_vq_shape *s = &q->shape;
-    return (decode_job){.kernels = vptq_gemv_kernels_get(dev->simd),
-                        .q = q,
-                        .fields = vptq_fields_of(vptq_vq_index_bits(s), vptq_log2u(s->k), s->v),
-                        .r0 = r0,
-                        .n = n,
-                        .w = w,
-                        .ldw = ldw};
-}
-
 vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
                                 float *w, size_t ldw, vptq_err *err)
 {
     const vptq_vq_shape *s = &m->q.shape;
-    decode_job job = decode_job_of(dev, &m->q, r0, n, w, ldw);
+    decode_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
+                      .q = &m->q,
+                      .fields = vptq_fields_of(vptq_vq_index_bits(s), vptq_log2u(s->k), s->v),
+                      .r0 = r0,
+                      .n = n,
+                      .w = w,
+                      .ldw = ldw};
     (void)err;
     vptq_parallel_for(dev->threads, count_vector_rows(r0, n, s->v), 8, decode_vector_rows,
                       &job);

@@ -197,16 +197,10 @@ static void prepare_row(const gemv_job *job, size_t i)
 static void begin_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const gemv_job *job = arg;
-    const vptq_gemv_args *g = job->g;
-    const size_t out = job->q->shape.out;
     (void)thread;
     for (size_t i = begin; i < end; i++) {
         prepare_row(job, i);
-        const float start = job->start[i], *bias = g->bias;
-        const bool add = g->beta != 0;
-        float *y = g->y + i * g->ldy;
-        for (size_t r = 0; r < out; r++)
-            y[r] = (add ? y[r] : 0) + ((bias ? bias[r] : 0) + start);
+        vptq_gemv_start(job->g, i, job->start[i], 0, job->q->shape.out);
     }
 }
 
