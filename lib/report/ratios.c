@@ -10,13 +10,13 @@
 
 static void rank_config(vptq_report *r, const vptq_report_config *c, vptq_metric m)
 {
-    bool less = vptq_metrics[m].less;
+    const double sign = vptq_metrics[m].less ? 1 : -1; /* the least is the best */
     for (size_t i = 0; i < c->count; i++) {
         vptq_report_metric *x = &r->groups[c->first + i].metric[m];
         x->rank = x->stats.count ? 1 : 0;
         for (size_t k = 0; k < c->count && x->rank; k++) {
             const vptq_stats *y = &r->groups[c->first + k].metric[m].stats;
-            if (y->count && (less ? y->median < x->stats.median : y->median > x->stats.median))
+            if (y->count && sign * y->median < sign * x->stats.median)
                 x->rank++;
         }
     }
