@@ -118,8 +118,11 @@ static vptq_status continue_prompt(vptq_device *dev, reply *r, vptq_generate_res
         r->ids.count = 0; /* the empty prompt is encoded again as the beginning of a text */
     const vptq_status st = vptq_eval_generate(dev, r->m, &args, result, err);
     /* an interrupted run prints its text, too */
-    if (st == VPTQ_E_CANCELLED && result->new_tokens > 0)
-        return print_reply(r, result, NULL) ? st : st;
+    if (st == VPTQ_E_CANCELLED && result->new_tokens > 0) {
+        const vptq_status printed = print_reply(r, result, NULL);
+        (void)printed; /* the first failure counts */
+        return st;
+    }
     VPTQ_CHECK(st);
     VPTQ_CHECK(print_reply(r, result, err));
     vptq_log(r->ctx, VPTQ_LOG_MORE,
