@@ -311,7 +311,7 @@ static void test_bounds(void **state)
         {LONG "{% set u = s + s %}{% endfor %}", "MiB of values"},
         {LONG "{% set u = s ~ s %}{% endfor %}", "MiB of values"},
         {LONG "{% set u = s * 2 %}{% endfor %}", "MiB of values"},
-        {LONG "{% set u = 'x'.strip(s) %}{{ s.strip('x') }}{% endfor %}", "steps"},
+        {LONG "{% set u = 'x'|trim(s) %}{{ s|trim('x') }}{% endfor %}", "steps"},
         {LONG "{{ [{}]|map(attribute=s)|list|length }}{% endfor %}", "steps"},
         {LONG "{{ s|length }}{{ s[5] }}{% endfor %}", "steps"},
         {"{{ 'x' * 999999999999 }}", "MiB of values"},
