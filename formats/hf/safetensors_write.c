@@ -133,6 +133,8 @@ static vptq_status write_file(const char *path, bool force, const contents *c, v
     VPTQ_TRY(add_entries(header, path, c->tensors, c->count, err));
     VPTQ_TRY(vptq_file_writer_open(path, force, &w.file, err));
     VPTQ_TRY(write_header(&w.file, header, c->count, err));
+    json_decref(header); /* it would keep the heap from shrinking while tensors are written */
+    header = NULL;
     for (size_t i = 0; i < c->count; i++) {
         VPTQ_TRY(tensor_bytes(path, &c->tensors[i], &w.left, err));
         VPTQ_TRY(c->fill(c->arg, &c->tensors[i], &w, err));
