@@ -19,12 +19,21 @@ set -euo pipefail
 src=$(cd "$(dirname "$0")/.." && pwd)
 BIN=${BIN:-$src/build/bin}
 
+synopsis="usage: sweep.sh -o DIR [-v LIST] [-k LIST] [-r LIST] [-g LIST] [--outliers LIST] [--max-bits X] -- ABLATE-OPTIONS"
+
 usage()
 {
     echo "sweep.sh: $*" >&2
-    echo "usage: sweep.sh -o DIR [-v LIST] [-k LIST] [-r LIST] [-g LIST] [--outliers LIST] [--max-bits X] -- ABLATE-OPTIONS" >&2
+    echo "$synopsis" >&2
     exit 2
 }
+
+case ${1:-} in
+-h | --help)
+    echo "$synopsis"
+    exit 0
+    ;;
+esac
 
 dir='' vectors=4,6,8 centroids=256 residuals=0 groups=1 outliers=0 max_bits=''
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
