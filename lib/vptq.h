@@ -242,7 +242,7 @@ typedef struct vptq_collect_options {
     double factor;                    /* of the term of k and v; recorded as the default */
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start over in a directory of another run */
-    bool dry_run;                     /* fill the result, write nothing */
+    bool dry_run;                     /* report the plan, write nothing */
     const char *tool_version;         /* recorded; static */
 } vptq_collect_options;
 

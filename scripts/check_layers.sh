@@ -10,7 +10,6 @@ module_of()
 {
     case $1 in
     lib/vptq.h) echo public ;;
-    lib/internal.h) echo internal ;;
     lib/vptq*.[ch]) echo vptq ;;
     lib/*/*) cut -d/ -f1,2 <<<"$1" ;;
     formats/* | hessian/* | kmeans/* | cmd/* | tests/*) cut -d/ -f1 <<<"$1" ;;
@@ -37,9 +36,9 @@ allowed()
     lib/report) echo "lib/base formats" ;;
     lib/eval) echo "$rank5" ;;
     lib/quantize | lib/pack | lib/bench) echo "$rank5" ;;
-    lib/ablate | vptq | internal) echo "$rank6 lib/ablate" ;;
-    cmd) echo "internal" ;;
-    tests) echo "$rank6 lib/ablate internal cmd" ;;
+    lib/ablate | vptq) echo "$rank6 lib/ablate" ;;
+    cmd) ;;
+    tests) echo "$rank6 lib/ablate cmd" ;;
     esac
 }
 

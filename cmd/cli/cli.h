@@ -17,7 +17,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lib/internal.h"
 #include "lib/vptq.h"
 
 /* Returns the failure of a call at once: for functions that have nothing to release. */

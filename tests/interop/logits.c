@@ -7,7 +7,10 @@
  * [ids, vocabulary]. */
 #include <stdio.h>
 
-#include "lib/internal.h"
+#include "lib/base/file.h"
+#include "lib/base/parallel.h"
+#include "lib/model/corpus.h"
+#include "lib/model/forward.h"
 
 static vptq_status write_logits(const vptq_model *m, vptq_device *dev, const vptq_ids *ids,
                                 const char *path, vptq_arena *arena, vptq_err *err)

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cmd/cli/cli.h"
+#include "lib/base/ctx.h"
 #include "tests/support/vtest.h"
 
 typedef struct settings {
