@@ -101,8 +101,7 @@ VPTQ_API const char *vptq_status_name(vptq_status st);
 VPTQ_API vptq_status vptq_fail(vptq_err *err, vptq_status code, const char *fmt, ...)
     VPTQ_PRINTF(3, 4);
 
-/* Puts "context: " before the sentence of a failure that is passed on; returns its code.  Text
- * that does not fit is cut at the end of the sentence. */
+/* Puts "context: " before the sentence of a failure that is passed on; returns its code. */
 VPTQ_API vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 
 /* ---- Context ---------------------------------------------------------------------------- */
@@ -126,8 +125,7 @@ typedef struct vptq_ctx_options {
     vptq_log_fn log;     /* may be NULL */
     vptq_progress_fn progress;           /* may be NULL */
     void *user;                          /* passed to both */
-    const volatile sig_atomic_t *cancel; /* non-zero stops soon with VPTQ_E_CANCELLED; may be
-                                            NULL.  A signal handler may set it */
+    const volatile sig_atomic_t *cancel; /* non-zero: VPTQ_E_CANCELLED soon; may be NULL */
 } vptq_ctx_options;
 
 /* `options` may be NULL.  The backend is opened by the first operation that needs it. */
@@ -183,9 +181,7 @@ typedef enum {
 /* Receives the text of a report as it is written. */
 typedef vptq_status (*vptq_write_fn)(void *arg, const char *text, size_t length, vptq_err *err);
 
-/* Where the report of an operation goes, and how it is written; a NULL pointer to one =
- * nowhere.
- */
+/* Where the report of an operation goes, and in which form; a NULL pointer = nowhere. */
 typedef struct vptq_output {
     vptq_format format;
     vptq_write_fn write;
@@ -200,12 +196,10 @@ typedef struct vptq_corpus_options {
     size_t text_count;
     const char *const *tokens; /* [token_count] files of ids, int32 little endian */
     size_t token_count;
-    bool rows; /* read each text as Hugging Face rows joined by two newlines: a line keeps its
-                  newline unless it is blank, a blank line is an empty row */
+    bool rows; /* read each text as Hugging Face rows, a line each, joined by two newlines */
 } vptq_corpus_options;
 
-/* ---- Hessians: second moments of the inputs of linear layers ------------------------------
- */
+/* ---- Hessians: second moments of the inputs of linear layers ---------------------------- */
 
 /* An extra term T of the Hessian of k and v, a mean over windows: nearly every query reads the
  * key and value of a few tokens that E[x x^T] counts as one in thousands. */
@@ -217,8 +211,7 @@ typedef enum {
     VPTQ_WEIGHTS_COUNT
 } vptq_token_weights;
 
-/* Parses "plain", "sink", "sink:0.3", "attention:1": the kind, and the factor c of H + c T (the
- * kind's default if none is given). */
+/* Parses "plain", "sink", "sink:0.3": the kind, and the factor c of H + c T or its default. */
 VPTQ_CALL vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weights,
                                                double *factor, vptq_err *err);
 
@@ -230,10 +223,8 @@ typedef struct vptq_calibrate_options {
     uint64_t seed;
     double holdout; /* fraction of the windows kept out for measuring, rounded up; 0 = none */
     vptq_token_weights weights;
-    bool sequential;   /* quantizing only: each linear layer sees inputs that passed the
-                          quantized layers before it */
-    double correction; /* sequential: move targets towards the original's outputs by up to this
-                          share, 0 to 1, as held-out windows decide */
+    bool sequential;   /* quantizing only: inputs have passed the quantized layers before */
+    double correction; /* sequential: move targets to the original's outputs by at most this */
     double checkpoint_seconds; /* at least this long between checkpoints */
 } vptq_calibrate_options;
 
@@ -263,9 +254,8 @@ VPTQ_CALL vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const
 VPTQ_CALL vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output *out,
                                          vptq_err *err);
 
-/* Reads Hessians of other programs from `from` into the new Hessian directory `dir`: files
- * LAYER_INPUT.pt or LAYER_INPUT.npy of a directory, or an imatrix file of llama.cpp.
- * docs/formats/hessians.md has the layouts and what each preserves. */
+/* Reads Hessians of other programs (docs/formats/hessians.md) into the new directory `dir`:
+ * files LAYER_INPUT.pt or LAYER_INPUT.npy of a directory, or an imatrix file of llama.cpp. */
 VPTQ_CALL vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir,
                                            bool force, const vptq_output *out, vptq_err *err);
 /* Writes the Hessians of `dir` into the new directory `to` as PyTorch files: covariances or,
@@ -302,8 +292,7 @@ VPTQ_CALL vptq_status vptq_settings_new(const char *encoder, const char *preset,
                                         vptq_settings **settings, vptq_err *err);
 VPTQ_API void vptq_settings_free(vptq_settings *settings);
 
-/* Lists the presets: rows of the paper's tables as settings of what is stored, and their bits
- * per weight. */
+/* Lists the presets, rows of the paper's tables, with their settings and bits per weight. */
 VPTQ_CALL vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err);
 
 /* ---- Quantizing a model ----------------------------------------------------------------- */
@@ -319,25 +308,21 @@ typedef struct vptq_quantize_options {
     const char *model;    /* path */
     const char *work;     /* directory to make or to continue */
     const char *hessians; /* directory; NULL = calibrate in this run */
-    const char *held_out; /* Hessians of other tokens, on which losses are also reported; NULL =
-                             the held-out part of `hessians`, if it has one */
+    const char *held_out; /* to report losses on; NULL = the held-out part of `hessians` */
     const vptq_calibrate_options *calibrate; /* instead of `hessians` */
-    double kv_factor; /* of the term that k_proj and v_proj add to their Hessian; 0 = none, NAN
-                         = as recorded in `hessians` */
+    double kv_factor; /* of the term of k and v; 0 = none, NAN = as recorded in `hessians` */
     const char *tokenizer;         /* file; NULL = the model's own */
     const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
     const char *recipe;            /* JSON rules that override them per matrix; NULL = none */
-    double bits; /* budget, all stored bits per weight: chooses v, k and k_res of every matrix
-                    that no recipe rule fixes.  0 = as the settings say */
+    double
+        bits; /* budget per weight that chooses v, k and k_res where no recipe does; 0 = none */
     vptq_allocate_mode allocate;
-    const vptq_corpus_options *allocate_text; /* VPTQ_ALLOCATE_KL; must differ from the
-                                                 evaluation text */
+    const vptq_corpus_options *allocate_text; /* VPTQ_ALLOCATE_KL; not the evaluation text */
     size_t allocate_windows, allocate_length; /* of it, and tokens of each; e.g. 2, 512 */
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start over in a directory of other settings */
-    bool dry_run; /* rows with shapes and bits only; measurements for the allocation are kept if
-                     there is a work directory */
-    bool no_size_warnings; /* do not warn about codebooks too large for a matrix */
+    bool dry_run;                     /* report shapes and bits only */
+    bool no_size_warnings;            /* do not warn about codebooks too large for a matrix */
 } vptq_quantize_options;
 
 /* Options with their defaults: all layers, NAN where that means "as recorded". */
@@ -374,15 +359,12 @@ typedef struct vptq_pack_options {
     const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
     const char *tokenizer; /* file; NULL = the model's own */
     vptq_pack_form form;
-    vptq_dtype dtype;      /* vptq_pack: F16 or BF16, VPTQ_DTYPE_COUNT = as quantized; changing
-                              it rounds again, with a warning.  vptq_unpack: F16, BF16 or F32 */
+    vptq_dtype dtype; /* F16, BF16, to unpack F32; to pack VPTQ_DTYPE_COUNT = as quantized */
     vptq_dtype embeddings; /* GGUF: of embedding and output head; F16, BF16, F32 or Q8_0 */
     uint64_t shard_bytes;  /* largest weights file of a directory; 0 = 4 GiB */
     uint32_t level;        /* archive: zstd level 1 to 22; 0 = chosen by kind of tensor */
-    bool repair;           /* vptq_pack: the input must be packed already; reports what
-                              rewriting it repaired */
-    bool lm_head; /* vptq_pack: store an output head that is tied to the embedding as well; the
-                     loader of the `vptq` package requires it */
+    bool repair;           /* vptq_pack: reports what rewriting a packed input repaired */
+    bool lm_head;          /* vptq_pack: also store a tied output head, for package `vptq` */
     bool force, dry_run;
 } vptq_pack_options;
 
@@ -397,9 +379,8 @@ VPTQ_CALL vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt,
 VPTQ_CALL vptq_status vptq_list(const vptq_ctx *ctx, const char *path,
                                 const vptq_model_options *open, const vptq_output *out,
                                 vptq_err *err);
-/* Reads every byte of a model and checks indices, numbers, checksums, completeness and whether
- * other programs can load it.  VPTQ_OK if the model could be checked; *errors (may be NULL) =
- * the faults that were found. */
+/* Checks every byte of a model, and whether other programs can load it.  VPTQ_OK if it could be
+ * checked; *errors (may be NULL) = the faults that were found. */
 VPTQ_CALL vptq_status vptq_check(vptq_ctx *ctx, const char *path,
                                  const vptq_model_options *open, const vptq_output *out,
                                  uint32_t *errors, vptq_err *err);
@@ -408,20 +389,17 @@ VPTQ_CALL vptq_status vptq_check(vptq_ctx *ctx, const char *path,
 
 typedef enum {
     VPTQ_PPL_GPTQ,     /* every token of a window after its first is scored */
-    VPTQ_PPL_LLAMA_CPP /* BOS replaces the first token of each window if the tokenizer adds one;
-                          only the second half of each window is scored */
+    VPTQ_PPL_LLAMA_CPP /* the second half is; BOS replaces the first token if there is one */
 } vptq_ppl_protocol;
 
 typedef struct vptq_ppl_options {
     vptq_corpus_options corpus; /* each file is measured on its own */
     bool join;                  /* measure all files as one text */
-    const char *documents; /* separator: score each document of a text alone, from BOS; NULL =
-                              windows */
-    size_t document_limit; /* documents at most, before skipping long ones; 0 = all */
-    size_t context;        /* tokens per window */
-    size_t windows;        /* at most; 0 = all */
-    size_t stride; /* tokens between window starts; 0 = context.  With overlap every token is
-                      scored once: the first window whole, then the last `stride` of each */
+    const char *documents;      /* separator of documents to score alone; NULL = windows */
+    size_t document_limit;      /* documents at most, before skipping long ones; 0 = all */
+    size_t context;             /* tokens per window */
+    size_t windows;             /* at most; 0 = all */
+    size_t stride; /* tokens between window starts, each scored once; 0 = context */
     vptq_ppl_protocol protocol;
     const char *dump; /* file for the losses of all scored tokens, double; NULL = none */
     bool force;       /* replace it */
@@ -447,8 +425,7 @@ typedef struct vptq_ppl_result {
 VPTQ_CALL vptq_status vptq_perplexity(vptq_ctx *ctx, const vptq_model *m,
                                       const vptq_ppl_options *opt, const vptq_output *out,
                                       vptq_ppl_result *results, vptq_err *err);
-/* Writes the ids that vptq_perplexity would read, one per line, and an empty line between texts
- * and between documents. */
+/* Writes the ids that vptq_perplexity would read, a line each, texts and documents apart. */
 VPTQ_CALL vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m,
                                     const vptq_ppl_options *opt, const vptq_output *out,
                                     vptq_err *err);
@@ -470,8 +447,7 @@ typedef struct vptq_kld_options {
     size_t context; /* tokens per window */
     size_t windows; /* at most; 0 = all */
     vptq_ppl_protocol protocol;
-    const char *base_file; /* saved base logits instead of a base model.  The corpus may then be
-                              empty, and context 0: as saved */
+    const char *base_file; /* saved base logits; an empty corpus or context 0 are as saved */
     bool any_protocol;     /* with base_file: the saved protocol */
     const char *save_base; /* file to save the base logits in; NULL = none */
     bool force;            /* replace it */
@@ -492,8 +468,7 @@ typedef struct vptq_kld_result {
     double mean_delta_p, delta_p_stderr; /* probability of the right token, model minus base */
     double delta_p[VPTQ_DELTA_LEVELS];   /* as kld, with p75 and p25 and with p0.1 */
     double rms_delta_p, rms_delta_p_stderr;
-    double base_tail; /* mean probability outside the saved ids, counted as one id: with it the
-                         divergence is a lower bound.  0 with a base model */
+    double base_tail; /* mean probability outside the saved ids, which count as one id */
     char base_name[VPTQ_KLD_BASE_NAME_MAX + 1]; /* of a saved base, else "" */
     char base_fingerprint[17];                  /* likewise */
     uint64_t tokens, windows;
@@ -524,8 +499,7 @@ typedef struct vptq_task_options {
     size_t task_count;
     const char *delimiter; /* between query and choice of {query, choices, gold} */
     size_t limit;          /* the first items only; 0 = all */
-    size_t
-        context; /* tokens per request at most, older ones are cut; 0 = the model's context */
+    size_t context; /* tokens per request at most, the last ones; 0 = the model's context */
     const char *samples; /* file for a JSON line per item of the finished tasks; NULL = none */
     bool force;          /* replace it */
     bool dry_run;        /* fill items, requests, rows and rows_saved only */
@@ -552,9 +526,8 @@ typedef struct vptq_task_result {
     vptq_task_agreement agreement;
 } vptq_task_result;
 
-/* Scores tasks by `m` and, if `base` is not NULL, by its original.  Fills `results`, one per
- * task.  Reads all files before the first task runs; if a task fails, those before it are still
- * written. */
+/* Scores tasks by `m` and, if `base` is not NULL, by its original; `results` has one per task.
+ * Reads all files first; if a task fails, those before it are still written. */
 VPTQ_CALL vptq_status vptq_score_tasks(vptq_ctx *ctx, const vptq_model *m,
                                        const vptq_model *base, const vptq_task_options *opt,
                                        const vptq_output *out, vptq_task_result *results,
@@ -585,8 +558,7 @@ VPTQ_CALL vptq_status vptq_measure_error(vptq_ctx *ctx, const vptq_model *m,
 typedef struct vptq_chat_options {
     const char *template_file; /* Jinja; NULL = the model's own */
     const char *system;        /* first message; NULL = none */
-    const char *messages; /* file: a JSON list of messages, or an object of template variables
-                             with such a list as "messages"; NULL = none */
+    const char *messages; /* JSON file: messages, or variables with "messages"; NULL = none */
     const char *user;     /* last message; NULL = none */
     const char *date;     /* YYYY-MM-DD[Thh:mm:ss] for templates that use it; NULL = none */
     const char *const *args; /* [arg_count] "NAME=JSON": template variables */
@@ -621,10 +593,9 @@ typedef struct vptq_generate_result {
     double prompt_tokens_per_second;
 } vptq_generate_result;
 
-/* Continues a prompt.  VPTQ_FORMAT_TEXT writes a plain prompt, then new text as it comes, cut
- * between characters; VPTQ_FORMAT_JSON writes one object at the end.  `result` may be NULL; it
- * is also filled when the run is cancelled.  VPTQ_E_ARG: the prompt does not fit into the
- * model's context. */
+/* Continues a prompt.  VPTQ_FORMAT_TEXT writes it and new text as it comes, VPTQ_FORMAT_JSON
+ * one object at the end.  `result` may be NULL; it is also filled when the run is cancelled.
+ * VPTQ_E_ARG: the prompt does not fit into the model's context. */
 VPTQ_CALL vptq_status vptq_generate(vptq_ctx *ctx, const vptq_model *m,
                                     const vptq_generate_options *opt, const vptq_output *out,
                                     vptq_generate_result *result, vptq_err *err);
@@ -638,13 +609,11 @@ typedef struct vptq_gemv_pair {
 typedef enum {
     VPTQ_GEMV_COLD, /* every call takes the next of several copies that no cache holds */
     VPTQ_GEMV_WARM, /* every call takes the same copy */
-    VPTQ_GEMV_CHAIN /* a call is a block of a model, cold: shape AxB stands for four matrices A
-                       to A, two A to B and one B to A */
+    VPTQ_GEMV_CHAIN /* cold; AxB stands for a block: four matrices AxA, two AxB, one BxA */
 } vptq_gemv_cache;
 
 typedef struct vptq_gemv_options {
-    const vptq_gemv_pair *shapes, *codebooks; /* in and out; k and k_res (0 = none).  Count 0:
-                                                 those of the published tables */
+    const vptq_gemv_pair *shapes, *codebooks; /* in, out; k, k_res.  Count 0: as published */
     size_t shape_count, codebook_count;
     const uint32_t *batch; /* [batch_count] rows of activations; count 0: 1 */
     size_t batch_count;
@@ -670,15 +639,13 @@ typedef struct vptq_serve_model {
 typedef struct vptq_serve_options {
     const vptq_serve_model *models;
     size_t model_count;
-    const char *const *configs; /* "BATCH,INPUT,OUTPUT" or names of the published report; count
-                                   0: all of these */
+    const char *const *configs; /* "BATCH,INPUT,OUTPUT" or published names; count 0: these */
     size_t config_count;
     uint32_t runs, warmup; /* per model and configuration */
     vptq_dtype kv;         /* type of keys and values, F16 or F32 */
     uint64_t seed;
     bool allow_long;     /* sequences may exceed a model's context */
-    const char *records; /* file to append a JSON line per run to; runs it has are not repeated;
-                            NULL = none */
+    const char *records; /* file with a JSON line per run, to continue; NULL = none */
     bool force;          /* empty the file first */
     bool dry_run;        /* only write the memory that each run needs */
 } vptq_serve_options;
@@ -726,8 +693,7 @@ VPTQ_CALL vptq_status vptq_ablate(vptq_ctx *ctx, const vptq_ablate_options *opt,
 
 /* ---- Files ------------------------------------------------------------------------------ */
 
-/* A file that appears whole: it replaces `path` when it is committed.  Without `force` an
- * existing file is VPTQ_E_EXISTS. */
+/* A file that replaces `path` when committed; VPTQ_E_EXISTS without `force` if it exists. */
 typedef struct vptq_writer vptq_writer;
 VPTQ_CALL vptq_status vptq_writer_open(const char *path, bool force, vptq_writer **w,
                                        vptq_err *err);
