@@ -47,7 +47,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #define VPTQ_VERSION "0.1.0" /* major.minor.patch; the major number is that of the ABI */
 
@@ -397,8 +396,7 @@ typedef struct vptq_ppl_options {
     bool join;                  /* measure all files as one text */
     const char *documents;      /* separator of documents to score alone; NULL = windows */
     size_t document_limit;      /* documents at most, before skipping long ones; 0 = all */
-    size_t context;             /* tokens per window */
-    size_t windows;             /* at most; 0 = all */
+    size_t context, windows;    /* tokens per window; windows at most, 0 = all */
     size_t stride; /* tokens between window starts, each scored once; 0 = context */
     vptq_ppl_protocol protocol;
     const char *dump; /* file for the losses of all scored tokens, double; NULL = none */
@@ -407,13 +405,12 @@ typedef struct vptq_ppl_options {
 } vptq_ppl_options;
 
 typedef struct vptq_ppl_result {
-    double ppl, ppl_stderr; /* standard error of the mean NLL times ppl */
-    double nll;             /* mean over the scored tokens, nats */
-    uint64_t tokens;        /* scored */
-    uint64_t bytes;         /* of the text that they stand for; 0 = unknown (token files) */
-    double bits_per_byte;   /* NAN = unknown */
-    uint64_t windows;       /* or documents */
-    uint64_t skipped;       /* documents longer than the context */
+    double ppl, ppl_stderr;    /* standard error of the mean NLL times ppl */
+    double nll;                /* mean over the scored tokens, nats */
+    uint64_t tokens;           /* scored */
+    uint64_t bytes;            /* of the text that they stand for; 0 = unknown (token files) */
+    double bits_per_byte;      /* NAN = unknown */
+    uint64_t windows, skipped; /* or documents; those longer than the context */
     size_t context;
     double seconds, tokens_per_second;
     double bits_per_weight; /* of the model's linear layers as stored */
@@ -444,8 +441,7 @@ enum {
 
 typedef struct vptq_kld_options {
     vptq_corpus_options corpus;
-    size_t context; /* tokens per window */
-    size_t windows; /* at most; 0 = all */
+    size_t context, windows; /* tokens per window; windows at most, 0 = all */
     vptq_ppl_protocol protocol;
     const char *base_file; /* saved base logits; an empty corpus or context 0 are as saved */
     bool any_protocol;     /* with base_file: the saved protocol */
@@ -469,8 +465,7 @@ typedef struct vptq_kld_result {
     double delta_p[VPTQ_DELTA_LEVELS];   /* as kld, with p75 and p25 and with p0.1 */
     double rms_delta_p, rms_delta_p_stderr;
     double base_tail; /* mean probability outside the saved ids, which count as one id */
-    char base_name[VPTQ_KLD_BASE_NAME_MAX + 1]; /* of a saved base, else "" */
-    char base_fingerprint[17];                  /* likewise */
+    char base_name[VPTQ_KLD_BASE_NAME_MAX + 1], base_fingerprint[17]; /* saved base, else "" */
     uint64_t tokens, windows;
     size_t context;
     vptq_ppl_protocol protocol;
@@ -490,8 +485,7 @@ VPTQ_CALL vptq_status vptq_divergence(vptq_ctx *ctx, const vptq_model *m,
 /* A JSON Lines file of ARC, OpenBookQA, PIQA, HellaSwag, WinoGrande, COPA, BoolQ or LAMBADA, or
  * of {query, choices, gold}; scored as lm-evaluation-harness does. */
 typedef struct vptq_task {
-    const char *name; /* that of a known set must be the set of the file */
-    const char *path;
+    const char *name, *path; /* the name of a known set must be that of the file */
 } vptq_task;
 
 typedef struct vptq_task_options {
@@ -510,8 +504,7 @@ typedef struct vptq_task_options {
  * says nothing); perplexity: of the right continuation (NAN for items with choices). */
 typedef struct vptq_task_figures {
     double acc, acc_stderr, acc_norm, acc_norm_stderr, perplexity, perplexity_stderr;
-    uint64_t items, requests;
-    uint64_t rows, rows_saved; /* tokens that ran, and that sharing of prefixes saved */
+    uint64_t items, requests, rows, rows_saved; /* rows: tokens that ran, that sharing saved */
     double seconds;
 } vptq_task_figures;
 
@@ -588,9 +581,8 @@ typedef enum {
 
 typedef struct vptq_generate_result {
     vptq_stop_reason reason;
-    size_t prompt_tokens, new_tokens; /* the stop token included */
-    double tokens_per_second;         /* of single steps; 0 = there was none */
-    double prompt_tokens_per_second;
+    size_t prompt_tokens, new_tokens;                   /* the stop token included */
+    double tokens_per_second, prompt_tokens_per_second; /* the former of single steps */
 } vptq_generate_result;
 
 /* Continues a prompt.  VPTQ_FORMAT_TEXT writes it and new text as it comes, VPTQ_FORMAT_JSON
