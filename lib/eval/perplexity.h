@@ -10,7 +10,7 @@
 /* After each window: the mean over its scored tokens. */
 typedef void (*vptq_window_fn)(void *arg, uint64_t window, double mean, uint64_t tokens);
 
-/* What a run hands out besides its result. */
+/* Outputs of a run besides its result. */
 typedef struct vptq_eval_watch {
     vptq_window_fn window; /* may be NULL */
     void *arg;             /* of window */

@@ -51,7 +51,7 @@ int32_t *vrig_ids(const char *dir, size_t n, char *path, size_t size);
  * with free(). */
 int32_t *vrig_tiny_ids(const char *family);
 
-/* What a run reports about its windows, summed up. vrig_log_window takes one as `arg` and fails
+/* Sums over the windows of a run.  vrig_log_window takes one as `arg` and fails
  * the test if a window is missing or out of order. */
 typedef struct vrig_windows {
     uint64_t count, tokens;
