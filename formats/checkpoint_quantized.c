@@ -208,6 +208,8 @@ vptq_status vptq_checkpoint_read_work_header(vptq_checkpoint *c, vptq_work_heade
     VPTQ_CHECK(vptq_path_join(path, sizeof path, c->path, VPTQ_WORK_FILE, err));
     VPTQ_CHECK(vptq_json_load(path, VPTQ_CONFIG_LIMIT, &json, err));
     vptq_status st = parse_work_header(json, path, c, h, err);
+    if (!st)
+        st = vptq_json_unseal(json, path, err);
     json_decref(json);
     return st;
 }

@@ -1,6 +1,8 @@
 /* Parses, formats and looks up JSON on top of jansson. */
 #include "formats/json.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,6 +126,51 @@ vptq_status vptq_json_save(const char *path, const json_t *value, vptq_err *err)
     free(text);
     return st;
 }
+
+/* ---- checksums ---- */
+
+static const char seal_key[] = "xxh3";
+
+/* The checksum of an object without the key. */
+static vptq_status seal_of(const json_t *object, const char *path, char hex[17], vptq_err *err)
+{
+    char *text = NULL;
+    VPTQ_CHECK(vptq_json_text(object, path, false, &text, err));
+    snprintf(hex, 17, "%016" PRIx64, vptq_hash(text, strlen(text), 0));
+    free(text);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_json_save_sealed(const char *path, json_t *object, vptq_err *err)
+{
+    char hex[17];
+    (void)json_object_del(object, seal_key); /* of an earlier save */
+    VPTQ_CHECK(seal_of(object, path, hex, err));
+    if (json_object_set_new(object, seal_key, json_string(hex)))
+        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing JSON", path);
+    return vptq_json_save(path, object, err);
+}
+
+vptq_status vptq_json_unseal(json_t *object, const char *path, vptq_err *err)
+{
+    const char *recorded = json_string_value(json_object_get(object, seal_key));
+    char found[17], expected[17];
+    if (!recorded)
+        return vptq_fail(err, VPTQ_E_CHECKSUM,
+                         "%s: has no checksum (key '%s'), so damage could not be seen", path,
+                         seal_key);
+    snprintf(expected, sizeof expected, "%.16s", recorded);
+    const bool whole = strlen(recorded) == 16;
+    (void)json_object_del(object, seal_key);
+    VPTQ_CHECK(seal_of(object, path, found, err));
+    if (whole && strcmp(found, expected) == 0)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_CHECKSUM,
+                     "%s: the file is damaged: its checksum is %s, expected %s", path, found,
+                     expected);
+}
+
+/* ---- getters ---- */
 
 static const char *const type_names[] = {
     [JSON_OBJECT] = "an object",    [JSON_ARRAY] = "an array",

@@ -33,6 +33,13 @@ vptq_status vptq_json_text(const json_t *value, const char *name, bool indent, c
 vptq_status vptq_json_save(const char *path, const json_t *value,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Sealed objects have the key `xxh3`, the checksum of all others; spaces and escapes do not
+ * count.  This one seals the object and saves it. */
+vptq_status vptq_json_save_sealed(const char *path, json_t *object,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+/* Removes the key; VPTQ_E_CHECKSUM if it is missing or wrong. */
+vptq_status vptq_json_unseal(json_t *object, const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Getters from an object.  A missing key is VPTQ_E_FORMAT ("FILE: key 'x' is missing") except
  * in the _or forms, which return `fallback`; null counts as missing.  A wrong type is an error.
  */

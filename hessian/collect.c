@@ -17,6 +17,7 @@ typedef struct collector {
     char holdout[4096];
     vptq_hessian_dir meta[VPTQ_PART_COUNT];
     vptq_calibrator calibrator;
+    bool *finished; /* [layers of the model]: all its files are there and whole */
 } collector;
 
 static bool has_part(const collector *c, int part)
@@ -189,17 +190,53 @@ static vptq_status open_dir(const collector *c, vptq_err *err)
     return save_meta(c, err);
 }
 
-static vptq_status is_finished(const collector *c, uint32_t layer, bool *yes, vptq_err *err)
+static vptq_token_weights kind_of(const collector *c, int i)
+{
+    return i < VPTQ_INPUT_COUNT ? VPTQ_WEIGHTS_PLAIN : c->opt->calibrate.weights;
+}
+
+/* Reads file i of a layer; *whole is false, with a log line, if it is damaged or of another run.
+ */
+static vptq_status check_file(const collector *c, int part, uint32_t layer, int i, bool *whole,
+                              vptq_err *err)
+{
+    const vptq_model_desc *d = c->model->desc;
+    const uint32_t n =
+        i < VPTQ_INPUT_COUNT ? (uint32_t)vptq_input_size(d, (vptq_input)i) : d->hidden;
+    char path[4096];
+    vptq_hessian_file h;
+    vptq_err why = {0};
+
+    VPTQ_CHECK(vptq_hessian_dir_file(path, c->dir[part], layer, file_input(i), err));
+    *whole = vptq_path_exists(path);
+    if (!*whole)
+        return VPTQ_OK;
+    vptq_status st = vptq_hessian_file_read(path, n, c->dev->ctx->mem, &h, &why);
+    if (!st) {
+        if (h.kind != kind_of(c, i) || !h.lower || h.tokens != c->meta[part].tokens)
+            st = vptq_fail(&why, VPTQ_E_MISMATCH, "%s: is a file of another collection", path);
+        vptq_hessian_file_release(&h);
+    }
+    if (st == VPTQ_E_IO || st == VPTQ_E_NOMEM) /* the file may be whole */
+        return vptq_fail(err, st, "%s", why.text);
+    *whole = !st;
+    if (st)
+        vptq_log(c->dev->ctx, VPTQ_LOG_WARN, "%s; layer %u is collected again", why.text,
+                 layer);
+    return VPTQ_OK;
+}
+
+static vptq_status check_layer(const collector *c, uint32_t layer, bool *finished,
+                               vptq_err *err)
 {
     const int inputs = VPTQ_INPUT_COUNT + (c->opt->calibrate.weights ? 1 : 0);
-    char path[4096];
-    *yes = true;
+    bool whole = true;
+
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        for (int i = 0; has_part(c, part) && i < inputs; i++) {
-            VPTQ_CHECK(vptq_hessian_dir_file(path, c->dir[part], layer, file_input(i), err));
-            *yes = *yes && vptq_path_exists(path);
-        }
-    return VPTQ_OK;
+        for (int i = 0; whole && has_part(c, part) && i < inputs; i++)
+            VPTQ_CHECK(check_file(c, part, layer, i, &whole, err));
+    *finished = whole;
+    return vptq_check_cancel(c->dev->ctx, err);
 }
 
 /* ---- running ---- */
@@ -225,7 +262,7 @@ static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
                                     .tokens = c->meta[part].tokens,
                                     .values = lower,
                                     .mean = mean,
-                                    .kind = is_term ? k->opt.weights : VPTQ_WEIGHTS_PLAIN,
+                                    .kind = kind_of(c, i),
                                     .windows = is_term ? s->tokens : 0};
     VPTQ_TRY(vptq_hessian_file_write(path, &data, err));
 out:
@@ -248,9 +285,7 @@ static vptq_status run_layers(collector *c, uint32_t wanted, vptq_collect_result
 
     VPTQ_CHECK(vptq_calibrator_start(k, c->dir[VPTQ_PART_MAIN], wanted, d->last_layer, err));
     while (k->layer <= d->last_layer) {
-        bool finished = k->layer < d->first_layer;
-        if (!finished)
-            VPTQ_CHECK(is_finished(c, k->layer, &finished, err));
+        const bool finished = k->layer < d->first_layer || c->finished[k->layer];
         VPTQ_CHECK(vptq_calibrator_run(k, finished ? NULL : write_part, c, err));
         r->layers_done += !finished;
         if (k->layer <= d->last_layer)
@@ -284,11 +319,13 @@ static vptq_status collect_locked(collector *c, vptq_collect_result *r, vptq_err
     uint32_t wanted = UINT32_MAX;
 
     VPTQ_CHECK(open_dir(c, err));
+    c->finished = vptq_mem_alloc(c->dev->ctx->mem, d->last_layer + 1, sizeof *c->finished, err);
+    if (!c->finished)
+        return VPTQ_E_NOMEM;
     for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++) {
-        bool finished;
-        VPTQ_CHECK(is_finished(c, layer, &finished, err));
-        r->layers_reused += finished;
-        if (!finished && wanted == UINT32_MAX)
+        VPTQ_CHECK(check_layer(c, layer, &c->finished[layer], err));
+        r->layers_reused += c->finished[layer];
+        if (!c->finished[layer] && wanted == UINT32_MAX)
             wanted = layer;
     }
     if (wanted != UINT32_MAX)
@@ -324,6 +361,7 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
 out:
     result->seconds = vptq_seconds() - start;
     vptq_lock_release(&lock);
+    vptq_mem_free(dev->ctx->mem, c.finished);
     vptq_calibrator_release(&c.calibrator);
     return st;
 }

@@ -74,6 +74,7 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err
                            "%s: layers %" PRIu64 "-%" PRIu64 " of a model of %" PRIu64
                            " layers",
                            path, first, last, layers));
+    VPTQ_TRY(vptq_json_unseal(doc, path, err));
     h->layers = (uint32_t)layers;
     h->first_layer = (uint32_t)first;
     h->last_layer = (uint32_t)last;
@@ -102,7 +103,7 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
     if (whole && h->held_out_tokens)
         whole = !json_object_set_new(doc, "held_out_tokens",
                                      json_integer((json_int_t)h->held_out_tokens));
-    vptq_status st = whole ? vptq_json_save(path, doc, err)
+    vptq_status st = whole ? vptq_json_save_sealed(path, doc, err)
                            : vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", path);
     json_decref(doc);
     return st;

@@ -38,12 +38,16 @@ vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t
     s->ctx = ctx;
     s->fd = -1;
     s->data = NULL;
+    s->sums = NULL;
     if (!vptq_size_mul(rows, s->dim, &bytes) || !vptq_size_mul(bytes, sizeof *s->data, &bytes))
         return vptq_fail(err, VPTQ_E_NOMEM, "hidden states of %zu tokens are too large", rows);
     if (s->max_rows < rows && (left < reserve || bytes > (left - reserve) / 2)) {
         VPTQ_TRY(open_spill(s, dir, err));
         vptq_log(ctx, VPTQ_LOG_MORE, "hidden states (%zu MiB) go to a file in '%s'",
                  bytes >> 20, dir);
+        s->sums = vptq_mem_alloc(ctx->mem, rows, sizeof *s->sums, err);
+        if (!s->sums)
+            VPTQ_TRY(VPTQ_E_NOMEM);
         rows = s->max_rows;
     }
     s->data = vptq_mem_alloc(ctx->mem, rows, s->dim * sizeof *s->data, err);
@@ -63,8 +67,22 @@ void vptq_hidden_states_close(vptq_hidden_states *s)
         return;
     if (s->fd >= 0)
         close(s->fd);
+    vptq_mem_free(s->ctx->mem, s->sums);
     vptq_mem_free(s->ctx->mem, s->data);
     *s = (vptq_hidden_states){.fd = -1};
+}
+
+/* Compares rows just read with their checksums. */
+static vptq_status check_rows(const vptq_hidden_states *s, size_t first, size_t n,
+                              vptq_err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (vptq_hash(s->data + i * s->dim, s->dim * sizeof *s->data, 0) != s->sums[first + i])
+            return vptq_fail(err, VPTQ_E_CHECKSUM,
+                             "the file with the hidden states in '%s' is damaged: token %zu is "
+                             "not what was written",
+                             s->dir, first + i);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n, bool fresh,
@@ -73,8 +91,10 @@ vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n
     const size_t row = s->dim * sizeof *s->data;
     VPTQ_BUG_IF(n > s->rows || first > s->rows - n || (s->fd >= 0 && n > s->max_rows));
     *rows = s->fd < 0 ? s->data + first * s->dim : s->data;
-    if (s->fd < 0 || fresh || vptq_read_at(s->fd, s->data, n * row, (uint64_t)first * row))
+    if (s->fd < 0 || fresh)
         return VPTQ_OK;
+    if (vptq_read_at(s->fd, s->data, n * row, (uint64_t)first * row))
+        return check_rows(s, first, n, err);
     if (errno)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read hidden states back in '%s'",
                                s->dir);
@@ -86,7 +106,11 @@ vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t 
                                     vptq_err *err)
 {
     const size_t row = s->dim * sizeof *s->data;
-    if (s->fd < 0 || vptq_write_at(s->fd, s->data, n * row, (uint64_t)first * row))
+    if (s->fd < 0)
+        return VPTQ_OK;
+    for (size_t i = 0; i < n; i++)
+        s->sums[first + i] = vptq_hash(s->data + i * s->dim, row, 0);
+    if (vptq_write_at(s->fd, s->data, n * row, (uint64_t)first * row))
         return VPTQ_OK;
     return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot write hidden states in '%s'", s->dir);
 }

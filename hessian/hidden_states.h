@@ -16,6 +16,7 @@ typedef struct vptq_hidden_states {
     size_t max_rows; /* that are read at a time */
     int fd;          /* -1: all in memory */
     float *data;     /* [rows, dim], or [max_rows, dim] of the file */
+    uint64_t *sums;  /* [rows] checksums of the rows in the file; NULL without one */
     char dir[4096];
 } vptq_hidden_states;
 
@@ -28,7 +29,7 @@ void vptq_hidden_states_close(vptq_hidden_states *s); /* accepts a zeroed struct
 
 /* Rows [first, first + n), n <= max_rows, to read and change; with `fresh` their content is
  * undefined, because the caller overwrites it.  Valid until the next call; changes take effect
- * with _keep. */
+ * with _keep.  VPTQ_E_CHECKSUM if the file no longer holds what was written. */
 vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n, bool fresh,
                                    float **rows, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t n,

@@ -1,6 +1,8 @@
 /* Reads safetensors files and directories of them. */
 #include "formats/hf/safetensors.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -372,4 +374,32 @@ vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set, vpt
         return read_all_files(dir, set, err);
     VPTQ_CHECK(vptq_safetensors_read(single_path, set, NULL, err));
     return vptq_tensor_set_finish(set, err);
+}
+
+/* ---- checksums ---- */
+
+static uint64_t hash_text(const char *text, uint64_t seed)
+{
+    return vptq_hash(text, strlen(text) + 1, seed);
+}
+
+void vptq_safetensors_sum(const vptq_tensor *sorted, size_t count, const vptq_metadata *meta,
+                          size_t meta_count, char hex[VPTQ_SAFETENSORS_SUM])
+{
+    uint64_t h = 0;
+    for (size_t i = 0; i < meta_count; i++)
+        h = hash_text(meta[i].value, hash_text(meta[i].key, h));
+    for (size_t i = 0; i < count; i++)
+        h = vptq_hash(sorted[i].data, sorted[i].bytes, hash_text(sorted[i].name, h));
+    snprintf(hex, VPTQ_SAFETENSORS_SUM, "%016" PRIx64, h);
+}
+
+vptq_status vptq_safetensors_check_sum(const char *path, const char *hex, const char *recorded,
+                                       vptq_err *err)
+{
+    if (strcmp(hex, recorded) == 0)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_CHECKSUM,
+                     "%s: the file is damaged: its checksum is %s, expected %.40s", path, hex,
+                     recorded);
 }

@@ -33,6 +33,16 @@ vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set,
 vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Hex digits of a checksum, with the 0 after them. */
+enum { VPTQ_SAFETENSORS_SUM = 17 };
+/* Checksum of a file's content: a chain of XXH3 over key and value of each metadata, then over
+ * name and bytes of each tensor; texts with their 0, tensors sorted by name, `bytes` set. */
+void vptq_safetensors_sum(const vptq_tensor *sorted, size_t count, const vptq_metadata *meta,
+                          size_t meta_count, char hex[VPTQ_SAFETENSORS_SUM]);
+/* VPTQ_E_CHECKSUM if `hex` is not what the file recorded. */
+vptq_status vptq_safetensors_check_sum(const char *path, const char *hex, const char *recorded,
+                                       vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Writes a whole file from tensors with data, replacing an old one; name, type, dims, shape and
  * data are used. */
 vptq_status vptq_safetensors_save(const char *path, const vptq_tensor *tensors, size_t count,

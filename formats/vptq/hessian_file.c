@@ -10,7 +10,7 @@
 #include "lib/base/text.h"
 
 static const char tokens_key[] = "tokens", kind_key[] = "kind", windows_key[] = "windows";
-static const char unknown[] = "unknown";
+static const char unknown[] = "unknown", sum_key[] = "xxh3";
 
 static const char *const weights_names[] = {"plain", "sink", "attention"};
 
@@ -34,8 +34,26 @@ void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input)
 
 static vptq_tensor vector(const char *name, size_t n, const float *x)
 {
-    return (vptq_tensor){
-        .name = name, .type = VPTQ_F32, .dims = 1, .shape = {n}, .data = (const uint8_t *)x};
+    return (vptq_tensor){.name = name,
+                         .type = VPTQ_F32,
+                         .dims = 1,
+                         .shape = {n},
+                         .data = (const uint8_t *)x,
+                         .bytes = n * sizeof *x};
+}
+
+/* Checksum of `sorted` and of the metadata kind, tokens and windows, those that there are. */
+static void checksum(const vptq_tensor *sorted, size_t count, const vptq_metadata_list *meta,
+                     char hex[VPTQ_SAFETENSORS_SUM])
+{
+    static const char *const keys[] = {kind_key, tokens_key, windows_key};
+    vptq_metadata covered[3];
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        covered[n] = (vptq_metadata){keys[i], vptq_metadata_find(meta, keys[i])};
+        n += covered[n].value != NULL;
+    }
+    vptq_safetensors_sum(sorted, count, covered, n, hex);
 }
 
 vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h, vptq_err *err)
@@ -45,15 +63,23 @@ vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h
     char tokens[24], windows[24];
     snprintf(tokens, sizeof tokens, "%llu", (unsigned long long)h->tokens);
     snprintf(windows, sizeof windows, "%llu", (unsigned long long)h->windows);
+    char sum[VPTQ_SAFETENSORS_SUM];
+    const size_t count = h->extra_name ? 3 : 2;
     const vptq_tensor tensors[] = {h->diagonal ? vector("diagonal", h->n, h->values)
                                                : vector("hessian", triangle, h->values),
                                    vector("mean", h->n, h->mean),
                                    vector(h->extra_name, triangle, h->extra)};
-    const vptq_metadata meta[] = {{kind_key, vptq_token_weights_name(h->kind)},
-                                  {tokens_key, term || h->tokens ? tokens : unknown},
-                                  {windows_key, windows}};
-    return vptq_safetensors_save(path, tensors, h->extra_name ? 3 : 2, term ? meta : meta + 1,
-                                 term ? 3 : 1, err);
+    vptq_metadata plain[] = {{tokens_key, h->tokens ? tokens : unknown}, {sum_key, sum}};
+    vptq_metadata weighted[] = {{kind_key, vptq_token_weights_name(h->kind)},
+                                {tokens_key, tokens},
+                                {windows_key, windows},
+                                {sum_key, sum}};
+    const vptq_metadata_list meta = {term ? weighted : plain, term ? 4 : 2};
+    vptq_tensor sorted[3];
+    memcpy(sorted, tensors, sizeof sorted);
+    qsort(sorted, count, sizeof *sorted, vptq_tensor_by_name);
+    checksum(sorted, count, &meta, sum);
+    return vptq_safetensors_save(path, tensors, count, meta.items, meta.count, err);
 }
 
 static vptq_status parse_count(const char *path, const vptq_metadata_list *meta,
@@ -109,6 +135,21 @@ static vptq_status require_vector(const vptq_tensor_set *set, const char *name, 
     return VPTQ_OK;
 }
 
+/* A file without a checksum is refused: nothing that writes Hessians leaves it out. */
+static vptq_status verify(const char *path, const vptq_tensor_set *set,
+                          const vptq_metadata_list *meta, vptq_err *err)
+{
+    char sum[VPTQ_SAFETENSORS_SUM];
+    const char *recorded = vptq_metadata_find(meta, sum_key);
+    if (!recorded)
+        return vptq_fail(err, VPTQ_E_CHECKSUM,
+                         "%s: has no checksum (metadata '%s'), so damage could not be seen; "
+                         "collect or import it again",
+                         path, sum_key);
+    checksum(set->tensors, set->count, meta, sum);
+    return vptq_safetensors_check_sum(path, sum, recorded, err);
+}
+
 /* Takes n from the mean; `expect` 0 = any. */
 static vptq_status find_size(const char *path, const vptq_tensor_set *set, uint32_t expect,
                              uint32_t *n, vptq_err *err)
@@ -153,6 +194,7 @@ vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem
     if (!x)
         VPTQ_TRY(VPTQ_E_NOMEM);
     *(diagonal ? &h->diagonal : &h->lower) = x;
+    VPTQ_TRY(verify(path, &h->set, &meta, err));
 out:
     if (st)
         vptq_hessian_file_release(h);

@@ -2,7 +2,7 @@
  * windows, settings) and one safetensors file per block input, "layer_003_qkv.safetensors".  It
  * has tensors `hessian` (lower triangle of H = E[x x^T] row by row, (0,0) (1,0) (1,1) ..., F32;
  * or `diagonal` if only that is known) and `mean` (E[x], F32; all zero if unknown) and metadata
- * `tokens` (a number or "unknown").
+ * `tokens` (a number or "unknown") and `xxh3`, a checksum of everything else.
  *
  * With token weights there is also "layer_003_kv.safetensors": the term T that k and v add to
  * the Hessian of qkv, in the same layout, with metadata `kind` and `windows`. */
@@ -51,7 +51,8 @@ typedef struct vptq_hessian_data {
 /* Atomic; replaces an old file. */
 vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h,
                                     vptq_err *err) VPTQ_MUST_CHECK;
-/* Reads a file and checks shapes (n against `expect_n` unless that is 0) and metadata. */
+/* Reads a file and checks shapes (n against `expect_n` unless that is 0), metadata and, last,
+ * the checksum. */
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
 /* VPTQ_E_NUMERIC naming row and column of the first NaN or infinity.  Separate from reading, so

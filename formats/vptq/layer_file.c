@@ -1,7 +1,6 @@
 /* Reads and writes the file of one finished matrix. */
 #include "formats/vptq/layer_file.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,6 @@
 #define LAYER_FORMAT "1"
 
 enum { FORMAT, NAME, ENTRY, FINGERPRINT, REPORT, SUM, META_COUNT };
-enum { HEX_SIZE = 17 };
 
 void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
                           const char *linear)
@@ -24,24 +22,6 @@ void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
 bool vptq_layer_file_is(const char *name)
 {
     return strncmp(name, "layer_", 6) == 0 && vptq_text_before(name, ".safetensors") > 0;
-}
-
-static uint64_t hash_text(const char *text, uint64_t seed)
-{
-    return vptq_hash(text, strlen(text) + 1, seed);
-}
-
-/* Hashes the metadata and name and bytes of each tensor in name order; the hash so far seeds
- * the next range. */
-static void checksum(const vptq_tensor *sorted, size_t count, const vptq_metadata *meta,
-                     size_t meta_count, char hex[HEX_SIZE])
-{
-    uint64_t h = 0;
-    for (size_t i = 0; i < meta_count; i++)
-        h = hash_text(meta[i].value, hash_text(meta[i].key, h));
-    for (size_t i = 0; i < count; i++)
-        h = vptq_hash(sorted[i].data, sorted[i].bytes, hash_text(sorted[i].name, h));
-    snprintf(hex, HEX_SIZE, "%016" PRIx64, h);
 }
 
 static void add_float_codebook(vptq_tensor *list, size_t *count, const char *name,
@@ -76,7 +56,7 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vp
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     vptq_arena_init(&arena, mem);
-    char *entry = NULL, hex[HEX_SIZE];
+    char *entry = NULL, hex[VPTQ_SAFETENSORS_SUM];
     vptq_tensor list[VPTQ_PACKED_MAX_TENSORS + 2];
     size_t count = 0;
     VPTQ_TRY(entry_text(m, &entry, err));
@@ -90,7 +70,7 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vp
     vptq_metadata meta[META_COUNT] = {{"format", LAYER_FORMAT}, {"name", m->name},
                                       {"entry", entry},         {"fingerprint", f->fingerprint},
                                       {"report", f->report},    {"xxh3", hex}};
-    checksum(list, count, meta, SUM, hex);
+    vptq_safetensors_sum(list, count, meta, SUM, hex);
     VPTQ_TRY(vptq_safetensors_save(path, list, count, meta, META_COUNT, err));
 out:
     free(entry);
@@ -167,15 +147,12 @@ vptq_status vptq_layer_file_read(const char *path, vptq_mem *mem, vptq_layer_fil
     vptq_tensor_set_init(&f->set, mem);
     vptq_metadata_list found;
     vptq_metadata meta[META_COUNT];
-    char hex[HEX_SIZE];
+    char hex[VPTQ_SAFETENSORS_SUM];
     VPTQ_TRY(vptq_safetensors_read(path, &f->set, &found, err));
     VPTQ_TRY(vptq_tensor_set_finish(&f->set, err));
     VPTQ_TRY(parse_metadata(path, &found, meta, err));
-    checksum(f->set.tensors, f->set.count, meta, SUM, hex);
-    if (strcmp(hex, meta[SUM].value) != 0)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_CHECKSUM,
-                           "%s: the file is damaged: its checksum is %s, expected %.40s", path,
-                           hex, meta[SUM].value));
+    vptq_safetensors_sum(f->set.tensors, f->set.count, meta, SUM, hex);
+    VPTQ_TRY(vptq_safetensors_check_sum(path, hex, meta[SUM].value, err));
     VPTQ_TRY(read_matrix(path, meta, f, err));
 out:
     if (st)

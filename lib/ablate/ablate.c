@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,7 +15,8 @@
 
 #define MANIFEST "ablate.json"
 
-enum { FORMAT = 1, MAX_ROW_FILE = 1 << 20, MAX_TEXTS = 32 };
+enum { FORMAT = 1, MAX_ROW_FILE = 1 << 20, MAX_TEXTS = 32, SECONDS_LINE = 40 };
+#define MAX_SECONDS 1e15 /* so that the line holds them */
 
 typedef struct ablation {
     vptq_device *dev;
@@ -98,13 +100,16 @@ static vptq_status open_row(row_job *m, vptq_err *err)
 {
     vptq_err why = {0};
     const char *made_of;
-    if (vptq_path_exists(m->file) && vptq_json_load(m->file, MAX_ROW_FILE, &m->doc, &why) &&
-        why.code != VPTQ_E_FORMAT)
-        return vptq_fail(err, why.code, "%s", why.text);
-    if (why.code)
+    vptq_status st = VPTQ_OK;
+    if (vptq_path_exists(m->file))
+        st = vptq_json_load(m->file, MAX_ROW_FILE, &m->doc, &why);
+    if (m->doc)
+        st = vptq_json_unseal(m->doc, m->file, &why);
+    if (st && st != VPTQ_E_FORMAT && st != VPTQ_E_CHECKSUM)
+        return vptq_fail(err, st, "%s", why.text);
+    if (st)
         vptq_log(m->a->dev->ctx, VPTQ_LOG_WARN, "%s; the row is measured again", why.text);
-    if (m->doc && (!json_is_object(m->doc) ||
-                   vptq_json_str_or(m->doc, m->file, "made_of", "", &made_of, &why) ||
+    if (m->doc && (st || vptq_json_str_or(m->doc, m->file, "made_of", "", &made_of, &why) ||
                    strcmp(made_of, m->made_of) != 0)) {
         json_decref(m->doc);
         m->doc = NULL;
@@ -131,24 +136,47 @@ static double get_real(const json_t *doc, const char *key)
 
 /* ---- seconds ---- */
 
+/* line = the seconds and a checksum of their digits. */
+static void write_seconds(double seconds, char line[SECONDS_LINE])
+{
+    const int n = snprintf(line, SECONDS_LINE, "%.3f", seconds);
+    snprintf(line + n, SECONDS_LINE - (size_t)n, " %016" PRIx64 "\n",
+             vptq_hash(line, (size_t)n, 0));
+}
+
+/* False, with 0, unless the text is what write_seconds makes of the number. */
+static bool parse_seconds(const char *text, double *seconds)
+{
+    char line[SECONDS_LINE];
+    *seconds = strtod(text, NULL);
+    if (*seconds >= 0 && *seconds < MAX_SECONDS) {
+        write_seconds(*seconds, line);
+        if (strcmp(line, text) == 0)
+            return true;
+    }
+    *seconds = 0;
+    return false;
+}
+
 /* Adds to the seconds in the row's file, which outlive interruptions; `fresh` ignores the old
  * value. */
 static vptq_status add_seconds(const row_job *m, double more, bool fresh, double *total,
                                vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    char path[PATH_MAX], *text = NULL, line[32];
+    char path[PATH_MAX], *text = NULL, line[SECONDS_LINE];
     size_t size;
     double before = 0;
     VPTQ_TRY(make_path(m->a->opt->dir, "rows", m->row->name, ".seconds", path, err));
     if (!fresh && vptq_path_exists(path)) {
         VPTQ_TRY(vptq_file_read(path, sizeof line, m->a->dev->ctx->mem, &text, &size, err));
-        if (sscanf(text, "%lf", &before) != 1 || !(before >= 0) || !isfinite(before))
-            before = 0;
+        if (!parse_seconds(text, &before))
+            vptq_log(m->a->dev->ctx, VPTQ_LOG_WARN,
+                     "%s: the file is damaged; the seconds are counted again from 0", path);
     }
     *total = before + more;
     if (more > 0) {
-        snprintf(line, sizeof line, "%.3f\n", *total);
+        write_seconds(*total, line);
         VPTQ_TRY(vptq_file_replace(path, line, strlen(line), err));
     }
 out:
@@ -241,7 +269,7 @@ static vptq_status save_score(row_job *m, size_t i, const vptq_ppl_result *r, vp
                           (json_int_t)r->tokens, "windows", (json_int_t)r->windows);
     if (!s || json_object_set_new(json_object_get(m->doc, "scores"), key, s))
         return no_memory(err);
-    return vptq_json_save(m->file, m->doc, err);
+    return vptq_json_save_sealed(m->file, m->doc, err);
 }
 
 static vptq_status score_text(row_job *m, const vptq_model *model, size_t i, vptq_err *err)

@@ -227,6 +227,8 @@ vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
         vptq_err why = {0};
         st = vptq_json_load(path, JSON_LIMIT, &old, &why);
         if (!st)
+            st = vptq_json_unseal(old, path, &why);
+        if (!st)
             st = compare_manifest(q, path, old, &why);
         if (st && !q->opt->force) {
             if (err)
@@ -236,7 +238,7 @@ vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
         if (st)
             VPTQ_TRY(remove_matrices(q, err));
     }
-    VPTQ_TRY(vptq_json_save(path, q->manifest, err));
+    VPTQ_TRY(vptq_json_save_sealed(path, q->manifest, err));
 out:
     json_decref(old);
     return st;

@@ -121,6 +121,8 @@ static vptq_status resume(meter *t, vptq_err *err)
     if (!t->opt->file || !vptq_path_exists(t->opt->file))
         return VPTQ_OK;
     vptq_status st = vptq_json_load(t->opt->file, JSON_LIMIT, &old, &why);
+    if (!st)
+        st = vptq_json_unseal(old, t->opt->file, &why);
     if (!st && !same_run(t, old))
         vptq_log(t->dev->ctx, VPTQ_LOG_INFO,
                  "%s is from another model, text or setting; sensitivities are measured again",
@@ -156,7 +158,7 @@ static vptq_status save_layer(meter *t, uint32_t layer, vptq_err *err)
         if (!row || json_array_append_new(rows, row))
             return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     }
-    return t->save ? vptq_json_save(t->opt->file, t->doc, err) : VPTQ_OK;
+    return t->save ? vptq_json_save_sealed(t->opt->file, t->doc, err) : VPTQ_OK;
 }
 
 /* ---- quick encoding of a block ---- */

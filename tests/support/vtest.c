@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "formats/json.h"
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
 #include "tests/support/vnormal.h"
@@ -185,6 +186,15 @@ char *vtest_read_file(const char *path, size_t *size)
     fclose(f);
     data[*size] = 0;
     return data;
+}
+
+void vtest_reseal(const char *path)
+{
+    vptq_err err = {0};
+    json_t *doc = NULL;
+    assert_ok(vptq_json_load(path, 1 << 20, &doc, &err), &err);
+    assert_ok(vptq_json_save_sealed(path, doc, &err), &err);
+    json_decref(doc);
 }
 
 void vtest_expect_file(const char *path, const void *data, size_t size)

@@ -79,6 +79,8 @@ int vtest_scratch_teardown(void **state);
 void vtest_path(char *path, size_t size, const char *dir, const char *name);
 void vtest_write_file(const char *path, const void *data, size_t size);
 void vtest_copy_file(const char *from, const char *dir, const char *name); /* to DIR/NAME */
+/* Gives a JSON file that was changed the checksum that its reader expects. */
+void vtest_reseal(const char *path);
 /* Returns the whole file with a terminating 0; the caller frees it with free(). */
 char *vtest_read_file(const char *path, size_t *size);
 /* Fail the test unless the file has exactly these bytes, or those of another file, or those of

@@ -116,6 +116,7 @@ static void make_work(const char *dir, const vptq_packed_matrix m[MATRICES])
                      " \"dtype\": \"f16\", \"tokenizer\": null}\n",
                      base, hex);
     vtest_write_file(path, text, (size_t)n);
+    vtest_reseal(path);
     for (uint32_t i = 0; i < MATRICES; i++) {
         const char *dot = strrchr(m[i].name, '.');
         vptq_layer_file_name(file, i, dot + 1);

@@ -48,6 +48,9 @@ cp h/layer_001_o.safetensors good.bin
 size=$(stat -c %s good.bin)
 printf '\377\377\377\377' |
     dd of=h/layer_001_o.safetensors bs=1 seek=$((size - 4)) conv=notrunc 2> dd.txt
+expect_exit 1 "$BIN/vptq-hessian" --show h > out.txt 2> err.txt
+expect_line err.txt "h/layer_001_o.safetensors: the file is damaged: its checksum is .*, expected"
+reseal h/layer_001_o.safetensors "$BIN/vptq-hessian" --show h
 "$BIN/vptq-hessian" --show h --format json > nan.json
 [ "$(json_get nan nan.json | paste -s -d +)" = "0+0+0+0+0+1+0+0+0+0+0+0+0+0+0+0+0+0+0+0" ] ||
     fail "the NaN of layer 1, input o was not counted"

@@ -85,6 +85,7 @@ for mode in "--import inv" "--merge h h" "--show h" "-m $model -c $text"; do
     expect_line err.txt "inverse goes with --export"
 done
 sed 's/"diagonal": true/"diagonal": false/' diag/hessian.json > j && mv j diag/hessian.json
+reseal diag/hessian.json hessian --show diag
 expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag -o x2 --layers 1-1 -v 4 -k 16 -r 0 > q.txt 2> err.txt
 expect_line err.txt "is a diagonal, hessian.json expects a full matrix"
 head -c 400 imatrix.dat > short.dat

@@ -39,6 +39,9 @@ cp -r "$model" moved
 expect_same dir dir3
 cp -r work lost
 sed -i 's|"base_model": "[^"]*"|"base_model": "/no-such-model"|' lost/quantize.json
+expect_exit 1 "$BIN/vptq-pack" -q --list lost > out.txt 2> err.txt
+expect_line err.txt "lost/quantize.json: the file is damaged: its checksum is .*, expected"
+reseal lost/quantize.json "$BIN/vptq-pack" -q --list lost
 for command in "vptq-pack -o out" "vptq-pack --list" "vptq-pack --check" "vptq-pack --unpack -o out" \
     "vptq-eval ppl --text $text"; do
     read -r -a words <<< "$command"

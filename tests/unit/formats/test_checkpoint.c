@@ -498,6 +498,9 @@ static void test_refuses_broken_work(void **state)
     refuse(state, "work", VPTQ_E_CHECKSUM, "layer_000_q_proj.safetensors");
     damage(state, "work/layer_000_q_proj.safetensors", n - 1);
     replace_text(state, "work/quantize.json", "\"f16\"", "\"bf16\"");
+    refuse(state, "work", VPTQ_E_CHECKSUM, "quantize.json: the file is damaged: its checksum");
+    in(path, state, "work/quantize.json");
+    vtest_reseal(path);
     refuse(state, "work", VPTQ_E_MISMATCH, "quantize.json says BF16");
     replace_text(state, "work/quantize.json", "\"bf16\"", "\"f32\"");
     refuse(state, "work", VPTQ_E_FORMAT, "expected f16 or bf16");

@@ -233,28 +233,79 @@ static void test_bad_files(void **state)
 /* The data may begin at an offset that is not a multiple of 4. */
 static void test_unaligned(void **state)
 {
-    static const char header[] =
-        "{\"__metadata__\":{\"tokens\":\"3\"},"
-        "\"hessian\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+    static const char start[] = "{\"__metadata__\":{\"tokens\":\"3\"";
+    static const char end[] =
+        "},\"hessian\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
         "\"mean\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}";
-    enum { LENGTH = sizeof header - 1 };
-    char path[4096];
-    for (size_t pad = 0; pad < 4; pad++) {
-        const float numbers[2] = {2.5f, -1.5f};
-        uint8_t bytes[8 + LENGTH + 4 + 8] = {(uint8_t)(LENGTH + pad)};
+    const float numbers[2] = {2.5f, -1.5f};
+    char path[4096], header[300], sum[40];
+    uint64_t h = vptq_hash("3", 2, vptq_hash("tokens", 7, 0));
+    h = vptq_hash(&numbers[0], 4, vptq_hash("hessian", 8, h));
+    h = vptq_hash(&numbers[1], 4, vptq_hash("mean", 5, h));
+    snprintf(sum, sizeof sum, ",\"xxh3\":\"%016llx\"", (unsigned long long)h);
+    vtest_path(path, sizeof path, *state, "h.safetensors");
+    for (size_t pad = 0; pad < 5; pad++) {
         vptq_err err = {0};
-        vptq_hessian_file h;
-        assert_true(LENGTH + pad < 256);
-        memcpy(bytes + 8, header, LENGTH);
-        memset(bytes + 8 + LENGTH, ' ', pad);
-        memcpy(bytes + 8 + LENGTH + pad, numbers, 8);
-        vtest_path(path, sizeof path, *state, "h.safetensors");
-        vtest_write_file(path, bytes, 8 + LENGTH + pad + 8);
-        assert_ok(vptq_hessian_file_read(path, 1, NULL, &h, &err), &err);
-        assert_same_f32(h.lower, numbers, 1);
-        assert_same_f32(h.mean, numbers + 1, 1);
-        vptq_hessian_file_release(&h);
+        vptq_hessian_file f;
+        const bool sealed = pad < 4;
+        const size_t n = (size_t)snprintf(header, sizeof header, "%s%s%s%*s", start,
+                                          sealed ? sum : "", end, (int)(pad % 4), "");
+        uint8_t bytes[8 + sizeof header + 8] = {(uint8_t)n};
+        assert_true(n < 256);
+        memcpy(bytes + 8, header, n);
+        memcpy(bytes + 8 + n, numbers, 8);
+        vtest_write_file(path, bytes, 8 + n + 8);
+        if (!sealed) {
+            assert_fails(
+                vptq_hessian_file_read(path, 1, NULL, &f, &err), VPTQ_E_CHECKSUM, &err,
+                "h.safetensors: has no checksum (metadata 'xxh3'), so damage could not "
+                "be seen; collect or import it again");
+            break;
+        }
+        assert_ok(vptq_hessian_file_read(path, 1, NULL, &f, &err), &err);
+        assert_same_f32(f.lower, numbers, 1);
+        assert_same_f32(f.mean, numbers + 1, 1);
+        vptq_hessian_file_release(&f);
     }
+}
+
+/* Every byte of a Hessian and of a term, three bits each: an error, or the same content. */
+static void test_every_byte(void **state)
+{
+    static const float values[6] = {4, 1, 5, 2, 3, 6}, mean[3] = {0.5f, 0, -2};
+    char path[4096];
+    size_t size, refused = 0;
+    vtest_path(path, sizeof path, *state, "b.safetensors");
+    for (int kind = 0; kind < VPTQ_WEIGHTS_COUNT; kind++) {
+        vptq_err err = {0};
+        const vptq_hessian_data data = {.n = 3,
+                                        .tokens = 40,
+                                        .values = values,
+                                        .mean = mean,
+                                        .kind = (vptq_token_weights)kind,
+                                        .windows = kind ? 5 : 0};
+        assert_ok(vptq_hessian_file_write(path, &data, &err), &err);
+        char *bytes = vtest_read_file(path, &size);
+        for (size_t i = 0; i < 3 * size; i++) {
+            vptq_hessian_file h;
+            const char bit = (char)(1 << (i % 3 * 3));
+            bytes[i / 3] ^= bit;
+            vtest_write_file(path, bytes, size);
+            bytes[i / 3] ^= bit;
+            if (vptq_hessian_file_read(path, 0, NULL, &h, &err)) {
+                assert_non_null(strstr(err.text, "b.safetensors"));
+                refused++;
+                continue;
+            }
+            assert_int_equal(h.kind, kind);
+            assert_true(h.tokens == 40 && h.windows == data.windows);
+            assert_same_f32(h.lower, values, 6);
+            assert_same_f32(h.mean, mean, 3);
+            vptq_hessian_file_release(&h);
+        }
+        free(bytes);
+    }
+    assert_true(refused > 2000);
 }
 
 static vptq_status read_counted(void *arg, vptq_mem *mem, vptq_err *err)
@@ -278,4 +329,4 @@ static void test_out_of_memory(void **state)
 VTEST_MAIN(cmocka_unit_test(test_names), scratch_test(test_round_trip),
            scratch_test(test_metadata_terms), scratch_test(test_not_finite),
            scratch_test(test_bad_files), scratch_test(test_unaligned),
-           scratch_test(test_out_of_memory))
+           scratch_test(test_every_byte), scratch_test(test_out_of_memory))

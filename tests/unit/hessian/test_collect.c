@@ -241,6 +241,63 @@ static void test_unusable_checkpoint_is_ignored(void **state)
     rig_close(&r);
 }
 
+/* Flips and cuts one file of a finished directory: it is named, collected again, and the same.
+ */
+static void test_damaged_hessians_are_collected_again(void **state)
+{
+    static const char name[] = "layer_001_up.safetensors";
+    rig r;
+    vptq_collect_result result;
+    char path[PATH];
+    size_t size;
+    rig_open(&r, *state);
+    must_collect(&r, r.one, whole, &result);
+    must_collect(&r, r.two, whole, &result);
+    vtest_path(path, sizeof path, r.two, name);
+    char *data = vtest_read_file(path, &size);
+    const size_t cut[] = {0, 1, 8, size / 2, size - 1, size, size};
+    const size_t flip[] = {0, 0, 0, 0, 0, 40, size - 1};
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
+        data[flip[i]] ^= 2;
+        vtest_write_file(path, data, cut[i]);
+        data[flip[i]] ^= 2;
+        must_collect(&r, r.two, whole, &result);
+        assert_int_equal(result.layers_done, 1);
+        assert_non_null(strstr(r.warning, name));
+        assert_non_null(strstr(r.warning, "; layer 1 is collected again"));
+        expect_same(r.one, r.two);
+    }
+    free(data);
+    rig_close(&r);
+}
+
+static void test_damaged_spill(void **state)
+{
+    enum { ROWS = 6, DIM = 4 };
+    vptq_err err = {0};
+    vptq_mem mem;
+    float *rows;
+    vptq_mem_init(&mem, 1000);
+    const vptq_ctx ctx = {.mem = &mem, .threads = 1};
+    vptq_hidden_states s = {.rows = ROWS, .dim = DIM, .max_rows = 2};
+    assert_ok(vptq_hidden_states_open(&ctx, *state, 900, &s, &err), &err);
+    assert_true(s.fd >= 0);
+    for (size_t i = 0; i < ROWS; i += 2) {
+        assert_ok(vptq_hidden_states_get(&s, i, 2, true, &rows, &err), &err);
+        for (size_t k = 0; k < (size_t)2 * DIM; k++)
+            rows[k] = (float)(i * DIM + k);
+        assert_ok(vptq_hidden_states_keep(&s, i, 2, &err), &err);
+    }
+    assert_ok(vptq_hidden_states_get(&s, 3, 2, false, &rows, &err), &err);
+    assert_true(rows[0] == 3 * DIM);
+    assert_true(vptq_write_at(s.fd, "x", 1, (4 * DIM + 1) * sizeof(float)));
+    assert_ok(vptq_hidden_states_get(&s, 2, 2, false, &rows, &err), &err);
+    assert_fails(vptq_hidden_states_get(&s, 3, 2, false, &rows, &err), VPTQ_E_CHECKSUM, &err,
+                 "is damaged: token 4 is not what was written");
+    vptq_hidden_states_close(&s);
+    assert_int_equal(mem.used, 0);
+}
+
 static void test_another_run_is_refused(void **state)
 {
     static const request second = {.first = 1, .last = 1},
@@ -556,7 +613,9 @@ static void test_out_of_memory(void **state)
 
 VTEST_MAIN(scratch_test(test_continues_from_the_checkpoint),
            scratch_test(test_unusable_checkpoint_is_ignored),
-           scratch_test(test_another_run_is_refused), scratch_test(test_force_starts_again),
-           scratch_test(test_held_out_windows), scratch_test(test_continues_in_either_part),
-           scratch_test(test_any_memory_cap), scratch_test(test_settings_of_a_directory),
-           scratch_test(test_merging_parts), scratch_test(test_out_of_memory))
+           scratch_test(test_damaged_hessians_are_collected_again),
+           scratch_test(test_damaged_spill), scratch_test(test_another_run_is_refused),
+           scratch_test(test_force_starts_again), scratch_test(test_held_out_windows),
+           scratch_test(test_continues_in_either_part), scratch_test(test_any_memory_cap),
+           scratch_test(test_settings_of_a_directory), scratch_test(test_merging_parts),
+           scratch_test(test_out_of_memory))

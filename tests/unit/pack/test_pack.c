@@ -166,7 +166,7 @@ static void make_work(const char *work)
     json_t *manifest = json_pack("{s:s, s:s, s:s, s:n}", "base_model", TINY, "base_fingerprint",
                                  hex, "dtype", "f16", "tokenizer");
     vtest_path(path, sizeof path, work, VPTQ_WORK_FILE);
-    assert_ok(vptq_json_save(path, manifest, &err), &err);
+    assert_ok(vptq_json_save_sealed(path, manifest, &err), &err);
     json_decref(manifest);
 }
 

@@ -400,6 +400,7 @@ static void write_header(const work *w, const char *fingerprint, const char *dty
                      "\"%s\"}\n",
                      w->base, fingerprint, dtype);
     vtest_write_file(path, text, (size_t)n);
+    vtest_reseal(path);
 }
 
 static void write_layer(work *w, const char *name, double factor)

@@ -484,6 +484,9 @@ static void test_differences(void **state)
         json_t *doc = manifest(work);
         json_object_set_new(doc, change[i].path, parse(change[i].value));
         assert_ok(vptq_json_save(path, doc, &err), &err);
+        assert_fails(run_plain(&opt, NULL, &err), VPTQ_E_CHECKSUM, &err,
+                     "quantize.json: the file is damaged: its checksum is");
+        assert_ok(vptq_json_save_sealed(path, doc, &err), &err);
         json_decref(doc);
         assert_fails(run_plain(&opt, NULL, &err), VPTQ_E_MISMATCH, &err, change[i].part);
         vtest_write_file(path, original, n);

@@ -232,7 +232,7 @@ static void cut_file(const char *path, size_t rows)
     json_t *list = json_object_get(doc, "rows");
     while (json_array_size(list) > rows)
         json_array_remove(list, json_array_size(list) - 1);
-    assert_ok(vptq_json_save(path, doc, &err), &err);
+    assert_ok(vptq_json_save_sealed(path, doc, &err), &err);
     json_decref(doc);
 }
 
@@ -323,7 +323,7 @@ static void test_measured_again(void **state)
     json_t *doc;
     assert_ok(vptq_json_load(r.file, 1 << 20, &doc, &err), &err);
     json_object_del(json_array_get(json_object_get(doc, "rows"), 3), "loss");
-    assert_ok(vptq_json_save(r.file, doc, &err), &err);
+    assert_ok(vptq_json_save_sealed(r.file, doc, &err), &err);
     json_decref(doc);
     measure(&r, got);
     assert_memory_equal(got, want, all * sizeof *want);
