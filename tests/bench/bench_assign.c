@@ -252,7 +252,8 @@ int main(int argc, char **argv)
     b.json = argc == 2 && !strcmp(argv[1], "--json");
     if (argc > 1 && !b.json)
         bench_give_up("usage: bench_assign [--json]");
-    if (vptq_device_open(&b.ctx, "cpu", &b.dev, &err) || vptq_blas_open(&b.blas, b.simd, &err))
+    if (vptq_device_open(&b.ctx, "cpu", &b.dev, &err) ||
+        vptq_blas_open(&b.blas, b.simd, 1, &err))
         bench_give_up(err.text);
     void *symbol = dlsym(b.blas.library, "cblas_sgemm");
     if (!symbol)

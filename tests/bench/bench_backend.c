@@ -218,7 +218,7 @@ int main(void)
     bench b = {.ctx = {.threads = vptq_cpu_count()}};
     char text[256];
     bench_need(vptq_device_open(&b.ctx, "cpu", &b.dev, &b.err), &b.err);
-    bench_need(vptq_blas_open(&b.blas, vptq_cpu_simd(), &b.err), &b.err);
+    bench_need(vptq_blas_open(&b.blas, vptq_cpu_simd(), 1, &b.err), &b.err);
     void *symbol = dlsym(b.blas.library, "cblas_sgemm");
     if (!symbol)
         bench_give_up("OpenBLAS has no cblas_sgemm");

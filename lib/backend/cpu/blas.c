@@ -1,10 +1,19 @@
-/* Loads OpenBLAS and keeps it serial. */
+/* Loads OpenBLAS where its memory can be had, and keeps it serial. */
 #include "lib/backend/cpu/blas.h"
 
 #include <dlfcn.h>
 #include <omp.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+#include "lib/backend/dev.h"
+
+enum { MAX_THREADS = 64 }; /* a build for 64 processors, as Debian's, has 128 buffers */
+
+static const char *const names[] = {"libopenblas.so.0", "libopenblas.so"};
+enum { NAMES = sizeof names / sizeof *names };
 
 static const char core_variable[] = "OPENBLAS_CORETYPE";
 
@@ -13,14 +22,13 @@ static const char core_variable[] = "OPENBLAS_CORETYPE";
  * user has not set it, and only while the library loads. */
 static void *blas_load(vptq_simd simd)
 {
-    static const char *const names[] = {"libopenblas.so.0", "libopenblas.so"};
     const bool choose = simd == VPTQ_SIMD_AVX512 && !getenv(core_variable);
     void *library = NULL;
 
     if (choose)
         setenv(core_variable, "SkylakeX", 1);
     /* Never unloaded: its threads and buffers do not survive that. */
-    for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
+    for (size_t i = 0; !library && i < NAMES; i++)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (choose)
         unsetenv(core_variable);
@@ -37,7 +45,51 @@ static bool blas_symbol(void *library, const char *name, void *function, size_t 
     return true;
 }
 
-vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err)
+/* Whether a mapping like those of OpenBLAS succeeds. */
+static bool can_map(size_t mib)
+{
+    const size_t bytes = mib << 20;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p != MAP_FAILED && munmap(p, bytes) == 0;
+}
+
+/* Whether the library can be loaded without a mapping that fails. */
+static bool can_load(void)
+{
+    void *loaded = NULL;
+    for (size_t i = 0; !loaded && i < NAMES; i++)
+        loaded = dlopen(names[i], RTLD_NOW | RTLD_NOLOAD);
+    if (!loaded)
+        return can_map(VPTQ_BLAS_LOAD_MIB + VPTQ_BLAS_THREAD_MIB);
+    dlclose(loaded);
+    return true;
+}
+
+/* Has OpenBLAS map the buffers of `threads` threads now, as it would when they call it, and
+ * returns for how many there was memory.  It keeps them for later calls. */
+static int map_buffers(void *library, int threads)
+{
+    static atomic_int mapped = 1; /* in this process; can_load has tried the first */
+    void *(*take)(int) = NULL;
+    void (*give)(void *) = NULL;
+    void *buffers[MAX_THREADS] = {NULL};
+    const int wanted = threads < MAX_THREADS ? threads : MAX_THREADS;
+    int n = 0;
+
+    if (!blas_symbol(library, "blas_memory_alloc", &take, sizeof take) ||
+        !blas_symbol(library, "blas_memory_free", &give, sizeof give))
+        return can_map((size_t)wanted * VPTQ_BLAS_THREAD_MIB) ? wanted : 1;
+    for (; n < wanted && (n < mapped || can_map(VPTQ_BLAS_THREAD_MIB)); n++)
+        buffers[n] = take(0);
+    if (n > mapped)
+        mapped = n;
+    for (int i = n; i-- > 0;)
+        give(buffers[i]);
+    return n;
+}
+
+vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, int threads, vptq_err *err)
 {
     void (*set_threads)(int) = NULL;
     const struct {
@@ -57,6 +109,9 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err)
         {"openblas_set_num_threads", &set_threads},
     };
 
+    *blas = (vptq_blas){.threads = 0};
+    if (!can_load())
+        return VPTQ_OK;
     blas->library = blas_load(simd);
     if (!blas->library) {
         const char *why = dlerror();
@@ -81,6 +136,7 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err)
     const int omp_threads = omp_get_max_threads();
     set_threads(1);
     omp_set_num_threads(omp_threads);
+    blas->threads = map_buffers(blas->library, threads);
     return VPTQ_OK;
 }
 
@@ -91,12 +147,34 @@ void vptq_blas_close(vptq_blas *blas)
     blas->library = NULL;
 }
 
-void vptq_blas_parallel_for(int threads, size_t n, size_t chunk, vptq_range_fn fn, void *arg)
+vptq_status vptq_cpu_blas(vptq_dev *dev, const vptq_blas **blas, vptq_err *err)
+{
+    if (!dev->blas) {
+        vptq_blas *b = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *b, err);
+        const vptq_status st =
+            b ? vptq_blas_open(b, dev->simd, dev->threads, err) : VPTQ_E_NOMEM;
+        if (st) {
+            vptq_mem_free(dev->ctx->mem, b);
+            return st;
+        }
+        dev->blas = b;
+        if (!b->threads)
+            vptq_log(dev->ctx, VPTQ_LOG_WARN,
+                     "no OpenBLAS: it reserves %d MiB of address space, more than the limits "
+                     "leave (ulimit -v); slower, and last digits may differ",
+                     VPTQ_BLAS_LOAD_MIB + VPTQ_BLAS_THREAD_MIB);
+    }
+    *blas = dev->blas->threads ? dev->blas : NULL;
+    return VPTQ_OK;
+}
+
+void vptq_blas_parallel_for(const vptq_blas *blas, int threads, size_t n, size_t chunk,
+                            vptq_range_fn fn, void *arg)
 {
     /* OpenBLAS is serial inside a parallel region. With one thread there is none, and this
      * setting of the calling thread keeps it serial. */
     const int omp_threads = omp_get_max_threads();
     omp_set_num_threads(1);
-    vptq_parallel_for(threads, n, chunk, fn, arg);
+    vptq_parallel_for(threads < blas->threads ? threads : blas->threads, n, chunk, fn, arg);
     omp_set_num_threads(omp_threads);
 }

@@ -12,39 +12,39 @@ static void cpu_close(vptq_dev *dev)
 {
     if (!dev)
         return;
-    vptq_blas_close(dev->blas);
+    if (dev->blas)
+        vptq_blas_close(dev->blas);
     vptq_mem_free(dev->ctx->mem, dev->blas);
     vptq_ref_close(dev);
 }
 
 static vptq_status cpu_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 {
-    vptq_dev *d = NULL;
-    vptq_status st = vptq_ref_open(ctx, &d, err);
-    if (st)
-        return st;
-    d->threads = ctx->threads;
-    d->simd = vptq_cpu_simd();
-    d->blas = vptq_mem_alloc(ctx->mem, 1, sizeof *d->blas, err);
-    st = d->blas ? vptq_blas_open(d->blas, d->simd, err) : VPTQ_E_NOMEM;
-    if (st) {
-        vptq_mem_free(ctx->mem, d->blas);
-        vptq_ref_close(d);
-        return st;
-    }
-    *dev = d;
+    VPTQ_CHECK(vptq_ref_open(ctx, dev, err));
+    (*dev)->threads = ctx->threads;
+    (*dev)->simd = vptq_cpu_simd();
     return VPTQ_OK;
 }
 
 static void cpu_describe(const vptq_dev *dev, char *text, size_t size)
 {
-    const char *config = dev->blas->config(); /* "OpenBLAS 0.3.21 option option ..." */
+    snprintf(text, size, "%s kernels, %d thread%s", vptq_simd_name(dev->simd), dev->threads,
+             dev->threads == 1 ? "" : "s");
+}
+
+static void cpu_libraries(vptq_dev *dev, char *text, size_t size)
+{
+    const vptq_blas *blas = NULL;
+    vptq_err err = {VPTQ_OK, ""};
+    if (vptq_cpu_blas(dev, &blas, &err) || !blas) {
+        snprintf(text, size, "%s", err.text);
+        return;
+    }
+    const char *config = blas->config(); /* "OpenBLAS 0.3.21 option option ..." */
     int version = (int)strcspn(config, " ");
     if (config[version] == ' ')
         version += 1 + (int)strcspn(config + version + 1, " ");
-    snprintf(text, size, "%s kernels, %.*s (%s), %d thread%s", vptq_simd_name(dev->simd),
-             version, config, dev->blas->corename(), dev->threads,
-             dev->threads == 1 ? "" : "s");
+    snprintf(text, size, "%.*s (%s)", version, config, blas->corename());
 }
 
 #define TABLE_OP(op) .op = vptq_cpu_##op,
@@ -54,7 +54,7 @@ static const vptq_backend cpu_table = {.name = "cpu",
                                        .open = cpu_open,
                                        .close = cpu_close,
                                        .describe = cpu_describe,
-                                       .libraries = vptq_ref_libraries,
+                                       .libraries = cpu_libraries,
                                        .alloc = vptq_ref_alloc,
                                        .release = vptq_ref_release,
                                        .left = vptq_ref_left,

@@ -6,6 +6,7 @@
 #include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref/ref.h"
 
 /* BLOCK: rows and columns of a diagonal block, factored by one thread while the others wait;
  * TILE: rows (potrf) or columns (trtri) of a task. */
@@ -90,7 +91,12 @@ static void potrf_diagonal(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
                            vptq_err *err)
 {
-    factor_job job = {.blas = dev->blas, .a = a, .n = n, .lda = lda};
+    const vptq_blas *blas = NULL;
+    VPTQ_CHECK(vptq_cpu_blas(dev, &blas, err));
+    if (!blas)
+        return vptq_ref_potrf(dev, n, a, lda, bad_pivot, err);
+
+    factor_job job = {.blas = blas, .a = a, .n = n, .lda = lda};
     const int threads = vptq_cpu_threads(dev, n * n);
 
     for (; job.at < n; job.at += BLOCK) {
@@ -98,9 +104,9 @@ vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_
         job.width = min_size(BLOCK, n - job.at);
         const size_t below = n - job.at - job.width;
         if (job.at)
-            vptq_blas_parallel_for(threads, 1 + (below + TILE - 1) / TILE, 1, potrf_update,
-                                   &job);
-        vptq_blas_parallel_for(1, 1, 1, potrf_diagonal, &job);
+            vptq_blas_parallel_for(blas, threads, 1 + (below + TILE - 1) / TILE, 1,
+                                   potrf_update, &job);
+        vptq_blas_parallel_for(blas, 1, 1, 1, potrf_diagonal, &job);
         if (job.good < job.width) {
             if (bad_pivot)
                 *bad_pivot = job.at + job.good;
@@ -109,7 +115,7 @@ vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_
                              "positive number",
                              job.at + job.good, n);
         }
-        vptq_blas_parallel_for(threads, below, TILE, potrf_solve, &job);
+        vptq_blas_parallel_for(blas, threads, below, TILE, potrf_solve, &job);
     }
     return VPTQ_OK;
 }
@@ -163,22 +169,26 @@ static void trtri_columns(void *arg, size_t begin, size_t end, int thread)
 
 vptq_status vptq_cpu_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err)
 {
+    const vptq_blas *blas = NULL;
+    VPTQ_CHECK(vptq_cpu_blas(dev, &blas, err));
+    if (!blas)
+        return vptq_ref_trtri(dev, n, a, lda, err);
     for (size_t i = 0; i < n; i++)
         if (a[i * lda + i] == 0)
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "triangular matrix is singular: diagonal %zu of %zu is 0", i, n);
 
-    factor_job job = {.blas = dev->blas, .a = a, .n = n, .lda = lda, .ld_panel = n};
+    factor_job job = {.blas = blas, .a = a, .n = n, .lda = lda, .ld_panel = n};
     const int threads = vptq_cpu_threads(dev, n * n);
     job.panel = vptq_dev_scratch(dev, BLOCK * n, sizeof *job.panel, err);
     if (!job.panel)
         return VPTQ_E_NOMEM;
-    vptq_blas_parallel_for(threads, n, BLOCK, trtri_diagonal, &job);
+    vptq_blas_parallel_for(blas, threads, n, BLOCK, trtri_diagonal, &job);
     for (job.at = BLOCK; job.at < n; job.at += BLOCK) {
         VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
         job.width = min_size(BLOCK, n - job.at);
-        vptq_blas_parallel_for(threads, job.at, TILE, trtri_panel, &job);
-        vptq_blas_parallel_for(threads, job.at, TILE, trtri_columns, &job);
+        vptq_blas_parallel_for(blas, threads, job.at, TILE, trtri_panel, &job);
+        vptq_blas_parallel_for(blas, threads, job.at, TILE, trtri_columns, &job);
     }
     return VPTQ_OK;
 }

@@ -7,6 +7,7 @@
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/cpu/math.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref/ref.h"
 
 enum {
     TILE = 256,
@@ -104,8 +105,8 @@ vptq_status vptq_cpu_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *
         vptq_dev_scratch(dev, (size_t)dev->threads * job.slice, sizeof *job.scratch, err);
     if (!job.scratch)
         return VPTQ_E_NOMEM;
-    vptq_blas_parallel_for(vptq_cpu_threads(dev, a->tokens * a->n * a->n),
-                           lower_count(job.tiles.count), 1, syrk_tile, &job);
+    vptq_parallel_for(vptq_cpu_threads(dev, a->tokens * a->n * a->n),
+                      lower_count(job.tiles.count), 1, syrk_tile, &job);
     return VPTQ_OK;
 }
 
@@ -169,7 +170,12 @@ static void quad_tile(void *arg, size_t begin, size_t end, int thread)
 
 vptq_status vptq_cpu_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err)
 {
-    quad_job job = {.blas = dev->blas,
+    const vptq_blas *blas = NULL;
+    VPTQ_CHECK(vptq_cpu_blas(dev, &blas, err));
+    if (!blas)
+        return vptq_ref_quad_trace(dev, a, err);
+
+    quad_job job = {.blas = blas,
                     .math = vptq_cpu_math_get(dev->simd),
                     .a = a,
                     .tiles = vptq_cpu_tiles_of(a->n, TILE, STEP)};
@@ -180,7 +186,7 @@ vptq_status vptq_cpu_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vp
     if (!job.scratch)
         return VPTQ_E_NOMEM;
     job.partial = job.scratch + (size_t)dev->threads * job.slice;
-    vptq_blas_parallel_for(vptq_cpu_threads(dev, a->m * a->n * a->n), count, 1, quad_tile,
+    vptq_blas_parallel_for(blas, vptq_cpu_threads(dev, a->m * a->n * a->n), count, 1, quad_tile,
                            &job);
 
     double total = 0;
