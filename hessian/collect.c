@@ -195,7 +195,8 @@ static vptq_token_weights kind_of(const collector *c, int i)
     return i < VPTQ_INPUT_COUNT ? VPTQ_WEIGHTS_PLAIN : c->opt->calibrate.weights;
 }
 
-/* Reads file i of a layer; *whole is false, with a log line, if it is damaged or of another run.
+/* Reads file i of a layer; *whole is false, with a log line, if it is damaged or of another
+ * run.
  */
 static vptq_status check_file(const collector *c, int part, uint32_t layer, int i, bool *whole,
                               vptq_err *err)
