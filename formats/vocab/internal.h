@@ -10,6 +10,7 @@
 enum {
     VPTQ_PIECE_MAX = 2048,    /* bytes of a piece or added token; real ones reach about 300 */
     VPTQ_VOCAB_MAX = 1 << 22, /* pieces; real vocabularies reach about 260,000 */
+    VPTQ_PATTERN_MAX = 65535, /* bytes of a pattern; PCRE2 compiles no longer ones */
     VPTQ_STEPS_MAX = 32       /* steps of a normalizer or a pre-tokenizer */
 };
 

@@ -118,8 +118,8 @@ static bool repeat_differs(const char *p)
 }
 
 /* Returns whether a pattern, written for Oniguruma, has a part that means something else in
- * PCRE: \h, classes inside classes, rare class names, intersections, the option m, some
- * quantifiers. */
+ * PCRE: \h, \G, verbs, classes inside classes, rare class names, intersections, the option m,
+ * some quantifiers. */
 static bool pattern_differs(const char *p)
 {
     bool in_class = false;
@@ -128,7 +128,7 @@ static bool pattern_differs(const char *p)
             return true;
         if (*p == '\\' && p[1] != 0) {
             p++;
-            if (*p == 'h' || *p == 'H')
+            if (*p == 'h' || *p == 'H' || *p == 'G')
                 return true;
             if (strchr("pPxk", *p) && p[1] == '{' && strchr(p, '}'))
                 p = strchr(p, '}');
@@ -142,6 +142,8 @@ static bool pattern_differs(const char *p)
             p += p[1] == '^';
             p += p[1] == ']'; /* a first ] is a member */
         } else if (*p == '{' && repeat_differs(p)) {
+            return true;
+        } else if (*p == '(' && p[1] == '*') {
             return true;
         } else if (*p == '(' && p[1] == '?') {
             size_t n = strspn(p + 2, "imsx-");
@@ -159,8 +161,11 @@ static vptq_status copy_pattern(vptq_vocab *v, const json_t *step, const char **
     const json_t *pattern = json_object_get(step, "pattern");
     *regex = json_object_get(pattern, "Regex") != NULL;
     VPTQ_CHECK(copy_string(v, pattern, *regex ? "Regex" : "String", out, err));
-    if ((*out)[0] == 0)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: a pattern is empty", v->source);
+    size_t len = strlen(*out);
+    if (len == 0 || len > VPTQ_PATTERN_MAX)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: a pattern has %zu bytes, expected between 1 and %d", v->source,
+                         len, VPTQ_PATTERN_MAX);
     if (*regex && pattern_differs(*out))
         return unsupported(v, "pattern", *out, err);
     return VPTQ_OK;

@@ -222,7 +222,7 @@ vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
     if (!need_tokenizer)
         return VPTQ_OK;
     VPTQ_TRY(vptq_checkpoint_vocab(&m->ckpt, ctx, &m->vocab, err));
-    st = vptq_tokenizer_open(&m->vocab, ctx->mem, &m->tokenizer, err);
+    st = vptq_tokenizer_open(ctx, &m->vocab, &m->tokenizer, err);
     if (st)
         vptq_vocab_release(&m->vocab);
 out:

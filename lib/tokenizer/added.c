@@ -38,11 +38,11 @@ vptq_status vptq_added_prepare(vptq_tokenizer *t, vptq_err *err)
 {
     const vptq_vocab *v = t->v;
     vptq_added_set *sets[2] = {&t->raw, &t->normalized};
-    vptq_regex_run run = {0};
-    vptq_buf norm[2];
-    vptq_buf_init(&norm[0], t->arena.mem);
-    vptq_buf_init(&norm[1], t->arena.mem);
-    vptq_status st = vptq_regex_open(t, &run, err);
+    vptq_encode_run e;
+    size_t total = 0, kept = 0;
+    for (uint32_t i = 0; i < v->added_count; i++)
+        total += v->added[i].len;
+    vptq_status st = vptq_encode_open(&e, t, total, NULL, err);
     if (st)
         goto out;
     for (int k = 0; k < 2; k++) {
@@ -56,7 +56,9 @@ vptq_status vptq_added_prepare(vptq_tokenizer *t, vptq_err *err)
         vptq_span text = {a->text, a->len};
         bool cut;
         if (a->normalized)
-            VPTQ_TRY(vptq_normalize(t, &run, norm, a->text, a->len, &text, &cut, err));
+            VPTQ_TRY(vptq_normalize(&e, a->text, a->len, &text, &cut, err));
+        kept += text.len;
+        VPTQ_TRY(vptq_check_growth(&e, kept, err));
         if (text.len > 0)
             VPTQ_TRY(add_entry(t, sets[a->normalized], text, a, err));
     }
@@ -67,9 +69,7 @@ vptq_status vptq_added_prepare(vptq_tokenizer *t, vptq_err *err)
             sets[k]->first[(unsigned char)sets[k]->entries[i].span.text[0]] = true;
     }
 out:
-    vptq_regex_close(&run);
-    vptq_buf_release(&norm[0]);
-    vptq_buf_release(&norm[1]);
+    vptq_encode_close(&e);
     return st;
 }
 
@@ -88,12 +88,20 @@ static uint32_t lower_bound(const vptq_added_set *set, uint32_t lo, uint32_t hi,
 }
 
 /* Returns the longest entry that the text begins with, or NULL. The range of entries that agree
- * with the first d bytes narrows as d grows. */
-static const entry *longest(const vptq_added_set *set, const char *text, size_t len)
+ * with the first d bytes narrows as d grows. *steps: bytes that were compared. */
+static const entry *longest(const vptq_added_set *set, const char *text, size_t len,
+                            size_t *steps)
 {
     const entry *best = NULL;
     uint32_t lo = 0, hi = set->count;
     for (size_t d = 0; lo < hi; d++) {
+        *steps = d;
+        if (hi - lo == 1) {
+            const vptq_span s = set->entries[lo].span;
+            *steps += s.len / 16;
+            return s.len <= len && !memcmp(text + d, s.text + d, s.len - d) ? &set->entries[lo]
+                                                                            : best;
+        }
         /* entries that end here come first in the range */
         if (set->entries[lo].span.len == d) {
             best = &set->entries[lo];
@@ -129,6 +137,8 @@ static bool stands_alone(const char *text, size_t len, size_t begin, size_t end)
     return vptq_utf8_decode(text + end, len - end, &cp) == 0 || !is_word(cp);
 }
 
+/* Extends [begin, end) by white space, to the left not before `from`. An `end` before `from`
+ * lies in white space that the previous token absorbed up to there. */
 static void swallow_space(const vptq_added_token *a, const char *text, size_t len, size_t from,
                           size_t *begin, size_t *end)
 {
@@ -138,6 +148,8 @@ static void swallow_space(const vptq_added_token *a, const char *text, size_t le
         *begin -= size;
     if (a->lstrip && *begin < from)
         *begin = from;
+    if (a->rstrip && *end < from)
+        *end = from;
     while (a->rstrip && *end < len) {
         uint32_t cp = 0;
         size = vptq_utf8_decode(text + *end, len - *end, &cp);
@@ -147,14 +159,16 @@ static void swallow_space(const vptq_added_token *a, const char *text, size_t le
     }
 }
 
-bool vptq_added_next(const vptq_added_set *set, const char *text, size_t len, bool special,
-                     vptq_added_match *m)
+vptq_status vptq_added_next(vptq_encode_run *e, const vptq_added_set *set, const char *text,
+                            size_t len, bool special, vptq_added_match *m, vptq_err *err)
 {
-    size_t taken = m->end;
+    size_t taken = m->end, steps = 0;
+    m->found = true;
     for (size_t i = set->count > 0 ? m->from : len; i < len; i++) {
         if (!set->first[(unsigned char)text[i]])
             continue;
-        const entry *hit = longest(set, text + i, len - i);
+        const entry *hit = longest(set, text + i, len - i, &steps);
+        VPTQ_CHECK(vptq_charge(e, 1 + steps, err));
         if (!hit)
             continue;
         const vptq_added_token *a = hit->token;
@@ -163,12 +177,13 @@ bool vptq_added_next(const vptq_added_set *set, const char *text, size_t len, bo
             i = end - 1; /* a match that does not count still hides the text it covers */
             continue;
         }
-        *m = (vptq_added_match){i, end, (int32_t)a->id, end};
+        *m = (vptq_added_match){i, end, (int32_t)a->id, end, true};
         swallow_space(a, text, len, taken, &m->begin, &m->end);
         if (m->begin < m->end)
-            return true;
+            return VPTQ_OK;
         taken = m->end; /* the previous token absorbed all of it */
     }
     m->begin = len;
-    return false;
+    m->found = false;
+    return VPTQ_OK;
 }

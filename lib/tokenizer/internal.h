@@ -44,8 +44,15 @@ typedef struct vptq_pair_table {
     size_t mask;
 } vptq_pair_table;
 
+/* A compiled pattern of a step; code is NULL for steps without one. */
+typedef struct vptq_pattern {
+    pcre2_code *code;
+    const char *text;
+} vptq_pattern;
+
 struct vptq_tokenizer {
     const vptq_vocab *v;
+    vptq_ctx ctx;     /* of opening: its flag cancels encoding */
     vptq_arena arena; /* everything except `text` and the patterns */
     vptq_strmap text; /* NORMAL pieces by the text that they stand for (BYTE_BPE: bytes) */
     vptq_pair_table pairs;
@@ -56,8 +63,8 @@ struct vptq_tokenizer {
     bool cut_meta;        /* SPM: no merge joins a U+2581 to another character before it */
     vptq_added_set raw, normalized;
     pcre2_general_context *pcre; /* allocates from the arena's vptq_mem */
-    pcre2_code **norm_code;      /* [norm_count], NULL for steps without a pattern */
-    pcre2_code **split_code;     /* [split_count] */
+    vptq_pattern *norm_code;     /* [norm_count] */
+    vptq_pattern *split_code;    /* [split_count] */
 };
 
 /* Results, limits and stack for matching. */
@@ -78,9 +85,26 @@ typedef struct vptq_candidate {
     int32_t id;
 } vptq_candidate;
 
+/* What one call may cost for a text of n bytes: WORK_CALL + n * WORK_BYTE steps, and
+ * GROWTH_CALL + n * GROWTH_BYTE bytes that normalizer and pre-tokenizer make of it. A step is
+ * about a character that is looked at, or eight backtracks of a pattern. Real tokenizers take
+ * up to 60 steps and make up to 11 bytes per byte (U+FDFA under NFKC). */
+enum {
+    VPTQ_WORK_CALL = 8 << 20,
+    VPTQ_WORK_BYTE = 512,
+    VPTQ_WORK_POLL = 1 << 16, /* steps between two looks at the cancel flag */
+    VPTQ_GROWTH_CALL = 1 << 20,
+    VPTQ_GROWTH_BYTE = 64
+};
+
 /* State of one encode call. */
 typedef struct vptq_encode_run {
     const vptq_tokenizer *t;
+    size_t text_len;     /* of the whole call */
+    uint64_t work;       /* steps so far */
+    uint64_t work_poll;  /* where to look at limit and cancel flag next */
+    size_t merged;       /* bytes of all words so far */
+    const char *pattern; /* the last one that ran, for messages; NULL before */
     vptq_mem *mem;
     vptq_ids *out;
     vptq_symbol *symbols;
@@ -90,6 +114,21 @@ typedef struct vptq_encode_run {
     vptq_buf *step;   /* [split_count] words that a step rewrites */
     vptq_regex_run regex;
 } vptq_encode_run;
+
+/* Prepares a call on `len` bytes; close it after a failure as well. */
+vptq_status vptq_encode_open(vptq_encode_run *e, const vptq_tokenizer *t, size_t len,
+                             vptq_ids *out, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_encode_close(vptq_encode_run *e);
+/* Fails when the call has used up its steps or is cancelled. */
+vptq_status vptq_encode_poll(vptq_encode_run *e, vptq_err *err) VPTQ_MUST_CHECK;
+static inline vptq_status vptq_charge(vptq_encode_run *e, size_t steps, vptq_err *err)
+{
+    e->work += steps;
+    return e->work < e->work_poll ? VPTQ_OK : vptq_encode_poll(e, err);
+}
+/* Fails if `bytes` made from the text are too many. */
+vptq_status vptq_check_growth(const vptq_encode_run *e, size_t bytes,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Builds `rank` or `pairs`, which merging needs. */
 vptq_status vptq_merge_prepare(vptq_tokenizer *t, vptq_err *err) VPTQ_MUST_CHECK;
@@ -106,9 +145,11 @@ typedef struct vptq_added_match {
                           one */
     int32_t id;
     size_t from; /* where to continue: a token may lie in what the previous one absorbed */
+    bool found;
 } vptq_added_match;
-bool vptq_added_next(const vptq_added_set *set, const char *text, size_t len, bool special,
-                     vptq_added_match *m);
+vptq_status vptq_added_next(vptq_encode_run *e, const vptq_added_set *set, const char *text,
+                            size_t len, bool special, vptq_added_match *m,
+                            vptq_err *err) VPTQ_MUST_CHECK;
 
 /* --- patterns --- */
 
@@ -126,17 +167,15 @@ typedef struct vptq_matches {
     size_t from; /* where to continue */
     bool at_end; /* a match ended at `end`: an empty one there does not count */
 } vptq_matches;
-vptq_status vptq_regex_next(const vptq_tokenizer *t, const pcre2_code *code,
-                            vptq_regex_run *run, const char *text, size_t len, vptq_matches *m,
-                            vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_regex_next(vptq_encode_run *e, const vptq_pattern *p, const char *text,
+                            size_t len, vptq_matches *m, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* --- normalizing --- */
 
 /* Runs all steps on a section; *out points into one of the buffers or to the text itself.
  * *cut: a step removed the beginning of the section. */
-vptq_status vptq_normalize(const vptq_tokenizer *t, vptq_regex_run *run, vptq_buf norm[2],
-                           const char *text, size_t len, vptq_span *out, bool *cut,
-                           vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_normalize(vptq_encode_run *e, const char *text, size_t len, vptq_span *out,
+                           bool *cut, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Returns the character that ends before text[at] (at > 0), 0 for invalid bytes, and its length
  * in *size. */

@@ -153,6 +153,7 @@ static vptq_status consider(vptq_encode_run *e, const char *word, uint32_t left,
     const vptq_tokenizer *t = e->t;
     if (left == NONE || right == NONE)
         return VPTQ_OK;
+    VPTQ_CHECK(vptq_charge(e, 1, err));
     const vptq_symbol *a = &e->symbols[left], *b = &e->symbols[right];
     vptq_candidate c = {.left = left, .right = right, .len = a->len + b->len};
     if (!t->v->by_score) {
@@ -164,7 +165,10 @@ static vptq_status consider(vptq_encode_run *e, const char *word, uint32_t left,
         c.id = (int32_t)t->v->merges[c.rank].result;
     } else {
         uint32_t id = 0;
-        if (c.len > t->longest || !vptq_strmap_get(&t->text, word + a->start, c.len, &id))
+        if (c.len > t->longest)
+            return VPTQ_OK;
+        VPTQ_CHECK(vptq_charge(e, c.len / 16, err));
+        if (!vptq_strmap_get(&t->text, word + a->start, c.len, &id))
             return VPTQ_OK;
         c.id = (int32_t)id;
         c.rank = t->rank[id];
@@ -259,6 +263,8 @@ vptq_status vptq_merge_word(vptq_encode_run *e, const char *word, size_t len, vp
     uint32_t whole = 0;
     if (len == 0)
         return VPTQ_OK;
+    e->merged += len;
+    VPTQ_CHECK(vptq_check_growth(e, e->merged, err));
     if (len >= NONE)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "a word of %zu bytes is too long for the tokenizer", len);

@@ -7,10 +7,17 @@
 
 #include "lib/tokenizer/internal.h"
 
-/* Bounds of one match. Patterns of real tokenizers backtrack at most over the current run of
- * white space. */
+/* A match looks at WINDOW bytes and takes BACKTRACKS steps per start position. Only if that is
+ * not enough, larger bounds are tried, one start position at a time, and charged to the call:
+ * PCRE2 does not tell what a match took. Patterns of real tokenizers need more only in a long
+ * run of the same kind of characters. */
 enum {
-    MATCH_LIMIT = 10000000,
+    WINDOW = 256,
+    WINDOW_GROWS = 4,
+    BACKTRACKS = 64,
+    BACKTRACKS_GROW = 8,
+    BACKTRACKS_MAX = 1 << 27, /* about a second, in which no flag is looked at */
+    BACKTRACKS_STEP = 8,      /* backtracks in a window that count as one step */
     HEAP_LIMIT_KB = 65536,
     STACK_START = 32 * 1024,
     STACK_MAX = 8 * 1024 * 1024
@@ -82,7 +89,8 @@ static vptq_status compile_text(const vptq_tokenizer *t, const char *text, const
         return out_of_memory(t, err);
     (void)pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
     *out = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
-                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C |
+                             PCRE2_USE_OFFSET_LIMIT,
                          &code, &at, ctx);
     pcre2_compile_context_free(ctx);
     if (!*out && code == PCRE2_ERROR_HEAP_FAILED)
@@ -161,16 +169,17 @@ static vptq_status translate(const vptq_tokenizer *t, const char *p, vptq_buf *o
     return VPTQ_OK;
 }
 
-static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **out,
+static vptq_status compile(vptq_tokenizer *t, const char *pattern, vptq_pattern *out,
                            vptq_err *err)
 {
+    out->text = pattern;
     vptq_buf text;
     vptq_buf_init(&text, t->arena.mem);
     vptq_status st = translate(t, pattern, &text, err);
     if (!st)
-        st = compile_text(t, text.data, pattern, out, err);
+        st = compile_text(t, text.data, pattern, &out->code, err);
     if (!st) /* without a JIT compiler the interpreter runs */
-        (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
+        (void)pcre2_jit_compile(out->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     vptq_buf_release(&text);
     return st;
 }
@@ -181,8 +190,8 @@ vptq_status vptq_regex_prepare(vptq_tokenizer *t, vptq_err *err)
     t->pcre = pcre2_general_context_create(take, give, t->arena.mem);
     if (!t->pcre)
         return out_of_memory(t, err);
-    t->norm_code = vptq_arena_zalloc(&t->arena, v->norm_count, sizeof(pcre2_code *), err);
-    t->split_code = vptq_arena_zalloc(&t->arena, v->split_count, sizeof(pcre2_code *), err);
+    t->norm_code = vptq_arena_zalloc(&t->arena, v->norm_count, sizeof *t->norm_code, err);
+    t->split_code = vptq_arena_zalloc(&t->arena, v->split_count, sizeof *t->split_code, err);
     if (!t->norm_code || !t->split_code)
         return VPTQ_E_NOMEM;
     for (uint32_t i = 0; i < v->norm_count; i++) {
@@ -199,9 +208,9 @@ vptq_status vptq_regex_prepare(vptq_tokenizer *t, vptq_err *err)
 void vptq_regex_release(vptq_tokenizer *t)
 {
     for (uint32_t i = 0; t->norm_code && i < t->v->norm_count; i++)
-        pcre2_code_free(t->norm_code[i]);
+        pcre2_code_free(t->norm_code[i].code);
     for (uint32_t i = 0; t->split_code && i < t->v->split_count; i++)
-        pcre2_code_free(t->split_code[i]);
+        pcre2_code_free(t->split_code[i].code);
     pcre2_general_context_free(t->pcre);
 }
 
@@ -214,27 +223,94 @@ vptq_status vptq_regex_open(const vptq_tokenizer *t, vptq_regex_run *run, vptq_e
         vptq_regex_close(run);
         return out_of_memory(t, err);
     }
-    (void)pcre2_set_match_limit(run->limits, MATCH_LIMIT);
     (void)pcre2_set_heap_limit(run->limits, HEAP_LIMIT_KB);
     return VPTQ_OK;
 }
 
-/* Matches once. Compiled patterns use 32 KiB of the machine's stack; one that needs more gets a
- * stack of its own, created once. */
-static vptq_status match_at(const vptq_tokenizer *t, const pcre2_code *code,
-                            vptq_regex_run *run, vptq_span s, size_t from, int *rc,
-                            vptq_err *err)
+/* One attempt to match and its bounds. */
+typedef struct attempt {
+    size_t from, window;
+    uint32_t backtracks;
+    bool single; /* tries the start position `from` alone */
+    size_t end;  /* of the window: before the end of the text if `cut` */
+    bool cut;
+} attempt;
+
+static attempt first_attempt(size_t from)
 {
+    return (attempt){.from = from, .window = WINDOW, .backtracks = BACKTRACKS};
+}
+
+/* Tries the match. Compiled patterns use 32 KiB of the machine's stack; one that needs more
+ * gets a stack of its own, created once. */
+static vptq_status match_once(vptq_encode_run *e, const pcre2_code *code, vptq_span s,
+                              attempt *a, int *rc, vptq_err *err)
+{
+    vptq_regex_run *run = &e->regex;
     PCRE2_SPTR text = (PCRE2_SPTR)s.text;
-    *rc = pcre2_match(code, text, s.len, from, PCRE2_NO_UTF_CHECK, run->match, run->limits);
+    a->end = s.len - a->from <= a->window ? s.len : a->from + a->window;
+    while (a->end < s.len && ((unsigned char)s.text[a->end] & 0xC0) == 0x80)
+        a->end++;
+    a->cut = a->end < s.len;
+    /* PARTIAL_HARD: PCRE2_ERROR_PARTIAL as soon as the end of the window plays a part */
+    uint32_t options = PCRE2_NO_UTF_CHECK | (a->cut ? PCRE2_PARTIAL_HARD : 0);
+    (void)pcre2_set_match_limit(run->limits, a->backtracks);
+    (void)pcre2_set_offset_limit(run->limits, a->single ? a->from : PCRE2_UNSET);
+    *rc = pcre2_match(code, text, a->end, a->from, options, run->match, run->limits);
     if (*rc != PCRE2_ERROR_JIT_STACKLIMIT || run->stack)
         return VPTQ_OK;
-    run->stack = pcre2_jit_stack_create(STACK_START, STACK_MAX, t->pcre);
+    run->stack = pcre2_jit_stack_create(STACK_START, STACK_MAX, e->t->pcre);
     if (!run->stack)
-        return out_of_memory(t, err);
+        return out_of_memory(e->t, err);
     pcre2_jit_stack_assign(run->limits, NULL, run->stack);
-    *rc = pcre2_match(code, text, s.len, from, PCRE2_NO_UTF_CHECK, run->match, run->limits);
+    *rc = pcre2_match(code, text, a->end, a->from, options, run->match, run->limits);
     return VPTQ_OK;
+}
+
+/* Charges an attempt that tried the start positions up to `to`. */
+static vptq_status charge_attempt(vptq_encode_run *e, const attempt *a, size_t to,
+                                  vptq_err *err)
+{
+    size_t starts = a->single || to <= a->from ? 1 : to - a->from;
+    return vptq_charge(e, a->backtracks / BACKTRACKS_STEP * starts * (a->window / WINDOW), err);
+}
+
+/* Returns the position of the character after text[at]. */
+static size_t next_char(vptq_span s, size_t at)
+{
+    at++;
+    while (at < s.len && ((unsigned char)s.text[at] & 0xC0) == 0x80)
+        at++;
+    return at;
+}
+
+/* Searches from `from`; *rc as that of one match of the whole text. */
+static vptq_status search(vptq_encode_run *e, const vptq_pattern *p, vptq_span s, size_t from,
+                          int *rc, vptq_err *err)
+{
+    attempt a = first_attempt(from);
+    e->pattern = p->text;
+    for (;;) {
+        VPTQ_CHECK(match_once(e, p->code, s, &a, rc, err));
+        bool started = *rc >= 0 || *rc == PCRE2_ERROR_PARTIAL;
+        size_t start = started ? pcre2_get_startchar(e->regex.match) : a.end;
+        VPTQ_CHECK(charge_attempt(e, &a, start, err));
+        if (*rc == PCRE2_ERROR_PARTIAL && start > a.from) {
+            a = first_attempt(start); /* those before do not match */
+        } else if (*rc == PCRE2_ERROR_PARTIAL) {
+            a.single = true;
+            a.window *= WINDOW_GROWS;
+        } else if (*rc == PCRE2_ERROR_MATCHLIMIT && a.backtracks < BACKTRACKS_MAX) {
+            a.backtracks *= a.single ? BACKTRACKS_GROW : 1;
+            a.single = true;
+        } else if (*rc == PCRE2_ERROR_NOMATCH && a.single && a.from < s.len) {
+            a = first_attempt(next_char(s, a.from));
+        } else if (*rc == PCRE2_ERROR_NOMATCH && !a.single && a.cut) {
+            a = first_attempt(a.end);
+        } else {
+            return VPTQ_OK;
+        }
+    }
 }
 
 void vptq_regex_close(vptq_regex_run *run)
@@ -245,37 +321,36 @@ void vptq_regex_close(vptq_regex_run *run)
     *run = (vptq_regex_run){0};
 }
 
-static vptq_status match_failed(const vptq_tokenizer *t, int code, size_t at, vptq_err *err)
+static vptq_status match_failed(const vptq_encode_run *e, int code, size_t at, vptq_err *err)
 {
+    const vptq_tokenizer *t = e->t;
     if (code == PCRE2_ERROR_NOMEMORY)
         return out_of_memory(t, err);
     PCRE2_UCHAR why[160];
     (void)pcre2_get_error_message(code, why, sizeof why);
     return vptq_fail(err, VPTQ_E_FORMAT,
-                     "%s: a pattern of the tokenizer failed at byte %zu of a section: %s",
-                     t->v->source, at, (const char *)why);
+                     "%s: the pattern '%.200s' failed at byte %zu of a section: %s",
+                     t->v->source, e->pattern, at, (const char *)why);
 }
 
-vptq_status vptq_regex_next(const vptq_tokenizer *t, const pcre2_code *code,
-                            vptq_regex_run *run, const char *text, size_t len, vptq_matches *m,
-                            vptq_err *err)
+vptq_status vptq_regex_next(vptq_encode_run *e, const vptq_pattern *p, const char *text,
+                            size_t len, vptq_matches *m, vptq_err *err)
 {
+    const vptq_span s = {text, len};
     m->found = false;
     while (m->from <= len) {
         int rc = 0;
-        VPTQ_CHECK(match_at(t, code, run, (vptq_span){text, len}, m->from, &rc, err));
+        VPTQ_CHECK(search(e, p, s, m->from, &rc, err));
         if (rc == PCRE2_ERROR_NOMATCH)
             break;
         if (rc < 0)
-            return match_failed(t, rc, m->from, err);
-        const PCRE2_SIZE *place = pcre2_get_ovector_pointer(run->match);
+            return match_failed(e, rc, m->from, err);
+        const PCRE2_SIZE *place = pcre2_get_ovector_pointer(e->regex.match);
         /* \K can move the start of a match before the search start or past its end */
         size_t end = place[1] > m->from ? place[1] : m->from;
         size_t begin = place[0] < m->from ? m->from : place[0] > end ? end : place[0];
         if (begin == end && m->at_end && end == m->end) {
-            m->from++; /* continue after the next character */
-            while (m->from < len && ((unsigned char)text[m->from] & 0xC0) == 0x80)
-                m->from++;
+            m->from = next_char(s, m->from);
             continue;
         }
         *m = (vptq_matches){begin, end, true, end, true};

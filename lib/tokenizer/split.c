@@ -95,8 +95,8 @@ static vptq_status cut_valid(cutter *c, size_t begin, size_t len, vptq_err *err)
     size_t at = 0;
     c->match = false;
     for (vptq_matches m = {.found = len > 0}; m.found; at = m.end) {
-        VPTQ_CHECK(vptq_regex_next(t, t->split_code[c->step], &c->e->regex, c->w.text + begin,
-                                   len, &m, err));
+        VPTQ_CHECK(
+            vptq_regex_next(c->e, &t->split_code[c->step], c->w.text + begin, len, &m, err));
         if (m.begin > at)
             VPTQ_CHECK(cut_part(c, begin + at, begin + m.begin, invert, err));
         if (m.found)
@@ -195,6 +195,7 @@ static vptq_status split_prefix(vptq_encode_run *e, uint32_t step, word w, vptq_
 static vptq_status run_step(vptq_encode_run *e, uint32_t step, word w, vptq_err *err)
 {
     const vptq_vocab *v = e->t->v;
+    VPTQ_CHECK(vptq_charge(e, w.len, err));
     if (step == v->split_count)
         return e->t->cut_meta ? merge_cut(e, w, err) : vptq_merge_word(e, w.text, w.len, err);
     switch (v->splits[step].kind) {

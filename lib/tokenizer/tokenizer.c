@@ -116,15 +116,16 @@ static vptq_status index_pieces(vptq_tokenizer *t, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_tokenizer_open(const vptq_vocab *vocab, vptq_mem *mem, vptq_tokenizer **out,
-                                vptq_err *err)
+vptq_status vptq_tokenizer_open(const vptq_ctx *ctx, const vptq_vocab *vocab,
+                                vptq_tokenizer **out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    vptq_mem *mem = ctx ? ctx->mem : NULL;
     *out = NULL;
     vptq_tokenizer *t = vptq_mem_alloc(mem, 1, sizeof *t, err);
     if (!t)
         return VPTQ_E_NOMEM;
-    *t = (vptq_tokenizer){.v = vocab};
+    *t = (vptq_tokenizer){.v = vocab, .ctx = {.cancel = ctx ? ctx->cancel : NULL}};
     vptq_arena_init(&t->arena, mem);
     for (int i = 0; i < 256; i++)
         t->byte_id[i] = -1;
@@ -155,10 +156,45 @@ void vptq_tokenizer_close(vptq_tokenizer *t)
 
 /* --- encoding --- */
 
-static vptq_status encoder_open(vptq_encode_run *e, const vptq_tokenizer *t, vptq_ids *out,
-                                vptq_err *err)
+static uint64_t work_limit(const vptq_encode_run *e)
 {
-    *e = (vptq_encode_run){.t = t, .mem = t->arena.mem, .out = out};
+    return VPTQ_WORK_CALL + (uint64_t)e->text_len * VPTQ_WORK_BYTE;
+}
+
+vptq_status vptq_encode_poll(vptq_encode_run *e, vptq_err *err)
+{
+    const char *source = e->t->v->source;
+    uint64_t limit = work_limit(e);
+    VPTQ_CHECK(vptq_check_cancel(&e->t->ctx, err));
+    if (e->work > limit && e->pattern)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: encoding %zu bytes takes more than %" PRIu64
+                         " steps, the last in the pattern '%.200s'",
+                         source, e->text_len, limit, e->pattern);
+    if (e->work > limit)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: encoding %zu bytes takes more than %" PRIu64 " steps", source,
+                         e->text_len, limit);
+    e->work_poll = e->work + VPTQ_WORK_POLL;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_check_growth(const vptq_encode_run *e, size_t bytes, vptq_err *err)
+{
+    uint64_t limit = VPTQ_GROWTH_CALL + (uint64_t)e->text_len * VPTQ_GROWTH_BYTE;
+    if (bytes <= limit)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_FORMAT,
+                     "%s: normalizer and pre-tokenizer make more than %" PRIu64
+                     " bytes of a text of %zu",
+                     e->t->v->source, limit, e->text_len);
+}
+
+vptq_status vptq_encode_open(vptq_encode_run *e, const vptq_tokenizer *t, size_t len,
+                             vptq_ids *out, vptq_err *err)
+{
+    *e = (vptq_encode_run){
+        .t = t, .text_len = len, .work_poll = VPTQ_WORK_POLL, .mem = t->arena.mem, .out = out};
     vptq_buf_init(&e->norm[0], e->mem);
     vptq_buf_init(&e->norm[1], e->mem);
     if (t->v->split_count > 0) {
@@ -171,7 +207,7 @@ static vptq_status encoder_open(vptq_encode_run *e, const vptq_tokenizer *t, vpt
     return vptq_regex_open(t, &e->regex, err);
 }
 
-static void encoder_close(vptq_encode_run *e)
+void vptq_encode_close(vptq_encode_run *e)
 {
     for (uint32_t i = 0; e->step && i < e->t->v->split_count; i++)
         vptq_buf_release(&e->step[i]);
@@ -192,15 +228,14 @@ static vptq_status encode_section(vptq_encode_run *e, const char *text, size_t l
     bool cut = false;
     if (len == 0)
         return VPTQ_OK;
-    VPTQ_CHECK(vptq_normalize(e->t, &e->regex, e->norm, text, len, &s, &cut, err));
+    VPTQ_CHECK(vptq_normalize(e, text, len, &s, &cut, err));
     size_t at = 0;
-    vptq_added_match m = {0};
-    for (bool found = true; found; at = m.end) {
-        found = vptq_added_next(&e->t->normalized, s.text, s.len, special, &m);
+    for (vptq_added_match m = {.found = true}; m.found; at = m.end) {
+        VPTQ_CHECK(vptq_added_next(e, &e->t->normalized, s.text, s.len, special, &m, err));
         if (m.begin > at)
             VPTQ_CHECK(
                 vptq_split_words(e, s.text + at, m.begin - at, first && !cut && at == 0, err));
-        if (found)
+        if (m.found)
             VPTQ_CHECK(vptq_ids_add(e->out, &m.id, 1, err));
     }
     return VPTQ_OK;
@@ -212,24 +247,23 @@ vptq_status vptq_tokenizer_encode(const vptq_tokenizer *t, const char *text, siz
     const vptq_vocab *v = t->v;
     bool special = (flags & VPTQ_ENCODE_SPECIAL) != 0, ends = (flags & VPTQ_ENCODE_BOS) != 0;
     vptq_encode_run e;
-    vptq_status st = encoder_open(&e, t, out, err);
+    vptq_status st = vptq_encode_open(&e, t, len, out, err);
     if (st)
         goto out;
     if (ends && v->add_bos)
         VPTQ_TRY(vptq_ids_add(out, &v->bos, 1, err));
     size_t at = 0;
-    vptq_added_match m = {0};
-    for (bool found = true; found; at = m.end) {
-        found = vptq_added_next(&t->raw, text, len, special, &m);
+    for (vptq_added_match m = {.found = true}; m.found; at = m.end) {
+        VPTQ_TRY(vptq_added_next(&e, &t->raw, text, len, special, &m, err));
         if (m.begin > at)
             VPTQ_TRY(encode_section(&e, text + at, m.begin - at, at == 0, special, err));
-        if (found)
+        if (m.found)
             VPTQ_TRY(vptq_ids_add(out, &m.id, 1, err));
     }
     if (ends && v->add_eos)
         VPTQ_TRY(vptq_ids_add(out, &v->eos, 1, err));
 out:
-    encoder_close(&e);
+    vptq_encode_close(&e);
     return st;
 }
 

@@ -9,10 +9,11 @@
 
 typedef struct vptq_tokenizer vptq_tokenizer;
 
-/* Prepares a vocabulary, which must outlive the tokenizer. VPTQ_E_FORMAT if it cannot encode (a
- * byte without a symbol, a pattern that does not compile). */
-vptq_status vptq_tokenizer_open(const vptq_vocab *vocab, vptq_mem *mem, vptq_tokenizer **t,
-                                vptq_err *err) VPTQ_MUST_CHECK;
+/* Prepares a vocabulary, which must outlive the tokenizer, as must memory and cancel flag of
+ * ctx (NULL: plain allocation, no flag). VPTQ_E_FORMAT if it cannot encode (a byte without a
+ * symbol, a pattern that does not compile). */
+vptq_status vptq_tokenizer_open(const vptq_ctx *ctx, const vptq_vocab *vocab,
+                                vptq_tokenizer **t, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_tokenizer_close(vptq_tokenizer *t); /* accepts NULL */
 
 typedef struct vptq_ids {
@@ -36,7 +37,9 @@ typedef enum {
              are plain text (non-special added tokens are always recognized) */
 } vptq_encode_flags;
 
-/* Appends the ids of text [len]. Any bytes are allowed; invalid UTF-8 is encoded as bytes. */
+/* Appends the ids of text [len]. Any bytes are allowed; invalid UTF-8 is encoded as bytes. The
+ * work and the text that normalizers make are bounded in proportion to len (VPTQ_E_FORMAT); the
+ * flag of vptq_tokenizer_open stops the call (VPTQ_E_CANCELLED). */
 vptq_status vptq_tokenizer_encode(const vptq_tokenizer *t, const char *text, size_t len,
                                   unsigned flags, vptq_ids *out, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -59,7 +59,7 @@ static double load(const char *path, vptq_vocab *v, vptq_tokenizer **t)
     vptq_err err;
     double from = bench_seconds();
     bench_need(vptq_vocab_read(path, 0, NULL, v, &err), &err);
-    bench_need(vptq_tokenizer_open(v, NULL, t, &err), &err);
+    bench_need(vptq_tokenizer_open(NULL, v, t, &err), &err);
     return bench_seconds() - from;
 }
 

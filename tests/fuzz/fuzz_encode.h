@@ -31,7 +31,7 @@ static inline void fuzz_use_vocab(vptq_vocab *v, const uint8_t *data, size_t siz
     static const char text[] = "the <s>then</s>  a 123 e\xcc\x81\xe2\x96\x81\xff\xf0 in.\r\n\n";
     vptq_err err;
     vptq_tokenizer *t = NULL;
-    if (!vptq_tokenizer_open(v, NULL, &t, &err)) {
+    if (!vptq_tokenizer_open(NULL, v, &t, &err)) {
         fuzz_encode(t, v, text, sizeof text, VPTQ_ENCODE_BOS);
         fuzz_encode(t, v, text, sizeof text, VPTQ_ENCODE_BOS | VPTQ_ENCODE_SPECIAL);
         fuzz_encode(t, v, (const char *)data, size < 256 ? size : 256, VPTQ_ENCODE_SPECIAL);

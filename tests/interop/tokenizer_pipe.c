@@ -69,7 +69,7 @@ int main(int argc, char **argv)
         return give_up("expected one tokenizer");
     if (vptq_vocab_read(argv[1], 0, NULL, &v, &err))
         return give_up(err.text);
-    if (vptq_tokenizer_open(&v, NULL, &t, &err))
+    if (vptq_tokenizer_open(NULL, &v, &t, &err))
         return give_up(err.text);
     while (fread(head, sizeof head, 1, stdin) == 1) {
         size_t size = head[0] < DECODE ? 1 : sizeof(int32_t);

@@ -10,7 +10,39 @@ void vtok_open(vtok *k, const char *path)
 {
     vptq_err err = {0};
     assert_ok(vptq_vocab_read(path, 0, NULL, &k->vocab, &err), &err);
-    assert_ok(vptq_tokenizer_open(&k->vocab, NULL, &k->t, &err), &err);
+    assert_ok(vptq_tokenizer_open(NULL, &k->vocab, &k->t, &err), &err);
+}
+
+void vtok_apply(json_t *tokenizer, json_t *change)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(change, key, value)
+    {
+        if (strcmp(key, "model") == 0)
+            assert_int_equal(json_object_update(json_object_get(tokenizer, key), value), 0);
+        else
+            assert_int_equal(json_object_set(tokenizer, key, value), 0);
+    }
+}
+
+void vtok_open_base(const char *dir, vtok *k, const char *base, const char *change)
+{
+    char path[4096];
+    vptq_err err = {0};
+    json_t *root = NULL;
+    assert_ok(vptq_json_load("tests/golden/tokenizer_steps.json", 1 << 20, &root, &err), &err);
+    json_t *tokenizer = json_object_get(json_object_get(root, "bases"), base);
+    if (change) {
+        json_t *c = json_loads(change, 0, NULL);
+        assert_non_null(c);
+        vtok_apply(tokenizer, c);
+        json_decref(c);
+    }
+    vtest_path(path, sizeof path, dir, "tokenizer.json");
+    assert_ok(vptq_json_save(path, tokenizer, &err), &err);
+    json_decref(root);
+    vtok_open(k, path);
 }
 
 void vtok_close(vtok *k)

@@ -2,6 +2,7 @@
 #ifndef VPTQ_TESTS_SUPPORT_VTOK_H
 #define VPTQ_TESTS_SUPPORT_VTOK_H
 
+#include "formats/json.h"
 #include "lib/tokenizer/tokenizer.h"
 #include "tests/support/vtest.h"
 
@@ -11,6 +12,11 @@ typedef struct vtok {
 } vtok;
 
 void vtok_open(vtok *k, const char *path); /* fails the test on an error */
+/* Sets the keys of `change` in a tokenizer.json; those of "model" one by one. */
+void vtok_apply(json_t *tokenizer, json_t *change);
+/* Opens a base of tests/golden/tokenizer_steps.json with changes from a JSON text (NULL: none),
+ * written to DIR/tokenizer.json. */
+void vtok_open_base(const char *dir, vtok *k, const char *base, const char *change);
 void vtok_close(vtok *k);
 
 /* Unpacks the data file NAME.xz to DIR/tokenizer.json, and CONFIG (may be NULL, may end in .xz)

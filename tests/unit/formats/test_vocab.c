@@ -88,7 +88,7 @@ static void test_spm(void **state)
     /* default normalizer: removes spaces at the ends, collapses runs */
     static const int32_t want[4] = {4, 4, 5, 4};
     vtok k = {.vocab = v};
-    assert_ok(vptq_tokenizer_open(&k.vocab, NULL, &k.t, &err), &err);
+    assert_ok(vptq_tokenizer_open(NULL, &k.vocab, &k.t, &err), &err);
     vtok_expect(&k, "  a   a <u>a ", 13, 0, want, 4, "squeezed");
     vtok_close(&k);
 }

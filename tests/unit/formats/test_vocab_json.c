@@ -152,7 +152,7 @@ static void test_json_refusals(void **state)
         {"{\"normalizer\": {\"type\": \"Prepend\"}, " ABC "}", "'prepend' is missing"},
         {"{\"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"\"}, "
          "\"content\": \"x\"}, " ABC "}",
-         "pattern is empty"},
+         "pattern has 0 bytes, expected between 1 and 65535"},
         {"{\"post_processor\": {\"type\": \"TemplateProcessing\"}, " ABC "}",
          "no array 'single'"},
         {"{\"pre_tokenizer\": {\"type\": \"CharDelimiterSplit\", \"delimiter\": \"ab\"}, " ABC

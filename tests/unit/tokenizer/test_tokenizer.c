@@ -4,23 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/json.h"
 #include "tests/support/vtok.h"
 
 /* ---- features one by one ---- */
-
-static void apply(json_t *tokenizer, json_t *change)
-{
-    const char *key;
-    json_t *value;
-    json_object_foreach(change, key, value)
-    {
-        if (strcmp(key, "model") == 0)
-            assert_int_equal(json_object_update(json_object_get(tokenizer, key), value), 0);
-        else
-            assert_int_equal(json_object_set(tokenizer, key, value), 0);
-    }
-}
 
 /* Copies an array of ids into want [1024]. */
 static size_t take_ids(const json_t *ids, int32_t *want)
@@ -41,7 +27,7 @@ static void check_case(const char *dir, const json_t *bases, const json_t *texts
     const char *name = json_string_value(json_object_get(c, "name"));
     json_t *tokenizer =
         json_deep_copy(json_object_get(bases, json_string_value(json_object_get(c, "base"))));
-    apply(tokenizer, json_object_get(c, "change"));
+    vtok_apply(tokenizer, json_object_get(c, "change"));
     vtest_path(path, sizeof path, dir, "tokenizer.json");
     assert_ok(vptq_json_save(path, tokenizer, &err), &err);
     json_decref(tokenizer);
@@ -169,26 +155,6 @@ static void test_families(void **state)
     json_decref(root);
 }
 
-/* Opens a shared base tokenizer with changes from a JSON text; NULL = none. */
-static void open_base(void **state, vtok *k, const char *base, const char *change)
-{
-    char path[4096];
-    vptq_err err = {0};
-    json_t *root = NULL;
-    assert_ok(vptq_json_load("tests/golden/tokenizer_steps.json", 1 << 20, &root, &err), &err);
-    json_t *tokenizer = json_object_get(json_object_get(root, "bases"), base);
-    if (change) {
-        json_t *c = json_loads(change, 0, NULL);
-        assert_non_null(c);
-        apply(tokenizer, c);
-        json_decref(c);
-    }
-    vtest_path(path, sizeof path, *state, "tokenizer.json");
-    assert_ok(vptq_json_save(path, tokenizer, &err), &err);
-    json_decref(root);
-    vtok_open(k, path);
-}
-
 /* ---- any bytes ---- */
 
 static void test_bytes_that_are_not_text(void **state)
@@ -200,7 +166,8 @@ static void test_bytes_that_are_not_text(void **state)
     for (int i = 0; i < 2; i++) {
         vtok k;
         vptq_ids ids;
-        open_base(state, &k, bases[i], i == 0 ? "{\"normalizer\": {\"type\": \"NFC\"}}" : NULL);
+        vtok_open_base(*state, &k, bases[i],
+                       i == 0 ? "{\"normalizer\": {\"type\": \"NFC\"}}" : NULL);
         vptq_ids_init(&ids, NULL);
         vtok_encode(&k, bad, sizeof bad - 1, 0, &ids);
         vtok_expect_text(&k, ids.data, ids.count, false, bad, sizeof bad - 1, bases[i]);
@@ -218,7 +185,7 @@ static void test_bytes_that_are_not_text(void **state)
     /* 0xff is symbol 255 of the byte alphabet, before and after other words */
     static const int32_t want[4] = {255, 256 + 1, 254, 'a'};
     vtok k;
-    open_base(state, &k, "bytes", NULL);
+    vtok_open_base(*state, &k, "bytes", NULL);
     vtok_expect(&k,
                 "\xffthe\xfe"
                 "a",
@@ -233,7 +200,7 @@ static void test_special_tokens_in_text(void **state)
     static const int32_t as_special[] = {1, 260, 0};
     vtok k;
     vptq_ids ids;
-    open_base(state, &k, "pieces", NULL);
+    vtok_open_base(*state, &k, "pieces", NULL);
     vptq_ids_init(&ids, NULL);
     int32_t a = 0;
     vtok_encode(&k, "a", 1, 0, &ids);
@@ -325,7 +292,7 @@ static void test_long_words(void **state)
     for (int i = 0; i < 2; i++) {
         vtok k;
         vptq_ids ids;
-        open_base(state, &k, bases[i], NULL);
+        vtok_open_base(*state, &k, bases[i], NULL);
         vptq_ids_init(&ids, NULL);
         for (int f = 0; f < 4; f++) {
             memset(text, fill[f], LONG);
@@ -345,14 +312,14 @@ static void test_backtracking_is_bounded(void **state)
     vptq_err err = {0};
     char text[64];
     memset(text, 'a', sizeof text);
-    open_base(state, &k, "bytes",
-              "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": ["
-              "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(a|a)+(a|aa)+[^a]\"}, "
-              "\"behavior\": \"Isolated\", \"invert\": false}, {\"type\": \"ByteLevel\", "
-              "\"add_prefix_space\": false, \"use_regex\": false}]}}");
+    vtok_open_base(*state, &k, "bytes",
+                   "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": ["
+                   "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(a|a)+(a|aa)+[^a]\"}, "
+                   "\"behavior\": \"Isolated\", \"invert\": false}, {\"type\": \"ByteLevel\", "
+                   "\"add_prefix_space\": false, \"use_regex\": false}]}}");
     vptq_ids_init(&ids, NULL);
     assert_fails(vptq_tokenizer_encode(k.t, text, sizeof text, 0, &ids, &err), VPTQ_E_FORMAT,
-                 &err, "failed at byte");
+                 &err, "steps, the last in the pattern '(a|a)+(a|aa)+[^a]'");
     vptq_ids_release(&ids);
     vtok_close(&k);
 }
@@ -372,7 +339,7 @@ static void test_scripts(void **state)
                  "\"behavior\": \"Removed\", \"invert\": false}, {\"type\": \"ByteLevel\", "
                  "\"add_prefix_space\": false, \"use_regex\": false}]}}",
                  names[i]);
-        open_base(state, &k, "bytes", change);
+        vtok_open_base(*state, &k, "bytes", change);
         vptq_ids_init(&ids, NULL);
         vtok_encode(&k, text, sizeof text - 1, 0, &ids);
         assert_int_equal(ids.count, names[i][0] == '^' ? 0 : 4);
@@ -391,11 +358,11 @@ static void test_deep_match(void **state)
     assert_non_null(text);
     memset(text, 'a', DEEP);
     text[DEEP - 1] = '!';
-    open_base(state, &k, "bytes",
-              "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": ["
-              "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?:a|b|(c))+\"}, "
-              "\"behavior\": \"Removed\", \"invert\": false}, {\"type\": \"ByteLevel\", "
-              "\"add_prefix_space\": false, \"use_regex\": false}]}}");
+    vtok_open_base(*state, &k, "bytes",
+                   "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": ["
+                   "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?:a|b|(c))+\"}, "
+                   "\"behavior\": \"Removed\", \"invert\": false}, {\"type\": \"ByteLevel\", "
+                   "\"add_prefix_space\": false, \"use_regex\": false}]}}");
     vptq_ids_init(&ids, NULL);
     vtok_encode(&k, text, DEEP, 0, &ids);
     assert_int_equal(ids.count, 1);
@@ -419,8 +386,8 @@ static void test_refusals(void **state)
     bool start = true;
     vptq_ids_init(&ids, NULL);
     vptq_buf_init(&b, NULL);
-    open_base(state, &k, "pieces",
-              "{\"model\": {\"byte_fallback\": false, \"unk_token\": null}}");
+    vtok_open_base(*state, &k, "pieces",
+                   "{\"model\": {\"byte_fallback\": false, \"unk_token\": null}}");
     assert_fails(vptq_tokenizer_encode(k.t, "a\xc3\xbc", 3, 0, &ids, &err), VPTQ_E_FORMAT, &err,
                  "neither a piece for byte 0xc3");
     const int32_t beyond[1] = {(int32_t)k.vocab.count}, below[1] = {-1};
@@ -431,12 +398,12 @@ static void test_refusals(void **state)
     vtok_close(&k);
 
     /* an invalid pattern */
-    open_base(state, &k, "bytes", NULL);
+    vtok_open_base(*state, &k, "bytes", NULL);
     vtok_close(&k);
     vtest_path(path, sizeof path, *state, "tokenizer.json");
     assert_ok(vptq_vocab_read(path, 0, NULL, &v, &err), &err);
     v.splits[0].pattern = "(a";
-    assert_fails(vptq_tokenizer_open(&v, NULL, &t, &err), VPTQ_E_FORMAT, &err, "'(a'");
+    assert_fails(vptq_tokenizer_open(NULL, &v, &t, &err), VPTQ_E_FORMAT, &err, "'(a'");
     assert_null(t);
     vptq_vocab_release(&v);
     vptq_ids_release(&ids);
@@ -456,7 +423,7 @@ static vptq_status whole_run(void *arg, vptq_mem *mem, vptq_err *err)
     vptq_status st = vptq_vocab_read(arg, 0, mem, &v, err);
     if (st)
         return st;
-    VPTQ_TRY(vptq_tokenizer_open(&v, mem, &t, err));
+    VPTQ_TRY(vptq_tokenizer_open(&(vptq_ctx){.mem = mem}, &v, &t, err));
     VPTQ_TRY(vptq_tokenizer_encode(t, text, sizeof text - 1,
                                    VPTQ_ENCODE_SPECIAL | VPTQ_ENCODE_BOS, &ids, err));
     VPTQ_TRY(vptq_tokenizer_decode(t, ids.data, ids.count, &start, true, &b, err));
@@ -483,7 +450,7 @@ static void test_out_of_memory(void **state)
     vtest_path(path, sizeof path, *state, "tokenizer.json");
     for (int i = 0; i < 2; i++) {
         vtok k;
-        open_base(state, &k, i == 0 ? "bytes" : "pieces", i == 0 ? bytes : pieces);
+        vtok_open_base(*state, &k, i == 0 ? "bytes" : "pieces", i == 0 ? bytes : pieces);
         vtok_close(&k);
         assert_true(vtest_oom_walk(whole_run, path) > 20);
     }
