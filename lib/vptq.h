@@ -36,7 +36,9 @@
  * Errors.  The library never prints, exits or aborts because of its input.  A failing function
  * writes one sentence to its vptq_err, which may be NULL: lower case, no full stop, naming the
  * file or setting, what was found and what was expected.  A callback that returns a status
- * other than VPTQ_OK ends the operation with that status.
+ * other than VPTQ_OK ends the operation with that status.  Errors, log texts and progress
+ * details are single lines, safe to print: control characters, bidirectional overrides and
+ * bytes that are not UTF-8 appear as \n, \x1b or \u202e; a backslash stays.
  *
  * Files.  Output appears whole under its name or not at all.  Long operations write a directory
  * that the same call continues after an interruption, with the same bytes as without one. */
@@ -109,9 +111,7 @@ typedef struct vptq_ctx vptq_ctx;
 
 /* Warnings that the user should act on, then what is shown by default, with -v, with -vv. */
 typedef enum { VPTQ_LOG_WARN = 1, VPTQ_LOG_INFO, VPTQ_LOG_MORE, VPTQ_LOG_DEBUG } vptq_log_level;
-
 typedef void (*vptq_log_fn)(void *user, vptq_log_level level, const char *text);
-
 /* `stage` ("quantize") is static; `done` of `total` counts its units (tokens, matrices), total
  * 0 = unknown; `detail` ("layer 3 mlp.down_proj, loss 0.0123") may be NULL. */
 typedef void (*vptq_progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total,
@@ -313,8 +313,7 @@ typedef struct vptq_quantize_options {
     const char *tokenizer;         /* file; NULL = the model's own */
     const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
     const char *recipe;            /* JSON rules that override them per matrix; NULL = none */
-    double
-        bits; /* budget per weight that chooses v, k and k_res where no recipe does; 0 = none */
+    double bits; /* budget per weight: chooses v, k, k_res where no recipe does; 0 = none */
     vptq_allocate_mode allocate;
     const vptq_corpus_options *allocate_text; /* VPTQ_ALLOCATE_KL; not the evaluation text */
     size_t allocate_windows, allocate_length; /* of it, and tokens of each; e.g. 2, 512 */
@@ -569,7 +568,8 @@ typedef struct vptq_generate_options {
     bool ignore_eos;
     const char *const *stops; /* [stop_count] not empty: the text ends before the first */
     size_t stop_count;
-    bool dry_run; /* only write the prompt and its ids */
+    bool printable; /* VPTQ_FORMAT_TEXT: escape as errors do, but for newlines and tabs */
+    bool dry_run;   /* only write the prompt and its ids */
 } vptq_generate_options;
 
 typedef enum {

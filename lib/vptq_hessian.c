@@ -48,7 +48,7 @@ static vptq_status report_collected(const vptq_output *out, const collected *c, 
         snprintf(held_out, sizeof held_out, ", %zu windows held out", r->held_out);
     if (r->layers_reused)
         snprintf(kept, sizeof kept, ", %u layers kept", r->layers_reused);
-    return vptq_print_text(out, err, "%s: %zu windows of %zu tokens, %u layers%s, %s%s%s, %s\n",
+    return vptq_print_line(out, err, "%s: %zu windows of %zu tokens, %u layers%s, %s%s%s, %s",
                            c->output ? c->output : "plan", r->windows, r->length,
                            r->layers_done, planned ? " to do" : "", bytes, held_out, kept,
                            seconds);
@@ -145,10 +145,10 @@ vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output
     VPTQ_CHECK(vptq_hessian_show(dev, dir, print_stats, &s, err));
     if (is_json(out))
         return VPTQ_OK;
-    return vptq_print_text(out, err,
-                           "%s: %" PRIu64 " of %zu hessians are good, worst condition %.2g\n%s",
-                           dir, s.printer.rows - s.bad, s.printer.rows, s.worst_condition,
-                           s.diagonal ? only_diagonals : "");
+    VPTQ_CHECK(vptq_print_line(out, err,
+                               "%s: %" PRIu64 " of %zu hessians are good, worst condition %.2g",
+                               dir, s.printer.rows - s.bad, s.printer.rows, s.worst_condition));
+    return vptq_print_text(out, err, "%s", s.diagonal ? only_diagonals : "");
 }
 
 /* ---- merge, import and export ---- */
@@ -168,7 +168,7 @@ vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const *dirs, si
     VPTQ_CHECK(vptq_hessian_merge(ctx, dirs, count, to, force, err));
     return is_json(out)
                ? vptq_print_object(out, VPTQ_COLUMNS(merged_columns), &row, err)
-               : vptq_print_text(out, err, "%s: merged from %zu directories\n", to, count);
+               : vptq_print_line(out, err, "%s: merged from %zu directories", to, count);
 }
 
 /* Imported or exported Hessians, as printed. */
@@ -213,10 +213,10 @@ static vptq_status report_exchanged(const vptq_output *out, const exchanged *e, 
     if (d->tokens)
         snprintf(tokens, sizeof tokens, "%" PRIu64 " tokens", d->tokens);
     describe_ridge(e, ridge);
-    return vptq_print_text(out, err,
-                           "%s: %s, hessians of layers %" PRIu32 "-%" PRIu32 ", %s\n%s%s",
-                           e->output, e->form, d->first_layer, d->last_layer, tokens,
-                           d->diagonal ? only_diagonals : "", ridge);
+    VPTQ_CHECK(vptq_print_line(out, err,
+                               "%s: %s, hessians of layers %" PRIu32 "-%" PRIu32 ", %s",
+                               e->output, e->form, d->first_layer, d->last_layer, tokens));
+    return vptq_print_text(out, err, "%s%s", d->diagonal ? only_diagonals : "", ridge);
 }
 
 vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir, bool force,

@@ -56,14 +56,30 @@ static int try_help(const vptq_cli *cli)
     return CLI_USAGE;
 }
 
-int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...)
+/* vptq_fail escapes, as it does for every sentence of the library. */
+static void say(const char *tool, const char *fmt, va_list ap)
 {
     char text[1024];
+    vptq_err shown;
+    vsnprintf(text, sizeof text, fmt, ap);
+    vptq_fail(&shown, VPTQ_OK, "%s", text);
+    fprintf(stderr, "%s: %s\n", tool, shown.text);
+}
+
+void vptq_cli_say(const char *tool, const char *fmt, ...)
+{
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    say(tool, fmt, ap);
     va_end(ap);
-    fprintf(stderr, "%s: %s\n", cli->tool, text);
+}
+
+int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    say(cli->tool, fmt, ap);
+    va_end(ap);
     return try_help(cli);
 }
 
@@ -92,7 +108,7 @@ static void on_log(void *user, vptq_log_level level, const char *text)
     if (cli->common.quiet > 1 || (int)level > max_level)
         return;
     vptq_cli_progress_clear(&cli->state->progress);
-    fprintf(stderr, "%s: %s%s\n", cli->tool, level == VPTQ_LOG_WARN ? "warning: " : "", text);
+    vptq_cli_say(cli->tool, "%s%s", level == VPTQ_LOG_WARN ? "warning: " : "", text);
 }
 
 static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
@@ -410,14 +426,14 @@ int vptq_cli_finish_stdout(const char *tool)
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
         return CLI_OK;
-    fprintf(stderr, "%s: cannot write to standard output: %s\n", tool,
-            errno ? strerror(errno) : "write error");
+    vptq_cli_say(tool, "cannot write to standard output: %s",
+                 errno ? strerror(errno) : "write error");
     return CLI_FAILED;
 }
 
 static bool out_of_memory(const vptq_cli *cli, int *exit_code)
 {
-    fprintf(stderr, "%s: out of memory\n", cli->tool);
+    vptq_cli_say(cli->tool, "out of memory");
     *exit_code = CLI_FAILED;
     return false;
 }
@@ -469,8 +485,8 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
     int code = vptq_cli_finish_stdout(cli->tool);
     if (st == VPTQ_OK)
         return code;
-    fprintf(stderr, "%s: %s%s\n", cli->tool, err && err->text[0] ? err->text : "failed",
-            st == VPTQ_E_EXISTS && can_force ? " (--force replaces it)" : "");
+    vptq_cli_say(cli->tool, "%s%s", err && err->text[0] ? err->text : "failed",
+                 st == VPTQ_E_EXISTS && can_force ? " (--force replaces it)" : "");
     if (st == VPTQ_E_CANCELLED)
         return CLI_INTERRUPTED;
     return st == VPTQ_E_ARG ? CLI_USAGE : CLI_FAILED;

@@ -120,6 +120,8 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
 /* Tells whether option number `option` of the command's own table was given. */
 bool vptq_cli_given(const vptq_cli *cli, size_t option);
+/* Prints "TOOL: sentence" on stderr as one line, control characters escaped. */
+void vptq_cli_say(const char *tool, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 /* Usage errors found after parsing: each prints one and returns CLI_USAGE. */
 int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 /* "--NAME VALUE: expected ..." */

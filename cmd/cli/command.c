@@ -15,16 +15,18 @@ static void print_commands(const char *tool, const char *summary,
 
 static int usage_error(const char *tool, const char *word, const vptq_cli_command *commands)
 {
-    const char *kind = !word ? "no" : *word == '-' ? "unknown option" : "unknown command";
-    fprintf(stderr, "%s: %s", tool, kind);
-    if (word)
-        fprintf(stderr, " '%s'", word);
-    else
-        fputs(" command", stderr);
-    fputs(" (expected", stderr);
-    for (const vptq_cli_command *c = commands; c->name; c++)
-        fprintf(stderr, "%s %s", c == commands ? "" : c[1].name ? "," : " or", c->name);
-    fprintf(stderr, ")\ntry '%s --help'\n", tool);
+    const char *kind = !word ? "no" : *word == '-' ? "unknown option '" : "unknown command '";
+    char names[256] = "";
+    size_t n = 0;
+    for (const vptq_cli_command *c = commands; c->name && n < sizeof names; c++)
+        n += (size_t)snprintf(names + n, sizeof names - n, "%s %s",
+                              c == commands ? ""
+                              : c[1].name   ? ","
+                                            : " or",
+                              c->name);
+    vptq_cli_say(tool, "%s%.128s%s (expected%s)", kind, word ? word : " command",
+                 word ? "'" : "", names);
+    fprintf(stderr, "try '%s --help'\n", tool);
     return CLI_USAGE;
 }
 

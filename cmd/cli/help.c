@@ -24,7 +24,9 @@ void vptq_cli_default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o
     switch (o->type) {
     case CLI_STRING: {
         const char *s = *(const char *const *)o->target;
-        snprintf(text, CLI_DEFAULT_SIZE, "%s", s ? s : "");
+        vptq_err shown; /* --backend may have come from the command line */
+        vptq_fail(&shown, VPTQ_OK, "%s", s ? s : "");
+        snprintf(text, CLI_DEFAULT_SIZE, "%.63s", shown.text);
         break;
     }
     case CLI_U32: {
@@ -150,7 +152,9 @@ static void print_device(const vptq_cli *cli)
     if (!st)
         st = vptq_ctx_backend(ctx, &info, &err);
     if (st)
-        printf("backend %s: %s\n", cli->common.backend, err.text);
+        vptq_err_context(&err, "backend %s", cli->common.backend);
+    if (st)
+        printf("%s\n", err.text);
     else if (*info.libraries)
         printf("libraries: %s\n", info.libraries);
     vptq_ctx_close(ctx);

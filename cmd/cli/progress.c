@@ -78,8 +78,11 @@ void vptq_cli_progress_text(char *text, size_t size, const vptq_cli_progress *p,
         n = snprintf(text, size, "%s %" PRIu64 "%s", p->stage, p->done, rate_part);
     if (n > 0 && (size_t)n < size && detail)
         snprintf(text + n, size - (size_t)n, "  %s", detail);
-    if (width && strlen(text) > width)
+    if (width && strlen(text) > width) {
+        while (width && ((unsigned char)text[width] & 0xC0) == 0x80)
+            width--; /* cuts no character */
         text[width] = 0;
+    }
 }
 
 void vptq_cli_progress_clear(vptq_cli_progress *p)

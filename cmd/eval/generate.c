@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_PROMPT = 64 << 20, PIECE = 4096 }; /* bytes */
 
@@ -12,7 +13,7 @@ typedef struct generate_command {
     const char *model, *tokenizer, *base, *prompt, *prompt_file;
     uint64_t tokens;
     double temperature, top_p;
-    bool special, ignore_eos, chat;
+    bool special, raw, ignore_eos, chat;
     const char *system, *messages, *template_file, *date;
     vptq_cli_strings args, stops;
 } generate_command;
@@ -93,6 +94,7 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
                                        .ignore_eos = c->ignore_eos,
                                        .stops = c->stops.items,
                                        .stop_count = c->stops.count,
+                                       .printable = !c->raw && isatty(STDOUT_FILENO),
                                        .dry_run = cli->common.dry_run};
     VPTQ_TRY(vptq_generate(cli->ctx, model, &opt, &cli->out, NULL, &err));
 out:
@@ -145,6 +147,8 @@ int vptq_cli_generate(int argc, char **argv)
          false},
         {0, "special", CLI_FLAG, &c.special, NULL,
          "recognize special tokens in the prompt, and print them", false},
+        {0, "raw", CLI_FLAG, &c.raw, NULL,
+         "print control characters on a terminal as they are, not as \\x1b", false},
         {0, "ignore-eos", CLI_FLAG, &c.ignore_eos, NULL, "continue after a stop token", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Chats", false},
         {0, "chat", CLI_FLAG, &c.chat, NULL,

@@ -33,9 +33,9 @@ static int check_limit(const ppl_command *c, const vptq_ppl_result *results)
     for (size_t i = 0; i < count; i++) {
         if (results[i].ppl <= c->max_ppl)
             continue;
-        fprintf(stderr, "vptq-eval: %s%sperplexity %.4f is above --max-ppl %g\n",
-                count > 1 ? measurement_name(c, i) : "", count > 1 ? ": " : "", results[i].ppl,
-                c->max_ppl);
+        vptq_cli_say("vptq-eval", "%s%sperplexity %.4f is above --max-ppl %g",
+                     count > 1 ? measurement_name(c, i) : "", count > 1 ? ": " : "",
+                     results[i].ppl, c->max_ppl);
         code = CLI_CHECK_FAILED;
     }
     return code;

@@ -73,13 +73,13 @@ static int check_limits(const tasks_command *c, const task_list *l)
     for (size_t i = 0; i < c->tasks.count; i++) {
         const vptq_task_result *r = &l->results[i];
         if (r->model.acc < c->min_acc) {
-            fprintf(stderr, "vptq-eval: %s: accuracy %.4f is below --min-acc %g\n", l->names[i],
-                    r->model.acc, c->min_acc);
+            vptq_cli_say("vptq-eval", "%s: accuracy %.4f is below --min-acc %g", l->names[i],
+                         r->model.acc, c->min_acc);
             code = CLI_CHECK_FAILED;
         }
         if (c->base && r->agreement.same < c->min_agreement) {
-            fprintf(stderr, "vptq-eval: %s: agreement %.4f is below --min-agreement %g\n",
-                    l->names[i], r->agreement.same, c->min_agreement);
+            vptq_cli_say("vptq-eval", "%s: agreement %.4f is below --min-agreement %g",
+                         l->names[i], r->agreement.same, c->min_agreement);
             code = CLI_CHECK_FAILED;
         }
     }

@@ -2,8 +2,9 @@
 #include "lib/base/ctx.h"
 
 #include <stdarg.h>
-#include <stdio.h>
 #include <time.h>
+
+#include "lib/base/text.h"
 
 void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)
 {
@@ -12,17 +13,20 @@ void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)
     char text[1024];
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(text, sizeof text, fmt, ap);
+    vptq_text_vformat(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (n >= 0)
-        ctx->log(ctx->user, level, text);
+    ctx->log(ctx->user, level, text);
 }
 
 void vptq_progress(const vptq_ctx *ctx, const char *stage, uint64_t done, uint64_t total,
                    const char *detail)
 {
-    if (ctx && ctx->progress)
-        ctx->progress(ctx->user, stage, done, total, detail);
+    char shown[512];
+    if (!ctx || !ctx->progress)
+        return;
+    if (detail)
+        vptq_text_printable(shown, sizeof shown, detail);
+    ctx->progress(ctx->user, stage, done, total, detail ? shown : NULL);
 }
 
 vptq_status vptq_check_cancel(const vptq_ctx *ctx, vptq_err *err)

@@ -6,15 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/text.h"
+
 vptq_status vptq_fail(vptq_err *err, vptq_status code, const char *fmt, ...)
 {
     if (err) {
         va_list ap;
         va_start(ap, fmt);
-        int n = vsnprintf(err->text, sizeof err->text, fmt, ap);
+        vptq_text_vformat(err->text, sizeof err->text, fmt, ap);
         va_end(ap);
-        if (n < 0)
-            err->text[0] = 0;
         err->code = code;
     }
     return code;
@@ -34,14 +34,13 @@ vptq_status vptq_fail_errno(vptq_err *err, vptq_status code, int errnum, const c
         char reason[128];
         va_list ap;
         va_start(ap, fmt);
-        int n = vsnprintf(err->text, sizeof err->text, fmt, ap);
+        size_t len = vptq_text_vformat(err->text, sizeof err->text, fmt, ap);
         va_end(ap);
-        size_t len = n < 0 ? 0 : (size_t)n;
         system_text(errnum, reason, sizeof reason);
         size_t tail = strlen(reason) + 2;
         /* Cut the end of a long path, never the reason. */
         if (len > sizeof err->text - 1 - tail)
-            len = sizeof err->text - 1 - tail;
+            len = vptq_text_cut(err->text, sizeof err->text - 1 - tail);
         snprintf(err->text + len, sizeof err->text - len, ": %s", reason);
         err->code = code;
     }
@@ -56,13 +55,12 @@ vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...)
     memcpy(old, err->text, sizeof old);
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(err->text, sizeof err->text, fmt, ap);
+    size_t len = vptq_text_vformat(err->text, sizeof err->text, fmt, ap);
     va_end(ap);
-    size_t len = n < 0 ? 0 : (size_t)n;
     if (len + 3 < sizeof err->text) {
         size_t max = sizeof err->text - len - 3, keep = strlen(old);
         if (keep > max)
-            keep = max;
+            keep = vptq_text_cut(old, max);
         memcpy(err->text + len, ": ", 2);
         memcpy(err->text + len + 2, old, keep);
         err->text[len + 2 + keep] = 0;

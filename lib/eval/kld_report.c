@@ -155,8 +155,8 @@ static vptq_status print_result(const vptq_output *out, const vptq_kld_options *
     if (!row->model && json)
         return vptq_print_object(out, VPTQ_COLUMNS(saved), row, err);
     if (!row->model)
-        return vptq_print_text(
-            out, err, "saved %" PRIu64 " tokens in %" PRIu64 " windows of %zu in %s, %.1f s\n",
+        return vptq_print_line(
+            out, err, "saved %" PRIu64 " tokens in %" PRIu64 " windows of %zu in %s, %.1f s",
             r->tokens, r->windows, r->context, o->save_base, r->seconds);
     return json ? print_json(out, row, err) : print_text(out, row, err);
 }

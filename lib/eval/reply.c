@@ -5,6 +5,7 @@
 #include "lib/chat/chat.h"
 #include "lib/eval/generate.h"
 #include "lib/report/column.h"
+#include "lib/report/emit.h"
 
 /* A prompt as the model sees it, and its continuation. */
 typedef struct reply {
@@ -19,12 +20,29 @@ typedef struct reply {
 
 /* ---- printing ---- */
 
+/* Prints a text of the model or its user. */
+static vptq_status write_text(const reply *r, const char *text, size_t length, vptq_err *err)
+{
+    vptq_buf shown;
+    if (!r->out || !length)
+        return VPTQ_OK;
+    if (!r->opt->printable)
+        return r->out->write(r->out->arg, text, length, err);
+    vptq_buf_init(&shown, r->ctx->mem);
+    vptq_emit e = {.buf = &shown, .err = err};
+    vptq_emit_printable(&e, text, length, "\n\t");
+    if (!e.st)
+        e.st = r->out->write(r->out->arg, shown.data, shown.len, err);
+    vptq_buf_release(&shown);
+    return e.st;
+}
+
 /* Prints the prompt before the first text, except in a chat. */
 static vptq_status begin_text(reply *r, vptq_err *err)
 {
     const bool began = r->began;
     r->began = true;
-    return began || r->opt->chat ? VPTQ_OK : vptq_print_text(r->out, err, "%s", r->prompt.data);
+    return began || r->opt->chat ? VPTQ_OK : write_text(r, r->prompt.data, r->prompt.len, err);
 }
 
 static vptq_status take_text(void *arg, const char *text, size_t length, vptq_err *err)
@@ -33,7 +51,7 @@ static vptq_status take_text(void *arg, const char *text, size_t length, vptq_er
     if (!r->stream)
         return vptq_buf_add(&r->text, text, length, err);
     VPTQ_CHECK(begin_text(r, err));
-    return r->out ? r->out->write(r->out->arg, text, length, err) : VPTQ_OK;
+    return write_text(r, text, length, err);
 }
 
 typedef struct reply_row {
@@ -80,7 +98,8 @@ static vptq_status print_prompt(const reply *r, vptq_err *err)
         .prompt = r->prompt.data, .model = r->m->ckpt.path, .ids = {r->ids.data, r->ids.count}};
     if (!r->stream)
         return vptq_print_object(r->out, VPTQ_COLUMNS(columns), &row, err);
-    VPTQ_CHECK(vptq_print_text(r->out, err, "%s\n%zu tokens:", r->prompt.data, r->ids.count));
+    VPTQ_CHECK(write_text(r, r->prompt.data, r->prompt.len, err));
+    VPTQ_CHECK(vptq_print_text(r->out, err, "\n%zu tokens:", r->ids.count));
     for (size_t i = 0; i < r->ids.count; i++)
         VPTQ_CHECK(vptq_print_text(r->out, err, " %d", (int)r->ids.data[i]));
     return vptq_print_text(r->out, err, "\n");

@@ -84,8 +84,8 @@ static vptq_status print_total(const run *r, vptq_err *err)
         saved += f->rows_saved;
         seconds += f->seconds;
     }
-    return vptq_print_text(
-        r->out, err, "%s%s%s: %" PRIu64 " tokens, %.0f per second; sharing saved %" PRIu64 "\n",
+    return vptq_print_line(
+        r->out, err, "%s%s%s: %" PRIu64 " tokens, %.0f per second; sharing saved %" PRIu64,
         r->m->ckpt.path, r->base ? " against " : "", r->base ? r->base->ckpt.path : "", rows,
         seconds > 0 ? (double)rows / seconds : 0, saved);
 }
@@ -118,9 +118,9 @@ static vptq_status print_plan(const run *r, const task_row *row, vptq_err *err)
     const vptq_task_figures *f = &row->r.model;
     if (r->out && r->out->format == VPTQ_FORMAT_JSON)
         return vptq_print_object(r->out, VPTQ_COLUMNS(plan), row, err);
-    return vptq_print_text(r->out, err,
+    return vptq_print_line(r->out, err,
                            "%s: would score %" PRIu64 " items in %" PRIu64 " requests; %" PRIu64
-                           " tokens, %" PRIu64 " without sharing\n",
+                           " tokens, %" PRIu64 " without sharing",
                            row->name, f->items, f->requests, f->rows, f->rows + f->rows_saved);
 }
 

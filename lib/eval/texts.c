@@ -198,8 +198,8 @@ static vptq_status print_result(const run *r, size_t i, const vptq_ppl_result *x
     if (!r->out)
         return VPTQ_OK;
     if (r->opt->dry_run && r->out->format != VPTQ_FORMAT_JSON)
-        return vptq_print_text(r->out, err,
-                               "%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s\n",
+        return vptq_print_line(r->out, err,
+                               "%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s",
                                alone ? "" : row.text, alone ? "" : ": ", x->tokens, x->windows,
                                r->opt->documents ? "documents" : "windows");
     if (alone && r->out->format == VPTQ_FORMAT_TEXT)

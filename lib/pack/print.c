@@ -106,10 +106,9 @@ vptq_status vptq_list(const vptq_ctx *ctx, const char *path, const vptq_model_op
     vptq_human_bytes(size, t->bytes);
     if (t->matrices)
         snprintf(bits, sizeof bits, " at %.4f bits per weight", t->bits_per_weight);
-    return vptq_print_text(out, err,
-                           "%s: %" PRIu64 " quantized matrices%s, %" PRIu64
-                           " plain tensors, %s in all\n",
-                           path, t->matrices, bits, t->tensors, size);
+    return vptq_print_line(
+        out, err, "%s: %" PRIu64 " quantized matrices%s, %" PRIu64 " plain tensors, %s in all",
+        path, t->matrices, bits, t->tensors, size);
 }
 
 /* ---- check ---- */
@@ -144,7 +143,7 @@ static void print_finding(void *arg, bool is_error, const char *text)
         return;
     s->st = is_json(s->out)
                 ? vptq_print_object(s->out, VPTQ_COLUMNS(finding_columns), &f, s->err)
-                : vptq_print_text(s->out, s->err, "%s: %s\n", f.severity, text);
+                : vptq_print_line(s->out, s->err, "%s: %s", f.severity, text);
 }
 
 vptq_status vptq_check_report(vptq_device *dev, const char *path,
@@ -161,7 +160,7 @@ vptq_status vptq_check_report(vptq_device *dev, const char *path,
         *errors = r.errors;
     if (is_json(out))
         return vptq_print_object(out, VPTQ_COLUMNS(check_columns), &r, err);
-    return vptq_print_text(out, err, "%s: %" PRIu32 " error%s, %" PRIu32 " warning%s\n", path,
+    return vptq_print_line(out, err, "%s: %" PRIu32 " error%s, %" PRIu32 " warning%s", path,
                            r.errors, r.errors == 1 ? "" : "s", r.warnings,
                            r.warnings == 1 ? "" : "s");
 }
@@ -228,8 +227,8 @@ vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
     if (r->quantized)
         snprintf(matrices, sizeof matrices, "%" PRIu32 " matrices at %.4f bits per weight, ",
                  r->quantized, r->bits_per_weight);
-    return vptq_print_text(
-        out, err, "%s%s: %s, %s%" PRIu32 " plain tensors, %s%s%s%s\n", dry ? "plan: " : "",
+    return vptq_print_line(
+        out, err, "%s%s: %s, %s%" PRIu32 " plain tensors, %s%s%s%s", dry ? "plan: " : "",
         opt->output ? opt->output : "(no output)", form, matrices, r->plain, size,
         dry && archive ? " before compression" : "", dry ? "" : ", ", dry ? "" : seconds);
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/base/utf8.h"
+#include "lib/base/text.h"
 #include "lib/report/report.h"
 
 static const char plus_minus[] = " \xc2\xb1 ";
@@ -27,9 +27,12 @@ static double recorded_input(const vptq_report_group *g)
 static void emit_name(vptq_emit *e, const char *name)
 {
     const size_t n = strlen(name);
-    bool plain = n && vptq_utf8_valid_prefix(name, n) == n;
-    for (size_t i = 0; i < n; i++)
-        plain = plain && (unsigned char)name[i] >= ' ' && !strchr("`|<&", name[i]);
+    bool plain = n > 0;
+    for (size_t i = 0, len; plain && i < n; i += len) {
+        char escape[VPTQ_TEXT_ESCAPE];
+        len = vptq_text_escape(name + i, n - i, escape);
+        plain = !*escape && !strchr("`|<&", name[i]);
+    }
     if (plain)
         vptq_emit_format(e, "`%s`", name);
     else

@@ -120,7 +120,11 @@ vptq_status vptq_print_row(vptq_printer *p, const void *row, vptq_err *err);
 vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t size,
                             vptq_err *err);
 
+/* Prints a text of our own and figures, as it is. */
 vptq_status vptq_print_text(const vptq_output *out, vptq_err *err, const char *fmt, ...)
+    VPTQ_PRINTF(3, 4);
+/* Prints a line that contains names or paths, in printable form (text.h). */
+vptq_status vptq_print_line(const vptq_output *out, vptq_err *err, const char *fmt, ...)
     VPTQ_PRINTF(3, 4);
 /* Prints one JSON object on a line. */
 vptq_status vptq_print_object(const vptq_output *out, const vptq_column *columns,

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "lib/base/text.h"
 #include "lib/base/utf8.h"
 
 void vptq_emit_bytes(vptq_emit *e, const char *s, size_t n)
@@ -53,11 +54,6 @@ static void emit_escaped(vptq_emit *e, const char *s, escape_fn escape)
     }
 }
 
-static bool is_control(uint32_t cp)
-{
-    return cp < 0x20 || (cp >= 0x7f && cp < 0xa0);
-}
-
 static const char *escape_xml(uint32_t cp, const char *at, char text[8])
 {
     (void)at;
@@ -77,7 +73,7 @@ static const char *escape_xml(uint32_t cp, const char *at, char text[8])
     case '\n':
         return NULL;
     default:
-        return is_control(cp) || cp == 0xfffe || cp == 0xffff ? "\xef\xbf\xbd" : NULL;
+        return vptq_text_is_control(cp) || cp == 0xfffe || cp == 0xffff ? "\xef\xbf\xbd" : NULL;
     }
 }
 
@@ -94,29 +90,25 @@ static const char *escape_json(uint32_t cp, const char *at, char text[8])
     default:
         break;
     }
-    if (cp >= 0x20 && cp != 0x7f)
+    if (!vptq_text_is_control(cp))
         return NULL;
-    snprintf(text, 8, "\\u%04x", (unsigned)cp);
+    snprintf(text, 8, "\\u%04x", (unsigned)cp & 0xffff);
     return text;
-}
-
-static const char *escape_text(uint32_t cp, const char *at, char text[8])
-{
-    (void)at;
-    (void)text;
-    return is_control(cp) ? "\xef\xbf\xbd" : NULL;
 }
 
 static const char *escape_csv(uint32_t cp, const char *at, char text[8])
 {
-    (void)at;
-    (void)text;
-    return cp == '"' ? "\"\"" : NULL;
+    if (cp == '"')
+        return "\"\"";
+    if (cp == '\n' || cp == '\t' || !vptq_text_is_control(cp))
+        return NULL;
+    vptq_text_escape(at, strlen(at), text);
+    return text;
 }
 
 static const char *escape_markdown(uint32_t cp, const char *at, char text[8])
 {
-    if (is_control(cp))
+    if (vptq_text_is_control(cp))
         return " ";
     if (cp == '<')
         return "&lt;";
@@ -159,7 +151,7 @@ static bool is_formula(const char *s)
 
 void vptq_emit_csv(vptq_emit *e, const char *s)
 {
-    bool quote = s[strcspn(s, ",\"\r\n")] != 0;
+    bool quote = s[strcspn(s, ",\"\n")] != 0;
     vptq_emit_text(e, quote ? "\"" : "");
     vptq_emit_text(e, is_formula(s) ? "'" : "");
     emit_escaped(e, s, escape_csv);
@@ -171,9 +163,21 @@ void vptq_emit_markdown(vptq_emit *e, const char *s)
     emit_escaped(e, s, escape_markdown);
 }
 
+void vptq_emit_printable(vptq_emit *e, const char *s, size_t n, const char *kept)
+{
+    for (size_t len; n; s += len, n -= len) {
+        char escape[VPTQ_TEXT_ESCAPE];
+        len = vptq_text_escape(s, n, escape);
+        if (*escape && !(*s && strchr(kept, *s)))
+            vptq_emit_text(e, escape);
+        else
+            vptq_emit_bytes(e, s, len);
+    }
+}
+
 void vptq_emit_line(vptq_emit *e, const char *s)
 {
-    emit_escaped(e, s, escape_text);
+    vptq_emit_printable(e, s, strlen(s), "");
 }
 
 void vptq_emit_shortest(vptq_emit *e, double x)

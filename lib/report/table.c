@@ -79,14 +79,18 @@ static void begin(const vptq_table *t, vptq_format format, vptq_emit *e)
         vptq_emit_markdown(e, t->title);
         vptq_emit_text(e, "\n\n");
     }
-    if (format == VPTQ_FORMAT_TEXT && t->title)
-        vptq_emit_format(e, "%s\n", t->title);
+    if (format == VPTQ_FORMAT_TEXT && t->title) {
+        vptq_emit_line(e, t->title);
+        vptq_emit_text(e, "\n");
+    }
 }
 
 static void write_note(vptq_format format, const char *note, vptq_emit *e)
 {
-    if (format == VPTQ_FORMAT_TEXT)
-        vptq_emit_format(e, "%s\n", note);
+    if (format == VPTQ_FORMAT_TEXT) {
+        vptq_emit_line(e, note);
+        vptq_emit_text(e, "\n");
+    }
     if (format == VPTQ_FORMAT_MD) {
         vptq_emit_text(e, "\n");
         vptq_emit_markdown(e, note);

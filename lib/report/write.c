@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/text.h"
 #include "lib/base/utf8.h"
 #include "lib/report/table.h"
 
@@ -163,13 +164,16 @@ static const char *shown(const vptq_column *c, const vptq_cell *cell, char text[
     return value;
 }
 
-/* Columns of a terminal, counting one per character. */
+/* Columns of the printable form on a terminal, counting one per character. */
 static size_t text_width(const char *s)
 {
-    size_t n = 0;
-    for (; *s; s++)
-        n += ((unsigned char)*s & 0xC0) != 0x80;
-    return n;
+    size_t width = 0;
+    for (size_t n = strlen(s), len; n; s += len, n -= len) {
+        char escape[VPTQ_TEXT_ESCAPE];
+        len = vptq_text_escape(s, n, escape);
+        width += *escape ? strlen(escape) : 1;
+    }
+    return width;
 }
 
 /* ---- formats ---- */
@@ -506,6 +510,22 @@ vptq_status vptq_print_text(const vptq_output *out, vptq_err *err, const char *f
     return hand_over(st, out, &text, err);
 }
 
+vptq_status vptq_print_line(const vptq_output *out, vptq_err *err, const char *fmt, ...)
+{
+    va_list ap;
+    vptq_buf text, line;
+    vptq_buf_init(&text, NULL);
+    vptq_buf_init(&line, NULL);
+    vptq_emit e = {.buf = &line, .err = err};
+    va_start(ap, fmt);
+    e.st = vptq_buf_vprintf(&text, err, fmt, ap);
+    va_end(ap);
+    vptq_emit_line(&e, text.data);
+    vptq_emit_text(&e, "\n");
+    vptq_buf_release(&text);
+    return hand_over(e.st, out, &line, err);
+}
+
 vptq_status vptq_print_list(const vptq_output *out, const vptq_column *columns,
                             size_t column_count, int title_width, const void *row,
                             vptq_err *err)
@@ -524,8 +544,12 @@ vptq_status vptq_print_list(const vptq_output *out, const vptq_column *columns,
         }
         const vptq_cell cell = vptq_cell_of(c, row);
         format_suffix(c, &cell, suffix);
-        vptq_emit_format(&e, "%-*s %*s%s\n", title_width, column_title(c), c->width,
-                         cell_value(c, &cell, number), suffix);
+        const char *value = cell_value(c, &cell, number);
+        const int n = (int)text_width(value);
+        vptq_emit_format(&e, "%-*s %*s", title_width, column_title(c),
+                         c->width > n ? c->width - n : 0, "");
+        vptq_emit_line(&e, value);
+        vptq_emit_format(&e, "%s\n", suffix);
     }
     return hand_over(e.st, out, &text, err);
 }

@@ -5,6 +5,7 @@
 
 #include "formats/json.h"
 #include "lib/eval/generate.h"
+#include "lib/report/emit.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 
@@ -117,6 +118,49 @@ static void test_characters(void **state)
     assert_memory_equal(whole.data, c.text, c.len);
     vptq_buf_release(&whole);
     vptq_ids_release(&ids);
+    vrig_close(&r);
+}
+
+static vptq_status write_text(void *arg, const char *text, size_t len, vptq_err *err)
+{
+    return vptq_buf_add(arg, text, len, err);
+}
+
+/* Control characters of the prompt and of new text, whose bytes may come one by one. */
+static void test_printable(void **state)
+{
+    (void)state;
+    vrig r;
+    vptq_err err = {0};
+    vptq_buf raw, shown, want;
+    vptq_generate_options o = greedy;
+    if (!stories_open(&r))
+        skip();
+    vptq_buf_init(&raw, &r.mem);
+    vptq_buf_init(&shown, &r.mem);
+    vptq_buf_init(&want, &r.mem);
+    o.prompt = "a\x1b[2J\n\xc2\x9b\u202e";
+    o.temperature = 50; /* many byte tokens */
+    o.tokens = 400;
+    o.seed = 3;
+    o.ignore_eos = true;
+    const vptq_output to_raw = {VPTQ_FORMAT_TEXT, write_text, &raw};
+    const vptq_output to_shown = {VPTQ_FORMAT_TEXT, write_text, &shown};
+    assert_ok(vptq_eval_reply(&r.dev, &r.m, &o, &to_raw, NULL, &err), &err);
+    assert_memory_equal(raw.data, o.prompt, strlen(o.prompt));
+    o.printable = true;
+    assert_ok(vptq_eval_reply(&r.dev, &r.m, &o, &to_shown, NULL, &err), &err);
+    assert_memory_equal(shown.data, "a\\x1b[2J\n\\u009b\\u202e", 21);
+    vptq_emit e = {.buf = &want, .err = &err};
+    vptq_emit_printable(&e, raw.data, raw.len, "\n\t");
+    assert_string_equal(shown.data, want.data);
+    vptq_buf_clear(&shown);
+    o.dry_run = true;
+    assert_ok(vptq_eval_reply(&r.dev, &r.m, &o, &to_shown, NULL, &err), &err);
+    assert_memory_equal(shown.data, "a\\x1b[2J\n\\u009b\\u202e\n", 22);
+    vptq_buf_release(&want);
+    vptq_buf_release(&shown);
+    vptq_buf_release(&raw);
     vrig_close(&r);
 }
 
@@ -270,6 +314,7 @@ static void test_demo_text(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_greedy), cmocka_unit_test(test_prompt),
-           cmocka_unit_test(test_characters), cmocka_unit_test(test_sampling),
-           cmocka_unit_test(test_end), cmocka_unit_test(test_end_at_once),
-           cmocka_unit_test(test_generate_refused), cmocka_unit_test(test_demo_text))
+           cmocka_unit_test(test_characters), cmocka_unit_test(test_printable),
+           cmocka_unit_test(test_sampling), cmocka_unit_test(test_end),
+           cmocka_unit_test(test_end_at_once), cmocka_unit_test(test_generate_refused),
+           cmocka_unit_test(test_demo_text))

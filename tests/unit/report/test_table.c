@@ -88,7 +88,7 @@ static void test_formats(void **state)
     vptq_buf_release(&buf);
 }
 
-/* Invalid bytes become U+FFFD or the escape of the format. */
+/* Invalid bytes become U+FFFD or an escape, control characters what the format has. */
 static void test_hostile_names(void **state)
 {
     static const char name[] = "\x01<script>\xff\xc0\x80'\"`\\\n\x7f\xed\xa0\x80";
@@ -118,8 +118,24 @@ static void test_hostile_names(void **state)
                                   "&lt;http&#58;//x.y>   &lt;script>");
     vptq_buf_clear(&buf);
     vptq_emit_line(&e, "a\n\x1b[2Jb\xc2\x9b"
-                       "c\xff\u00e9");
-    assert_string_equal(buf.data, "a\ufffd\ufffd[2Jb\ufffdc\ufffd\u00e9");
+                       "c\xff\u00e9\\");
+    assert_string_equal(buf.data, "a\\n\\x1b[2Jb\\u009bc\\xff\u00e9\\");
+    vptq_buf_clear(&buf);
+    vptq_emit_printable(&e, "a\0\n\t\r", 5, "\n\t");
+    assert_string_equal(buf.data, "a\\x00\n\t\\r");
+    static const char unseen[] = "\xc2\x9b\u202e\u2028\u2066";
+    vptq_buf_clear(&buf);
+    vptq_emit_json(&e, unseen);
+    assert_string_equal(buf.data, "\"\\u009b\\u202e\\u2028\\u2066\"");
+    vptq_buf_clear(&buf);
+    vptq_emit_csv(&e, unseen);
+    assert_string_equal(buf.data, "\\u009b\\u202e\\u2028\\u2066");
+    vptq_buf_clear(&buf);
+    vptq_emit_markdown(&e, unseen);
+    assert_string_equal(buf.data, "    ");
+    vptq_buf_clear(&buf);
+    vptq_emit_xml(&e, unseen);
+    assert_string_equal(buf.data, "\ufffd\ufffd\ufffd\ufffd");
     assert_int_equal(e.st, VPTQ_OK);
     vptq_buf_release(&buf);
 }
@@ -128,9 +144,9 @@ static void test_hostile_names(void **state)
 static void test_csv_formulas(void **state)
 {
     static const char *const texts[][2] = {
-        {"=1+2", "'=1+2"}, {"+a", "'+a"},         {"-a,b", "\"'-a,b\""}, {"@x", "'@x"},
-        {"\t=1", "'\t=1"}, {"\r=1", "\"'\r=1\""}, {"-1.5e3", "-1.5e3"},  {"+7", "+7"},
-        {"-1+2", "'-1+2"}, {"-", "'-"},           {"a=b", "a=b"},        {"", ""}};
+        {"=1+2", "'=1+2"}, {"+a", "'+a"},      {"-a,b", "\"'-a,b\""}, {"@x", "'@x"},
+        {"\t=1", "'\t=1"}, {"\r=1", "'\\r=1"}, {"-1.5e3", "-1.5e3"},  {"+7", "+7"},
+        {"-1+2", "'-1+2"}, {"-", "'-"},        {"a=b", "a=b"},        {"", ""}};
     vptq_buf buf;
     (void)state;
     vptq_buf_init(&buf, NULL);
@@ -352,6 +368,32 @@ static void test_printed_list(void **state)
     free(text);
 }
 
+/* Names stay on their line, and columns fit what is shown. */
+static void test_printed_names(void **state)
+{
+    static const vptq_column names[] = {{.name = "name", VPTQ_TEXT(record, text), .width = 10},
+                                        {.name = "x", VPTQ_REAL(record, real)}};
+    const record rows[] = {{.text = "a\n\x1b[2J\u202e", .real = 2}, {.text = "b", .real = 3}};
+    char *text = NULL;
+    size_t size;
+    vptq_err err = {0};
+    FILE *out = open_memstream(&text, &size);
+    (void)state;
+    assert_non_null(out);
+    const vptq_output to = {VPTQ_FORMAT_TEXT, write_file, out};
+    vptq_printer p = vptq_printer_make(&to, VPTQ_COLUMNS(names));
+    assert_ok(vptq_print_rows(&p, rows, 2, sizeof *rows, &err), &err);
+    assert_ok(vptq_print_list(&to, names, 1, 6, &rows[0], &err), &err);
+    assert_ok(vptq_print_line(&to, &err, "%s: %d", rows[0].text, 7), &err);
+    assert_int_equal(fclose(out), 0);
+    assert_string_equal(text, "name              x\n"
+                              "a\\n\\x1b[2J\\u202e  2\n"
+                              "b                 3\n"
+                              "name   a\\n\\x1b[2J\\u202e\n"
+                              "a\\n\\x1b[2J\\u202e: 7\n");
+    free(text);
+}
+
 static void test_human_texts(void **state)
 {
     (void)state;
@@ -401,4 +443,5 @@ VTEST_MAIN(cmocka_unit_test(test_formats), cmocka_unit_test(test_hostile_names),
            cmocka_unit_test(test_csv_formulas), cmocka_unit_test(test_numbers_read_back),
            cmocka_unit_test(test_printed_rows), cmocka_unit_test(test_printed_together),
            cmocka_unit_test(test_printed_object), cmocka_unit_test(test_printed_list),
-           cmocka_unit_test(test_human_texts), cmocka_unit_test(test_out_of_memory))
+           cmocka_unit_test(test_printed_names), cmocka_unit_test(test_human_texts),
+           cmocka_unit_test(test_out_of_memory))
