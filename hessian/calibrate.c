@@ -1,17 +1,15 @@
 /* Runs all windows through the blocks of a model: plan, start, one stream, checkpoint. */
 #include "hessian/calibrate_internal.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "lib/base/file.h"
 
-static const char STATE_FILE[] = "hidden.state";
+#define STATE_FILE "hidden.state"
 
 /* ---- plan ---- */
 
@@ -263,7 +261,10 @@ void vptq_calibrator_checkpoint(vptq_calibrator *c)
 
 void vptq_calibrator_forget(const char *dir)
 {
+    static const char *const names[] = {STATE_FILE, VPTQ_SPILL_FILE}; /* usually missing */
     char path[4096];
-    if (!vptq_path_join(path, sizeof path, dir, STATE_FILE, NULL))
-        (void)unlink(path); /* usually not there */
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (vptq_path_join(path, sizeof path, dir, names[i], NULL) ||
+            vptq_file_remove(path, NULL))
+            return;
 }

@@ -1,7 +1,6 @@
 /* Collection: a calibration that writes the sums of every block to files. */
 #include "hessian/collect.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -113,7 +112,7 @@ static vptq_status remove_hessians(const char *dir, uint32_t layers, vptq_err *e
     for (uint32_t layer = 0; layer < layers; layer++)
         for (int i = 0; i <= VPTQ_INPUT_COUNT; i++) {
             VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, file_input(i), err));
-            (void)unlink(path); /* usually missing */
+            VPTQ_CHECK(vptq_file_remove(path, err));
         }
     return VPTQ_OK;
 }
@@ -129,7 +128,7 @@ static vptq_status remove_old(const collector *c, vptq_err *err)
     VPTQ_CHECK(remove_hessians(c->dir[VPTQ_PART_HELD_OUT], layers, err));
     VPTQ_CHECK(
         vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_HELD_OUT], "hessian.json", err));
-    (void)unlink(path);
+    VPTQ_CHECK(vptq_file_remove(path, err));
     (void)rmdir(c->dir[VPTQ_PART_HELD_OUT]); /* stays if it holds something else */
     return VPTQ_OK;
 }

@@ -14,18 +14,10 @@
 
 static vptq_status open_spill(vptq_hidden_states *s, const char *dir, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_CHECK(vptq_path_join(s->dir, sizeof s->dir, dir, "hidden.spill.XXXXXX", err));
-    s->fd = mkstemp(s->dir);
-    if (s->fd < 0)
-        return vptq_fail_errno(err, VPTQ_E_IO, errno,
-                               "cannot create a file for the hidden states in '%s'", dir);
-    if (unlink(s->dir))
-        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot unlink '%s'", s->dir);
-    else if (fcntl(s->fd, F_SETFD, FD_CLOEXEC) < 0)
-        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot set close-on-exec on '%s'", s->dir);
+    char path[sizeof s->dir];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_SPILL_FILE, err));
     snprintf(s->dir, sizeof s->dir, "%s", dir);
-    return st;
+    return vptq_file_unnamed(path, &s->fd, err);
 }
 
 vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t reserve,
@@ -201,7 +193,7 @@ vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,
     bool whole = false;
 
     *position = UINT64_MAX;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT)
         return VPTQ_OK;
     if (fd < 0)

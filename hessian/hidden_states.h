@@ -10,6 +10,9 @@
 
 #include "lib/base/ctx.h"
 
+/* The unnamed file's name for a moment. */
+#define VPTQ_SPILL_FILE "hidden.spill"
+
 typedef struct vptq_hidden_states {
     const vptq_ctx *ctx;
     size_t rows, dim;

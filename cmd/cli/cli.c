@@ -24,22 +24,49 @@ enum {
 /* --- signals ----------------------------------------------------------------------------- */
 
 /* Static because a signal handler takes no argument. */
-static volatile sig_atomic_t cancelled;
+static volatile sig_atomic_t cancelled; /* the signal that asked to stop */
 
 static void on_signal(int sig)
 {
-    (void)sig;
     if (cancelled)
-        _exit(CLI_INTERRUPTED);
-    cancelled = 1;
+        _exit(CLI_SIGNALLED + sig);
+    cancelled = sig;
 }
 
-static void catch_signals(void)
+static char lost_map[160]; /* the sentence of on_bus_error */
+
+/* Memory whose file is shorter than it was, or on a disk that fails.  Any other reason is an
+ * error of the program: the access is repeated and ends it. */
+static void on_bus_error(int sig, siginfo_t *info, void *context)
 {
-    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    (void)context;
+    if (info->si_code != BUS_ADRERR && info->si_code != BUS_OBJERR) {
+        signal(sig, SIG_DFL);
+        if (info->si_code <= 0) /* sent by a process */
+            raise(sig);
+        return;
+    }
+    const ssize_t ignored = write(STDERR_FILENO, lost_map, strlen(lost_map));
+    (void)ignored;
+    _exit(CLI_FAILED);
+}
+
+/* `on_line`: a progress line may have to make way for the sentence. */
+static void catch_signals(const char *tool, bool on_line)
+{
+    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
     sigemptyset(&sa.sa_mask);
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
+    if (!sigaction(SIGHUP, NULL, &old) && old.sa_handler != SIG_IGN) /* else of nohup */
+        sigaction(SIGHUP, &sa, NULL);
+    snprintf(lost_map, sizeof lost_map,
+             "%s%s: an input file was cut short, or could no longer be read, while it was in "
+             "use\n",
+             on_line ? "\r\033[K" : "", tool);
+    sa.sa_sigaction = on_bus_error;
+    sa.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &sa, NULL);
 }
 
 /* --- messages ---------------------------------------------------------------------------- */
@@ -417,7 +444,7 @@ static vptq_status make_context(vptq_cli *cli, vptq_err *err)
                                       .user = cli,
                                       .cancel = &cancelled};
     cli->out = (vptq_output){(vptq_format)cli->common.format, vptq_cli_write_stdout, p};
-    catch_signals();
+    catch_signals(cli->tool, p->mode == CLI_PROGRESS_LINE);
     return vptq_ctx_open(&options, &cli->ctx, err);
 }
 
@@ -442,6 +469,7 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
 {
     spelling sp;
     vptq_cli_restore_environment();
+    signal(SIGXFSZ, SIG_IGN); /* writing too much is an error like a full disk */
     if (!cli->common.backend)
         cli->common.backend = "auto";
     cli->common.progress = -1;
@@ -488,7 +516,7 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
     vptq_cli_say(cli->tool, "%s%s", err && err->text[0] ? err->text : "failed",
                  st == VPTQ_E_EXISTS && can_force ? " (--force replaces it)" : "");
     if (st == VPTQ_E_CANCELLED)
-        return CLI_INTERRUPTED;
+        return cancelled ? CLI_SIGNALLED + cancelled : CLI_INTERRUPTED;
     return st == VPTQ_E_ARG ? CLI_USAGE : CLI_FAILED;
 }
 

@@ -36,7 +36,15 @@
             goto out;                                                                          \
     } while (0)
 
-enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_CHECK_FAILED = 3, CLI_INTERRUPTED = 130 };
+/* A run that a signal stopped exits with CLI_SIGNALLED + its number, as shells report it. */
+enum {
+    CLI_OK = 0,
+    CLI_FAILED = 1,
+    CLI_USAGE = 2,
+    CLI_CHECK_FAILED = 3,
+    CLI_SIGNALLED = 128,
+    CLI_INTERRUPTED = CLI_SIGNALLED + 2
+};
 
 typedef enum {
     CLI_FLAG,    /* bool * -> true */
@@ -110,12 +118,13 @@ typedef struct vptq_cli {
 
 /* Parses argv[first..]; prints help (stdout) or version and returns false with *exit_code 0, or
  * a usage error (stderr: "TOOL: ...", "try 'TOOL COMMAND --help'") with 2.  On true the context
- * is ready: SIGINT and SIGTERM set the cancel flag (the second one ends the process with 130),
- * log and progress go to stderr.  `cli` must not move: the context points into it. */
+ * is ready: SIGINT, SIGTERM and SIGHUP set the cancel flag (a second one ends the process at
+ * once), SIGBUS ends it with a sentence, log and progress go to stderr.  `cli` must not move:
+ * the context points into it. */
 bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code);
-/* The exit code: CLI_INTERRUPTED for VPTQ_E_CANCELLED, CLI_USAGE for VPTQ_E_ARG, CLI_FAILED
- * otherwise, after printing "TOOL: text" to stderr; CLI_OK for VPTQ_OK.  Ends the progress
- * line, and reports a failed write to stdout. */
+/* The exit code: CLI_SIGNALLED + the signal for VPTQ_E_CANCELLED, CLI_USAGE for VPTQ_E_ARG,
+ * CLI_FAILED otherwise, after printing "TOOL: text" to stderr; CLI_OK for VPTQ_OK.  Ends the
+ * progress line, and reports a failed write to stdout. */
 int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
 /* Tells whether option number `option` of the command's own table was given. */

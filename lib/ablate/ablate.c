@@ -1,12 +1,10 @@
 /* Runs an ablation: collects Hessians once, then quantizes, packs and measures row by row. */
-#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "formats/json.h"
 #include "lib/ablate/ablate.h"
@@ -341,9 +339,7 @@ static vptq_status run_quantized(row_job *m, vptq_err *err)
         VPTQ_CHECK(pack_row(m, err));
         VPTQ_CHECK(score_row(m, m->packed, err));
     }
-    if (!keep && unlink(m->packed) && errno != ENOENT)
-        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", m->packed);
-    return VPTQ_OK;
+    return keep ? VPTQ_OK : vptq_file_remove(m->packed, err);
 }
 
 static vptq_status run_original(row_job *m, vptq_err *err)

@@ -39,7 +39,11 @@ vptq_status vptq_dir_make(const char *path, vptq_err *err)
         VPTQ_CHECK(make_one(part, err));
         part[i] = '/';
     }
-    return make_one(path, err);
+    VPTQ_CHECK(make_one(path, err));
+    int fd;
+    VPTQ_CHECK(vptq_dir_open(path, &fd, err));
+    close(fd);
+    return VPTQ_OK;
 }
 
 typedef struct name_node {
@@ -136,7 +140,11 @@ static vptq_status check_target(const char *path, const char *inner, bool force,
     if (lstat(path, &sb))
         return VPTQ_OK;
     if (!S_ISDIR(sb.st_mode))
-        return vptq_fail(err, VPTQ_E_EXISTS, "'%s' exists and is not a directory", path);
+        return vptq_fail(
+            err, VPTQ_E_IO, "'%s' exists and is %s", path,
+            S_ISLNK(sb.st_mode)
+                ? "a symbolic link, which is not replaced; name the directory itself"
+                : "not a directory");
     bool flat = vptq_dir_is_flat(path, inner, &entries);
     if (entries && !force)
         return vptq_fail(err, VPTQ_E_EXISTS, "directory '%s' already exists", path);
@@ -165,14 +173,20 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
     vptq_path_sweep(w->path, "tmp", inner);
     if (mkdir(tmp, 0777))
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
-    memcpy(w->tmp, tmp, sizeof tmp); /* only now, because abort removes this directory */
-    return VPTQ_OK;
+    const vptq_status st = vptq_dir_hold(tmp, &w->held, err);
+    if (st)
+        rmdir(tmp);
+    else
+        memcpy(w->tmp, tmp, sizeof tmp); /* only now, because abort removes this directory */
+    return st;
 }
 
 void vptq_dir_writer_abort(vptq_dir_writer *w)
 {
-    if (w->tmp[0])
-        vptq_dir_remove_flat(w->tmp, w->inner);
+    if (!w->tmp[0])
+        return;
+    vptq_dir_unhold(&w->held);
+    vptq_dir_remove_flat(w->tmp, w->inner);
     w->tmp[0] = 0;
 }
 
@@ -206,9 +220,21 @@ static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
 /* Makes the names inside a directory durable. */
 static vptq_status sync_names(const char *path, vptq_err *err)
 {
-    char inside[VPTQ_PATH_MAX];
-    VPTQ_CHECK(vptq_path_join(inside, sizeof inside, path, ".", err));
-    return vptq_path_sync_parent(inside, err);
+    int fd;
+    VPTQ_CHECK(vptq_dir_open(path, &fd, err));
+    const vptq_status st = vptq_dir_sync(fd, path, err);
+    close(fd);
+    return st;
+}
+
+/* The same for the folder of a path. */
+static vptq_status sync_parent(const char *path, vptq_err *err)
+{
+    int fd;
+    VPTQ_CHECK(vptq_path_open_parent(path, "sync the folder of", &fd, err));
+    const vptq_status st = vptq_dir_sync(fd, path, err);
+    close(fd);
+    return st;
 }
 
 vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err)
@@ -223,8 +249,9 @@ vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err)
     }
     VPTQ_TRY(sync_names(w->tmp, err));
     VPTQ_TRY(swap_in(w, err));
+    vptq_dir_unhold(&w->held);
     w->tmp[0] = 0;
-    VPTQ_TRY(vptq_path_sync_parent(w->path, err));
+    VPTQ_TRY(sync_parent(w->path, err));
 out:
     vptq_dir_writer_abort(w);
     return st;
@@ -232,9 +259,14 @@ out:
 
 /* --- lock -------------------------------------------------------------------------------- */
 
+enum { LOCK_BYTES = 32 };
+
+static const char NOT_A_LOCK[] =
+    "'%s' %s, so it is not a lock of these tools; move it, or name another directory";
+
 static vptq_status report_holder(int fd, const char *dir, vptq_err *err)
 {
-    char text[32];
+    char text[LOCK_BYTES];
     ssize_t n = pread(fd, text, sizeof text - 1, 0);
     text[n > 0 ? n : 0] = 0;
     text[strspn(text, "0123456789")] = 0;
@@ -243,36 +275,66 @@ static vptq_status report_holder(int fd, const char *dir, vptq_err *err)
     return vptq_fail(err, VPTQ_E_LOCKED, "'%s' is in use by process %s", dir, text);
 }
 
-/* Release keeps the file, empty: removing it would let two processes lock two files of the same
- * name, and an empty file leaves equal directories equal. */
-vptq_status vptq_lock_take(const char *dir, vptq_lock *lock, vptq_err *err)
+/* Fails unless the open file may be emptied and overwritten: it must look like what this tool
+ * writes, a process number in the only file of that name. */
+static vptq_status check_lock(int fd, const char *path, vptq_err *err)
 {
-    char path[VPTQ_PATH_MAX], text[32];
-    lock->fd = -1;
-    vptq_status st = vptq_path_join(path, sizeof path, dir, "lock", err);
-    if (st)
-        return st;
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0)
+    struct stat sb;
+    char text[LOCK_BYTES + 1] = "";
+    if (fstat(fd, &sb))
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
-    if (flock(fd, LOCK_EX | LOCK_NB)) {
-        if (errno == EWOULDBLOCK)
-            st = report_holder(fd, dir, err);
-        else
-            st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot lock '%s'", path);
-        close(fd);
-        return st;
-    }
-    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    if (ftruncate(fd, 0) || !vptq_write_at(fd, text, (size_t)n, 0)) {
-        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot write '%s'", path);
-        close(fd);
-        return st;
-    }
-    lock->fd = fd;
+    const char *why = !S_ISREG(sb.st_mode)      ? "is not a plain file"
+                      : sb.st_nlink > 1         ? "has other names (hard links)"
+                      : sb.st_size > LOCK_BYTES ? "is too large"
+                                                : NULL;
+    if (!why && !vptq_read_at(fd, text, (size_t)sb.st_size, 0))
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read '%s'", path);
+    if (text[strspn(text, "0123456789\n")])
+        why = "holds something else than a process number";
+    return why ? vptq_fail(err, VPTQ_E_IO, NOT_A_LOCK, path, why) : VPTQ_OK;
+}
+
+/* Opens and locks `path`, the file `lock` of the directory held. */
+static vptq_status take(vptq_lock *lock, const char *path, vptq_err *err)
+{
+    char text[LOCK_BYTES];
+    lock->fd = openat(lock->held.fd, "lock",
+                      O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
+    if (lock->fd < 0 && errno == ELOOP)
+        return vptq_fail(err, VPTQ_E_IO, NOT_A_LOCK, path, "is a symbolic link");
+    if (lock->fd < 0)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
+    VPTQ_CHECK(check_lock(lock->fd, path, err));
+    if (flock(lock->fd, LOCK_EX | LOCK_NB))
+        return errno == EWOULDBLOCK
+                   ? report_holder(lock->fd, lock->held.path, err)
+                   : vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot lock '%s'", path);
+    const int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    if (ftruncate(lock->fd, 0) || !vptq_write_at(lock->fd, text, (size_t)n, 0))
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot write '%s'", path);
     return VPTQ_OK;
 }
 
+vptq_status vptq_lock_take(const char *dir, vptq_lock *lock, vptq_err *err)
+{
+    char path[VPTQ_PATH_MAX];
+    vptq_status st = VPTQ_OK;
+    *lock = (vptq_lock){.fd = -1, .held = {.fd = -1}};
+    VPTQ_TRY(vptq_path_join(path, sizeof path, dir, "lock", err));
+    VPTQ_TRY(vptq_dir_hold(dir, &lock->held, err));
+    VPTQ_TRY(take(lock, path, err));
+out:
+    if (st) {
+        if (lock->fd >= 0)
+            close(lock->fd);
+        lock->fd = -1;
+        vptq_dir_unhold(&lock->held);
+    }
+    return st;
+}
+
+/* Keeps the file, empty: removing it would let two processes lock two files of the same name,
+ * and an empty file leaves equal directories equal. */
 void vptq_lock_release(vptq_lock *lock)
 {
     if (lock->fd < 0)
@@ -282,4 +344,5 @@ void vptq_lock_release(vptq_lock *lock)
     (void)ignored;
     close(lock->fd);
     lock->fd = -1;
+    vptq_dir_unhold(&lock->held);
 }

@@ -3,7 +3,21 @@
  *
  * A vptq_file_writer writes to "PATH.tmp.PID" next to the target; commit does fsync, rename and
  * fsync of the folder.  A reader sees the old file or the new one, and a killed run leaves only
- * a temporary file, which the next writer of that path removes. */
+ * a temporary file, which the next writer of that path removes.
+ *
+ * Others may have filled the directories that are written to.  Their links are treated thus:
+ * - a path that the user names is followed as usual: WORK may be a link to a directory;
+ * - a directory that is locked or being written is held open (vptq_held_dir).  Whatever is
+ *   written into it or removed from it fails once its path leads elsewhere, and below it no
+ *   component may be a link: DIR/holdout, DIR/rows;
+ * - temporary files and directories are new (O_EXCL, mkdir), so that a link that waits under
+ *   their name is an error.  Writing, renaming and removing them starts from the descriptor of
+ *   the folder in which they were made;
+ * - an output file that is a link to a plain file or to nothing is replaced itself, with force,
+ *   as rename does; its target stays as it is.  An output directory may not be a link;
+ * - files that are changed in place (locks, records of serving runs) may not be links, and a
+ *   lock must look like one;
+ * - removal never follows a link: of directories, only those of plain files are removed. */
 #ifndef VPTQ_BASE_FILE_H
 #define VPTQ_BASE_FILE_H
 
@@ -54,15 +68,16 @@ bool vptq_read_at(int fd, void *data, size_t bytes, uint64_t offset) VPTQ_MUST_C
 bool vptq_write_at(int fd, const void *data, size_t bytes, uint64_t offset) VPTQ_MUST_CHECK;
 
 typedef struct vptq_file_writer {
-    int fd; /* -1: not open */
+    int fd;  /* -1: not open */
+    int dir; /* the folder; open as long as fd is */
     bool force;
     uint64_t written;
     char path[4096], tmp[4096];
 } vptq_file_writer;
 
 /* Opens the temporary file.  Without `force` an existing target is VPTQ_E_EXISTS, here or, if
- * it appears later, at commit.  A failed write or commit names the path and removes the
- * temporary file at once. */
+ * it appears later, at commit.  A directory or a device is never replaced, nor is a link to
+ * one.  A failed write or commit names the path and removes the temporary file at once. */
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n,
@@ -75,6 +90,13 @@ void vptq_file_writer_abort(
 vptq_status vptq_file_replace(const char *path, const void *data, size_t n,
                               vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Removes a file or link, and what killed writers of it left.  It may be missing. */
+vptq_status vptq_file_remove(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Opens a new file that ends with its descriptor: its name, a temporary one of `path`, is
+ * removed at once. */
+vptq_status vptq_file_unnamed(const char *path, int *fd, vptq_err *err) VPTQ_MUST_CHECK;
+
 bool vptq_path_exists(const char *path);
 bool vptq_path_is_dir(const char *path);
 /* out = dir + "/" + name; VPTQ_E_ARG if it does not fit. */
@@ -85,7 +107,8 @@ const char *vptq_path_base(const char *path); /* the part after the last '/' */
 vptq_status vptq_path_beside(char *out, size_t size, const char *path, const char *name,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Creates a directory and its parents (mkdir -p); it may exist. */
+/* Creates a directory and its parents (mkdir -p); it may exist, but below a held directory not
+ * as a link. */
 vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Fails unless a directory that is filled file by file may be begun or continued at `path`: it
@@ -93,6 +116,14 @@ vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
  * early.  Otherwise VPTQ_E_MISMATCH: "'PATH' is not WHAT: it holds 'FILE' and no MANIFEST". */
 vptq_status vptq_dir_check_own(const char *path, const char *manifest, const char *what,
                                vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* A directory that is kept open while it is written to, see above.  It must not move. */
+typedef struct vptq_held_dir {
+    struct vptq_held_dir *next; /* all of this process */
+    char path[4096];            /* as it was named, without slashes at the end */
+    int fd;
+    uint64_t device, inode;
+} vptq_held_dir;
 
 /* A directory written atomically: fill `tmp`, then commit renames it to the target.  An empty
  * target is replaced; another one is VPTQ_E_EXISTS, or with `force` moved aside and removed
@@ -103,16 +134,19 @@ typedef struct vptq_dir_writer {
     char path[4096], tmp[4096];
     const char *inner;
     bool force;
+    vptq_held_dir held; /* `tmp` */
 } vptq_dir_writer;
 vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force,
                                  vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_dir_writer_abort(vptq_dir_writer *w);
 
-/* An exclusive lock on DIR/lock (flock); VPTQ_E_LOCKED with the process id of the holder.
- * Released by vptq_lock_release or by the end of the process. */
+/* An exclusive lock on DIR/lock (flock), and the directory held; VPTQ_E_LOCKED with the process
+ * id of the holder.  A `lock` that is a link, has other names or does not look like a lock is
+ * left alone: VPTQ_E_IO.  Released by vptq_lock_release or by the end of the process. */
 typedef struct vptq_lock {
-    int fd; /* -1: not held */
+    int fd; /* -1: not locked */
+    vptq_held_dir held;
 } vptq_lock;
 vptq_status vptq_lock_take(const char *dir, vptq_lock *lock, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_lock_release(vptq_lock *lock);

@@ -1,9 +1,10 @@
-/* Temporary names and durable renames (file_path.h). */
+/* Temporary names, held directories and durable renames (file_path.h). */
 #include "lib/base/file_path.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,20 +52,148 @@ static bool is_entry(const struct dirent *e)
     return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
 }
 
-/* Whether an entry of `path` is the directory `inner`, and holds plain files only. */
-static bool is_inner(const char *path, const char *name, const char *inner)
+/* --- held directories -------------------------------------------------------------------- */
+
+/* Locks belong to the process, and so does this list. */
+static vptq_held_dir *all_held;
+
+/* Finds the held directory that is `path` or holds most of it; *n is the length of its path, 0
+ * if there is none. */
+static vptq_held_dir find_held(const char *path, size_t *n)
 {
-    char inside[VPTQ_PATH_MAX];
-    size_t entries;
-    return inner && !strcmp(name, inner) &&
-           !vptq_path_join(inside, sizeof inside, path, name, NULL) &&
-           vptq_dir_is_flat(inside, NULL, &entries);
+    vptq_held_dir found = {0};
+    *n = 0;
+#pragma omp critical(vptq_held_dirs)
+    for (const vptq_held_dir *h = all_held; h; h = h->next) {
+        const size_t length = strlen(h->path);
+        if (length > *n && !strncmp(path, h->path, length) &&
+            (path[length] == 0 || path[length] == '/')) {
+            found = *h;
+            *n = length;
+        }
+    }
+    return found;
 }
 
-bool vptq_dir_is_flat(const char *path, const char *inner, size_t *entries)
+/* Goes from the directory *fd down to the end of `path`, of which `below` is the rest, without
+ * following links. */
+static vptq_status go_down(const char *path, const char *below, int *fd, vptq_err *err)
 {
+    char name[NAME_MAX + 1];
+    for (below += strspn(below, "/"); *below; below += strspn(below, "/")) {
+        const size_t n = strcspn(below, "/");
+        snprintf(name, sizeof name, "%.*s", (int)(n < sizeof name ? n : sizeof name - 1),
+                 below);
+        const int inner = openat(*fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (inner < 0)
+            return errno == ENOTDIR || errno == ELOOP
+                       ? vptq_fail(err, VPTQ_E_IO,
+                                   "'%s' is a link or not a directory; links in a directory "
+                                   "that is written to are not followed",
+                                   path)
+                       : vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open directory '%s'",
+                                         path);
+        close(*fd);
+        *fd = inner;
+        below += n;
+    }
+    return VPTQ_OK;
+}
+
+/* Opens a directory; "cannot DOING 'WHAT'" is the sentence of a failure. */
+static vptq_status open_dir(const char *path, const char *doing, const char *what, int *fd,
+                            vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    struct stat sb;
+    size_t n;
+    const vptq_held_dir held = find_held(path, &n);
+
+    *fd = open(n ? held.path : path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (n && (*fd < 0 || fstat(*fd, &sb) || (uint64_t)sb.st_dev != held.device ||
+              (uint64_t)sb.st_ino != held.inode))
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_IO, "'%s' was moved or replaced while it was written to",
+                           held.path));
+    if (*fd < 0)
+        VPTQ_TRY(vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot %s '%s'", doing, what));
+    if (n)
+        VPTQ_TRY(go_down(path, path + n, fd, err));
+out:
+    if (st && *fd >= 0) {
+        close(*fd);
+        *fd = -1;
+    }
+    return st;
+}
+
+vptq_status vptq_dir_open(const char *path, int *fd, vptq_err *err)
+{
+    return open_dir(path, "open directory", path, fd, err);
+}
+
+vptq_status vptq_path_open_parent(const char *path, const char *doing, int *fd, vptq_err *err)
+{
+    char parent[VPTQ_PATH_MAX];
+    VPTQ_CHECK(parent_of(parent, path, err));
+    return open_dir(parent, doing, path, fd, err);
+}
+
+vptq_status vptq_dir_hold(const char *path, vptq_held_dir *held, vptq_err *err)
+{
+    struct stat sb;
+    size_t n = strlen(path);
+    *held = (vptq_held_dir){.fd = -1};
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n >= sizeof held->path)
+        return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);
+    memcpy(held->path, path, n);
+    VPTQ_CHECK(vptq_dir_open(held->path, &held->fd, err));
+    if (fstat(held->fd, &sb)) {
+        const int errnum = errno;
+        vptq_dir_unhold(held);
+        return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot open directory '%s'", path);
+    }
+    held->device = (uint64_t)sb.st_dev;
+    held->inode = (uint64_t)sb.st_ino;
+#pragma omp critical(vptq_held_dirs)
+    {
+        held->next = all_held;
+        all_held = held;
+    }
+    return VPTQ_OK;
+}
+
+void vptq_dir_unhold(vptq_held_dir *held)
+{
+#pragma omp critical(vptq_held_dirs)
+    for (vptq_held_dir **at = &all_held; *at; at = &(*at)->next)
+        if (*at == held) {
+            *at = held->next;
+            break;
+        }
+    if (held->fd >= 0)
+        close(held->fd);
+    held->fd = -1;
+}
+
+/* --- directories of plain files ---------------------------------------------------------- */
+
+/* Opens the directory `name` in the directory `at`; NULL if it is something else, or a link. */
+static DIR *open_entries(int at, const char *name)
+{
+    const int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d && fd >= 0)
+        close(fd);
+    return d;
+}
+
+static bool is_flat(int at, const char *path, const char *inner, size_t *entries)
+{
+    size_t inside;
     *entries = 0;
-    DIR *d = opendir(path);
+    DIR *d = open_entries(at, path);
     if (!d)
         return false;
     bool flat = true;
@@ -76,35 +205,45 @@ bool vptq_dir_is_flat(const char *path, const char *inner, size_t *entries)
         if (fstatat(dirfd(d), e->d_name, &sb, AT_SYMLINK_NOFOLLOW))
             flat = false;
         else if (!S_ISREG(sb.st_mode))
-            flat = flat && S_ISDIR(sb.st_mode) && is_inner(path, e->d_name, inner);
+            flat = flat && inner && !strcmp(e->d_name, inner) &&
+                   is_flat(dirfd(d), e->d_name, NULL, &inside);
     }
     closedir(d);
     return flat;
 }
 
-bool vptq_dir_remove_flat(const char *path, const char *inner)
+bool vptq_dir_is_flat(const char *path, const char *inner, size_t *entries)
 {
-    char inside[VPTQ_PATH_MAX];
+    return is_flat(AT_FDCWD, path, inner, entries);
+}
+
+static bool remove_flat(int at, const char *path, const char *inner)
+{
     size_t entries;
-    if (!vptq_dir_is_flat(path, inner, &entries))
+    if (!is_flat(at, path, inner, &entries))
         return false;
-    DIR *d = opendir(path);
+    DIR *d = open_entries(at, path);
     if (!d)
         return false;
     bool done = true;
     for (struct dirent *e = readdir(d); e; e = readdir(d)) {
         if (!is_entry(e))
             continue;
-        if (inner && !strcmp(e->d_name, inner) &&
-            !vptq_path_join(inside, sizeof inside, path, inner, NULL) &&
-            vptq_dir_remove_flat(inside, NULL))
+        if (inner && !strcmp(e->d_name, inner) && remove_flat(dirfd(d), inner, NULL))
             continue;
         if (unlinkat(dirfd(d), e->d_name, 0))
             done = false;
     }
     closedir(d);
-    return done && rmdir(path) == 0;
+    return done && unlinkat(at, path, AT_REMOVEDIR) == 0;
 }
+
+bool vptq_dir_remove_flat(const char *path, const char *inner)
+{
+    return remove_flat(AT_FDCWD, path, inner);
+}
+
+/* --- temporary names --------------------------------------------------------------------- */
 
 /* The process number at the end of "BASE.KIND.PID", 0 when the name is another one. */
 static long owner_of(const char *name, const char *base, const char *kind)
@@ -121,37 +260,27 @@ static long owner_of(const char *name, const char *base, const char *kind)
 
 void vptq_path_sweep(const char *path, const char *kind, const char *inner)
 {
-    char parent[VPTQ_PATH_MAX], victim[VPTQ_PATH_MAX];
     const char *base = vptq_path_base(path);
-    if (parent_of(parent, path, NULL))
+    int fd;
+    if (vptq_path_open_parent(path, "sweep", &fd, NULL))
         return;
-    DIR *d = opendir(parent);
-    if (!d)
-        return;
-    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
+    DIR *d = open_entries(fd, ".");
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
         long pid = owner_of(e->d_name, base, kind);
         if (pid <= 0 || (pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno != ESRCH)))
             continue;
-        if (vptq_path_join(victim, sizeof victim, parent, e->d_name, NULL))
-            continue;
-        if (unlink(victim))
-            vptq_dir_remove_flat(victim, inner);
+        if (unlinkat(fd, e->d_name, 0))
+            remove_flat(fd, e->d_name, inner);
     }
-    closedir(d);
+    if (d)
+        closedir(d);
+    close(fd);
 }
 
-vptq_status vptq_path_sync_parent(const char *path, vptq_err *err)
+vptq_status vptq_dir_sync(int fd, const char *path, vptq_err *err)
 {
-    char parent[VPTQ_PATH_MAX];
-    vptq_status st = parent_of(parent, path, err);
-    if (st)
-        return st;
-    int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open the folder of '%s'", path);
     /* Some file systems cannot sync a folder; the rename itself has succeeded. */
     if (fsync(fd) && errno != EINVAL && errno != ENOTSUP)
-        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot sync the folder of '%s'", path);
-    close(fd);
-    return st;
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot sync the folder of '%s'", path);
+    return VPTQ_OK;
 }

@@ -14,8 +14,17 @@ vptq_status vptq_path_temporary(char out[VPTQ_PATH_MAX], const char *path, const
  * writer tries again.  `inner` as below. */
 void vptq_path_sweep(const char *path, const char *kind, const char *inner);
 
-/* Makes a rename inside the folder of `path` durable. */
-vptq_status vptq_path_sync_parent(const char *path, vptq_err *err);
+/* Opens a directory for *at calls; fails below or at a held one as file.h says. */
+vptq_status vptq_dir_open(const char *path, int *fd, vptq_err *err);
+/* The same for the folder of `path`; `doing` ("create") is for the message. */
+vptq_status vptq_path_open_parent(const char *path, const char *doing, int *fd, vptq_err *err);
+
+/* Opens a directory and holds it until it is released, which is harmless after a failure. */
+vptq_status vptq_dir_hold(const char *path, vptq_held_dir *held, vptq_err *err);
+void vptq_dir_unhold(vptq_held_dir *held);
+
+/* Makes the names in an open directory durable, that of `path` among them. */
+vptq_status vptq_dir_sync(int fd, const char *path, vptq_err *err);
 
 /* Whether every entry is a plain file, except for one directory of plain files named `inner`
  * (NULL = none); *entries counts them. */

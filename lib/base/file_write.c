@@ -32,23 +32,33 @@ vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer
 {
     *w = (vptq_file_writer){.fd = -1, .force = force};
     struct stat sb;
-    if (stat(path, &sb) == 0) {
-        if (!force)
-            return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", path);
-        if (!S_ISREG(sb.st_mode))
-            return vptq_fail(err, VPTQ_E_IO, "cannot replace '%s': %s", path,
-                             S_ISDIR(sb.st_mode) ? "is a directory" : "is not a plain file");
-    }
+    if (stat(path, &sb) == 0 && !S_ISREG(sb.st_mode))
+        return vptq_fail(err, VPTQ_E_IO, "cannot replace '%s': %s", path,
+                         S_ISDIR(sb.st_mode) ? "is a directory" : "is not a plain file");
+    if (!force && lstat(path, &sb) == 0)
+        return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", path);
     size_t n = strlen(path);
     if (n >= sizeof w->path)
         return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);
     memcpy(w->path, path, n + 1);
     VPTQ_CHECK(vptq_path_temporary(w->tmp, path, "tmp", err));
+    VPTQ_CHECK(vptq_path_open_parent(path, "create", &w->dir, err));
     vptq_path_sweep(path, "tmp", NULL);
-    w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (w->fd < 0)
-        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create '%s'", path);
+    w->fd = openat(w->dir, vptq_path_base(w->tmp),
+                   O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (w->fd < 0) {
+        const int errnum = errno;
+        close(w->dir);
+        return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot create '%s'", path);
+    }
     return VPTQ_OK;
+}
+
+/* Removes the temporary file, whose descriptor is closed. */
+static void discard(const vptq_file_writer *w)
+{
+    unlinkat(w->dir, vptq_path_base(w->tmp), 0);
+    close(w->dir);
 }
 
 void vptq_file_writer_abort(vptq_file_writer *w)
@@ -57,7 +67,7 @@ void vptq_file_writer_abort(vptq_file_writer *w)
         return;
     close(w->fd);
     w->fd = -1;
-    unlink(w->tmp);
+    discard(w);
 }
 
 /* A failed write discards the whole file. */
@@ -93,13 +103,14 @@ vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n, vpt
  * this is a rename. */
 static int move_into_place(const vptq_file_writer *w)
 {
+    const char *tmp = vptq_path_base(w->tmp), *name = vptq_path_base(w->path);
     if (!w->force) {
-        if (link(w->tmp, w->path) == 0)
-            return unlink(w->tmp);
+        if (linkat(w->dir, tmp, w->dir, name, 0) == 0)
+            return unlinkat(w->dir, tmp, 0);
         if (errno == EEXIST)
             return -1;
     }
-    return rename(w->tmp, w->path);
+    return renameat(w->dir, tmp, w->dir, name);
 }
 
 vptq_status vptq_file_writer_commit(vptq_file_writer *w, vptq_err *err)
@@ -112,17 +123,19 @@ vptq_status vptq_file_writer_commit(vptq_file_writer *w, vptq_err *err)
     w->fd = -1;
     if (close(fd)) {
         int errnum = errno;
-        unlink(w->tmp);
+        discard(w);
         return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot write '%s'", w->path);
     }
     if (move_into_place(w)) {
         int errnum = errno;
-        unlink(w->tmp);
+        discard(w);
         if (errnum == EEXIST)
             return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", w->path);
         return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot write '%s'", w->path);
     }
-    return vptq_path_sync_parent(w->path, err);
+    const vptq_status st = vptq_dir_sync(w->dir, w->path, err);
+    close(w->dir);
+    return st;
 }
 
 vptq_status vptq_file_replace(const char *path, const void *data, size_t n, vptq_err *err)
@@ -135,4 +148,29 @@ vptq_status vptq_file_replace(const char *path, const void *data, size_t n, vptq
 out:
     vptq_file_writer_abort(&w);
     return st;
+}
+
+vptq_status vptq_file_remove(const char *path, vptq_err *err)
+{
+    struct stat sb;
+    vptq_status st = VPTQ_OK;
+    int dir;
+    vptq_path_sweep(path, "tmp", NULL);
+    if (lstat(path, &sb) && errno == ENOENT)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_path_open_parent(path, "remove", &dir, err));
+    if (unlinkat(dir, vptq_path_base(path), 0) && errno != ENOENT)
+        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", path);
+    close(dir);
+    return st;
+}
+
+vptq_status vptq_file_unnamed(const char *path, int *fd, vptq_err *err)
+{
+    vptq_file_writer w;
+    *fd = -1;
+    VPTQ_CHECK(vptq_file_writer_open(path, true, &w, err));
+    *fd = w.fd;
+    discard(&w);
+    return VPTQ_OK;
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/json.h"
@@ -97,9 +98,18 @@ static vptq_status open_file(vptq_serve_log *log, bool force, vptq_err *err)
     vptq_status st = VPTQ_OK;
     char *text = NULL;
     size_t size;
-    log->fd = open(log->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (log->fd < 0)
+    struct stat sb;
+    /* the file is changed in place, and so must be the one that was named */
+    log->fd = open(log->path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (log->fd < 0 && errno == ELOOP)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_IO,
+                           "'%s' is a symbolic link; name the file of records itself",
+                           log->path));
+    if (log->fd < 0 || fstat(log->fd, &sb))
         VPTQ_TRY(fail_file(log, "write", err));
+    if (!S_ISREG(sb.st_mode))
+        VPTQ_TRY(
+            vptq_fail(err, VPTQ_E_IO, "cannot write '%s': is not a plain file", log->path));
     /* two processes would overwrite each other's records */
     if (flock(log->fd, LOCK_EX | LOCK_NB))
         VPTQ_TRY(

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
@@ -196,8 +195,7 @@ static vptq_status remove_matrices(const vptq_quantizer *q, vptq_err *err)
         if (!vptq_layer_file_is(names[i]))
             continue;
         VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, names[i], err));
-        if (unlink(path))
-            VPTQ_TRY(vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", path));
+        VPTQ_TRY(vptq_file_remove(path, err));
     }
 out:
     vptq_arena_release(&arena);

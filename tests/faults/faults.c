@@ -1,18 +1,23 @@
-/* File system faults for tests: a library that is loaded before libc (LD_PRELOAD) and makes
- * chosen calls of a process fail.
+/* File system faults and signals for tests: a library that is loaded before libc (LD_PRELOAD)
+ * and makes chosen calls of a process fail, or signals arrive at them.
  *
  *     VPTQ_FAULT=CALL:HOW:WHEN
  *
  * CALL is read, pread, write, pwrite, fsync, ftruncate, close, open, rename, link, mkdir or
  * mmap. Of the first seven, only calls on regular files above descriptor 2 count. HOW is
  * ENOSPC, EIO, EINTR, EMFILE, ENOMEM, EACCES, EPERM or `short`, which transfers half of the
- * requested bytes, at least one. WHEN is N (the N-th call), N- (the N-th and all later calls)
- * or N/M (every M-th call from the N-th on). VPTQ_FAULT_LOG names a file that gets a line for
- * every fault. */
+ * requested bytes, at least one; or, for mmap, `cut`, which halves the mapped file afterwards.
+ * WHEN is N (the N-th call), N- (the N-th and all later calls) or N/M (every M-th call from the
+ * N-th on). VPTQ_FAULT_LOG names a file that gets a line for every fault.
+ *
+ * With INT, TERM, HUP, PIPE or KILL as HOW the call is made, after the process has sent itself
+ * that signal; with `none` it is only logged. CALL may then be `any`: every call above, on any
+ * descriptor, removals and looks at the clock. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -22,14 +27,17 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct fault {
     char call[16];
-    int errnum; /* 0 = short */
+    int errnum; /* 0 = short; below that a signal or one of the next */
     long first, every;
-    bool on;
+    bool on, any;
 } fault;
+
+enum { CUT = -1000, NONE = -1001, UNKNOWN = -1002 };
 
 static fault plan;
 static atomic_long count;
@@ -40,11 +48,13 @@ static int errnum_of(const char *name)
         const char *name;
         int errnum;
     } known[] = {{"short", 0},       {"ENOSPC", ENOSPC}, {"EIO", EIO},       {"EINTR", EINTR},
-                 {"EMFILE", EMFILE}, {"ENOMEM", ENOMEM}, {"EACCES", EACCES}, {"EPERM", EPERM}};
+                 {"EMFILE", EMFILE}, {"ENOMEM", ENOMEM}, {"EACCES", EACCES}, {"EPERM", EPERM},
+                 {"cut", CUT},       {"none", NONE},     {"INT", -SIGINT},   {"TERM", -SIGTERM},
+                 {"HUP", -SIGHUP},   {"PIPE", -SIGPIPE}, {"KILL", -SIGKILL}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(known[i].name, name))
             return known[i].errnum;
-    return -1;
+    return UNKNOWN;
 }
 
 /* Reads the plan from VPTQ_FAULT. An invalid plan ends the process, so that no test passes
@@ -56,11 +66,12 @@ __attribute__((constructor)) static void take_plan(void)
     if (!text)
         return;
     if (sscanf(text, "%15[a-z]:%15[A-Za-z]:%ld%23s", plan.call, how, &plan.first, rest) < 3 ||
-        (plan.errnum = errnum_of(how)) < 0 || plan.first < 1) {
+        (plan.errnum = errnum_of(how)) == UNKNOWN || plan.first < 1) {
         fprintf(stderr, "VPTQ_FAULT=%s is invalid, expected CALL:HOW:WHEN\n", text);
         _exit(99);
     }
     plan.every = !*rest ? 0 : *rest == '-' ? 1 : atol(rest + 1);
+    plan.any = !strcmp(plan.call, "any");
     plan.on = true;
 }
 
@@ -78,17 +89,19 @@ static void note(long n)
     syscall(SYS_close, fd);
 }
 
-/* Whether this call must fail. */
+/* Whether this call must fail; it gets its signal here. */
 static bool hit(const char *call)
 {
-    if (!plan.on || strcmp(plan.call, call) != 0)
+    if (!plan.on || (!plan.any && strcmp(plan.call, call) != 0))
         return false;
     const long n = atomic_fetch_add(&count, 1) + 1;
     const bool yes = n == plan.first ||
                      (plan.every > 0 && n > plan.first && (n - plan.first) % plan.every == 0);
     if (yes)
         note(n);
-    return yes;
+    if (yes && plan.errnum < 0 && plan.errnum > CUT)
+        raise(-plan.errnum);
+    return yes && (plan.errnum >= 0 || plan.errnum == CUT);
 }
 
 static bool is_plain(int fd)
@@ -101,7 +114,8 @@ static bool is_plain(int fd)
 static bool hit_bytes(const char *call, int fd, size_t *n)
 {
     const int errnum = errno;
-    const bool mine = plan.on && !strcmp(plan.call, call) && is_plain(fd) && hit(call);
+    const bool mine =
+        plan.any || (plan.on && !strcmp(plan.call, call) && is_plain(fd)) ? hit(call) : false;
     errno = errnum;
     if (!mine)
         return false;
@@ -192,6 +206,44 @@ int open(const char *path, int flags, ...)
     return hit_path("open") ? -1 : next(path, flags, mode);
 }
 
+int openat(int dir, const char *path, int flags, ...)
+{
+    mode_t mode = 0;
+    NEXT(openat);
+    if (flags & O_CREAT) {
+        va_list args;
+        va_start(args, flags);
+        mode = va_arg(args, mode_t);
+        va_end(args);
+    }
+    /* as with opendir, looking into a directory does not count */
+    return !(flags & O_DIRECTORY) && hit_path("open") ? -1 : next(dir, path, flags, mode);
+}
+
+int renameat(int a, const char *from, int b, const char *to)
+{
+    NEXT(renameat);
+    return hit_path("rename") ? -1 : next(a, from, b, to);
+}
+
+int linkat(int a, const char *from, int b, const char *to, int flags)
+{
+    NEXT(linkat);
+    return hit_path("link") ? -1 : next(a, from, b, to, flags);
+}
+
+int unlinkat(int dir, const char *path, int flags)
+{
+    NEXT(unlinkat);
+    return hit_path("unlink") ? -1 : next(dir, path, flags);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    NEXT(clock_gettime);
+    return plan.any && hit_path("clock") ? -1 : next(clock, now);
+}
+
 int rename(const char *from, const char *to)
 {
     NEXT(rename);
@@ -210,10 +262,30 @@ int mkdir(const char *path, mode_t mode)
     return hit_path("mkdir") ? -1 : next(path, mode);
 }
 
+/* Halves the file of a descriptor that is open for reading. */
+static void cut(int fd)
+{
+    char path[64];
+    struct stat sb;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (fstat(fd, &sb) || truncate(path, sb.st_size / 2)) {
+        fprintf(stderr, "cannot cut a mapped file short\n");
+        _exit(99);
+    }
+}
+
 void *mmap(void *at, size_t size, int access, int flags, int fd, off_t offset)
 {
     NEXT(mmap);
-    if (fd >= 0 && is_plain(fd) && hit_path("mmap"))
+    if (fd < 0 || !is_plain(fd))
+        return next(at, size, access, flags, fd, offset);
+    const bool mine = hit("mmap");
+    if (mine && plan.errnum != CUT) {
+        errno = plan.errnum;
         return MAP_FAILED;
-    return next(at, size, access, flags, fd, offset);
+    }
+    void *p = next(at, size, access, flags, fd, offset);
+    if (mine)
+        cut(fd);
+    return p;
 }

@@ -451,8 +451,12 @@ static void test_dir_writer_refusals(void **state)
                  "not hold only plain files");
     vtest_path(path, sizeof path, dir, "file");
     vtest_write_file(path, "x", 1);
-    assert_fails(vptq_dir_writer_open(path, NULL, true, &w, &err), VPTQ_E_EXISTS, &err,
+    assert_fails(vptq_dir_writer_open(path, NULL, true, &w, &err), VPTQ_E_IO, &err,
                  "not a directory");
+    vtest_path(inner, sizeof inner, dir, "link");
+    assert_int_equal(symlink("out", inner), 0);
+    assert_fails(vptq_dir_writer_open(inner, NULL, true, &w, &err), VPTQ_E_IO, &err,
+                 "a symbolic link, which is not replaced");
     assert_fails(vptq_dir_writer_open("", NULL, true, &w, &err), VPTQ_E_ARG, &err, "empty");
 }
 
@@ -526,7 +530,88 @@ static void test_lock(void **state)
     assert_ok(vptq_lock_take(dir, &b, &err), &err);
     vptq_lock_release(&b);
     vtest_path(path, sizeof path, dir, "none");
-    assert_fails(vptq_lock_take(path, &a, &err), VPTQ_E_IO, &err, "none/lock': No such file");
+    assert_fails(vptq_lock_take(path, &a, &err), VPTQ_E_IO, &err, "none': No such file");
+}
+
+/* A `lock` that the tools did not make keeps its bytes. */
+static void test_foreign_lock(void **state)
+{
+    const char *dir = *state;
+    char lock[4096], other[4096];
+    const char text[] = "a thesis of more than thirty-two bytes";
+    vptq_lock a;
+    vptq_err err;
+    vtest_path(lock, sizeof lock, dir, "lock");
+    vtest_path(other, sizeof other, dir, "thesis");
+    vtest_write_file(other, "12", 2); /* it even looks like a process number */
+    assert_int_equal(symlink("thesis", lock), 0);
+    assert_fails(vptq_lock_take(dir, &a, &err), VPTQ_E_IO, &err, "is a symbolic link");
+    vtest_expect_file(other, "12", 2);
+    assert_int_equal(unlink(lock), 0);
+    assert_int_equal(link(other, lock), 0);
+    assert_fails(vptq_lock_take(dir, &a, &err), VPTQ_E_IO, &err, "other names");
+    vtest_expect_file(other, "12", 2);
+    assert_int_equal(unlink(lock), 0);
+    assert_int_equal(mkfifo(lock, 0600), 0);
+    assert_fails(vptq_lock_take(dir, &a, &err), VPTQ_E_IO, &err, "not a plain file");
+    assert_int_equal(unlink(lock), 0);
+    vtest_write_file(lock, text, sizeof text);
+    assert_fails(vptq_lock_take(dir, &a, &err), VPTQ_E_IO, &err, "is too large");
+    vtest_write_file(lock, "thesis", 6);
+    assert_fails(vptq_lock_take(dir, &a, &err), VPTQ_E_IO, &err, "something else");
+    vtest_expect_file(lock, "thesis", 6);
+    vtest_write_file(lock, "99999999\n", 9); /* of a process that was killed */
+    assert_ok(vptq_lock_take(dir, &a, &err), &err);
+    vptq_lock_release(&a);
+}
+
+/* A locked directory that becomes a link is not followed, nor is a link inside it. */
+static void test_replaced_directory(void **state)
+{
+    const char *dir = *state;
+    char work[4096], moved[4096], other[4096], file[4200], inner[4200];
+    vptq_lock a;
+    vptq_err err;
+    vtest_path(work, sizeof work, dir, "work");
+    vtest_path(moved, sizeof moved, dir, "moved");
+    vtest_path(other, sizeof other, dir, "other");
+    vtest_path(file, sizeof file, work, "row");
+    vtest_path(inner, sizeof inner, work, "inner");
+    assert_ok(vptq_dir_make(work, &err), &err);
+    assert_ok(vptq_dir_make(other, &err), &err);
+    assert_ok(vptq_lock_take(work, &a, &err), &err);
+    assert_ok(vptq_file_replace(file, "1", 1, &err), &err);
+    assert_int_equal(symlink("../other", inner), 0);
+    vtest_path(inner, sizeof inner, work, "inner/row");
+    assert_fails(vptq_file_replace(inner, "1", 1, &err), VPTQ_E_IO, &err, "are not followed");
+    assert_int_equal(rename(work, moved), 0);
+    assert_int_equal(symlink("other", work), 0);
+    vtest_write_file(file, "x", 1);
+    assert_fails(vptq_file_replace(file, "2", 1, &err), VPTQ_E_IO, &err, "moved or replaced");
+    assert_fails(vptq_file_remove(file, &err), VPTQ_E_IO, &err, "moved or replaced");
+    vtest_expect_file(file, "x", 1);
+    assert_int_equal(entries_of(other), 1);
+    vtest_path(file, sizeof file, moved, "row");
+    vtest_expect_file(file, "1", 1);
+    vptq_lock_release(&a);
+}
+
+/* With force, a link to a file is replaced, not its target. */
+static void test_output_is_a_link(void **state)
+{
+    const char *dir = *state;
+    char path[4096], target[4096];
+    struct stat sb;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    vtest_path(target, sizeof target, dir, "target");
+    vtest_write_file(target, "x", 1);
+    assert_int_equal(symlink("target", path), 0);
+    assert_ok(vptq_file_replace(path, "new", 3, &err), &err);
+    assert_int_equal(lstat(path, &sb), 0);
+    assert_true(S_ISREG(sb.st_mode));
+    vtest_expect_file(path, "new", 3);
+    vtest_expect_file(target, "x", 1);
 }
 
 /* XXH3 of nothing and of "abc" (published test values), and chained seeds. */
@@ -546,5 +631,6 @@ VTEST_MAIN(scratch_test(test_reading), scratch_test(test_reading_refusals),
            cmocka_unit_test(test_paths), scratch_test(test_directories),
            scratch_test(test_dir_writer), scratch_test(test_dir_writer_refusals),
            scratch_test(test_dir_writer_inner), scratch_test(test_dir_writer_stale),
-           scratch_test(test_lock), scratch_test(test_own_directory),
-           cmocka_unit_test(test_hash))
+           scratch_test(test_lock), scratch_test(test_foreign_lock),
+           scratch_test(test_replaced_directory), scratch_test(test_output_is_a_link),
+           scratch_test(test_own_directory), cmocka_unit_test(test_hash))

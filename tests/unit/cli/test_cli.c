@@ -299,7 +299,7 @@ static int body_signal_twice(vptq_cli *cli, const settings *s)
 
 static void test_signals(void **state)
 {
-    expect(run_body(*state, "-mA", body_signal_once), 130, "0 70\n",
+    expect(run_body(*state, "-mA", body_signal_once), 143, "0 70\n",
            "vptq-test: interrupted\n");
     expect(run_body(*state, "-mA", body_signal_twice), 130, "", "");
 }
