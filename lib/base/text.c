@@ -44,6 +44,17 @@ size_t vptq_text_printable(char *to, size_t size, const char *s)
     return used;
 }
 
+size_t vptq_text_width(const char *s)
+{
+    size_t width = 0;
+    for (size_t n = strlen(s), len; n; s += len, n -= len) {
+        char escape[VPTQ_TEXT_ESCAPE];
+        len = vptq_text_escape(s, n, escape);
+        width += *escape ? strlen(escape) : 1;
+    }
+    return width;
+}
+
 size_t vptq_text_vformat(char *to, size_t size, const char *fmt, va_list ap)
 {
     char text[1024];

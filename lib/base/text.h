@@ -23,7 +23,10 @@ bool vptq_text_is_control(uint32_t cp);
 size_t vptq_text_escape(const char *s, size_t n, char escape[VPTQ_TEXT_ESCAPE]);
 /* Writes the printable form of s, cut to whole characters and escapes.  Returns its length. */
 size_t vptq_text_printable(char *to, size_t size, const char *s);
-/* The same of a formatted text, which may be cut at 1023 bytes; `to` may be an argument. */
+/* Columns of the printable form on a terminal, counting one per character. */
+size_t vptq_text_width(const char *s);
+/* vptq_text_printable of a formatted text, which may be cut at 1023 bytes; `to` may be an
+ * argument. */
 size_t vptq_text_vformat(char *to, size_t size, const char *fmt, va_list ap);
 
 /* The longest length up to `max` that cuts no character of valid UTF-8 of at least `max` bytes.

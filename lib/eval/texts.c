@@ -6,6 +6,7 @@
 
 #include "lib/base/buf.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/eval/perplexity.h"
 #include "lib/report/column.h"
 
@@ -182,7 +183,7 @@ static vptq_status print_row(const run *r, size_t i, const ppl_row *row, vptq_er
     vptq_column shown[sizeof columns / sizeof *columns];
     memcpy(shown, columns, sizeof columns);
     for (size_t k = 0; k < text_count(r->opt); k++) {
-        const int n = (int)strlen(text_name(r->opt, k));
+        const int n = (int)vptq_text_width(text_name(r->opt, k));
         shown[TEXT_COLUMN].width = n > shown[TEXT_COLUMN].width ? n : shown[TEXT_COLUMN].width;
     }
     vptq_printer p = vptq_printer_make(r->out, VPTQ_COLUMNS(shown));

@@ -164,18 +164,6 @@ static const char *shown(const vptq_column *c, const vptq_cell *cell, char text[
     return value;
 }
 
-/* Columns of the printable form on a terminal, counting one per character. */
-static size_t text_width(const char *s)
-{
-    size_t width = 0;
-    for (size_t n = strlen(s), len; n; s += len, n -= len) {
-        char escape[VPTQ_TEXT_ESCAPE];
-        len = vptq_text_escape(s, n, escape);
-        width += *escape ? strlen(escape) : 1;
-    }
-    return width;
-}
-
 /* ---- formats ---- */
 
 static bool is_shown(const vptq_sheet *s, const vptq_column *c)
@@ -198,7 +186,7 @@ void vptq_sheet_titles(vptq_sheet *s)
         return;
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const size_t least = (size_t)s->columns[i].width;
-        const size_t title = text_width(column_title(&s->columns[i]));
+        const size_t title = vptq_text_width(column_title(&s->columns[i]));
         s->width[i] = least > title ? least : title;
     }
 }
@@ -207,7 +195,7 @@ void vptq_sheet_fit(vptq_sheet *s, const vptq_cell *row)
 {
     char text[SHOWN_TEXT];
     for (size_t i = 0; i < s->column_count; i++) {
-        const size_t n = text_width(shown(&s->columns[i], &row[i], text));
+        const size_t n = vptq_text_width(shown(&s->columns[i], &row[i], text));
         s->width[i] = n > s->width[i] ? n : s->width[i];
     }
 }
@@ -220,7 +208,7 @@ static void write_text(vptq_sheet *s, const vptq_cell *row)
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const vptq_column *c = &s->columns[i];
         const char *cell = row ? shown(c, &row[i], text) : column_title(c);
-        const size_t n = text_width(cell), pad = s->width[i] > n ? s->width[i] - n : 0;
+        const size_t n = vptq_text_width(cell), pad = s->width[i] > n ? s->width[i] - n : 0;
         pending += is_right(c) ? pad : 0;
         if (n) {
             vptq_emit_format(s->e, "%*s", (int)pending, "");
@@ -545,7 +533,7 @@ vptq_status vptq_print_list(const vptq_output *out, const vptq_column *columns,
         const vptq_cell cell = vptq_cell_of(c, row);
         format_suffix(c, &cell, suffix);
         const char *value = cell_value(c, &cell, number);
-        const int n = (int)text_width(value);
+        const int n = (int)vptq_text_width(value);
         vptq_emit_format(&e, "%-*s %*s", title_width, column_title(c),
                          c->width > n ? c->width - n : 0, "");
         vptq_emit_line(&e, value);

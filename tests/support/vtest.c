@@ -16,6 +16,7 @@
 #include "formats/json.h"
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
+#include "lib/base/text.h"
 #include "tests/support/vnormal.h"
 
 void vtest_args(int argc, char **argv)
@@ -110,7 +111,11 @@ void vtest_assert_fails(vptq_status st, vptq_status code, const vptq_err *err, c
                         const char *call, const char *file, int line)
 {
     const char *text = st ? err->text : "";
-    if (st == code && err->code == code && strstr(text, part))
+    char printable[sizeof err->text];
+    vptq_text_printable(printable, sizeof printable, text);
+    if (strcmp(printable, text) != 0)
+        print_error("%s: the sentence has control characters\n", call);
+    else if (st == code && err->code == code && strstr(text, part))
         return;
     print_error("%s gave %s (%s): '%s', expected %s with '%s'\n", call, vptq_status_name(st),
                 st ? vptq_status_name(err->code) : "-", text, vptq_status_name(code), part);
