@@ -9,7 +9,7 @@
 #   CC, CXX, AR, CLANG_FORMAT, NVCC  the tools
 #   PREFIX, DESTDIR               where `install` puts things
 #   TEXT=, MODEL=                 inputs of `make demo`
-#   T=                            tests to run, or seconds of `make fuzz`
+#   T=, RUNS=                     tests to run, or seconds and executions of `make fuzz`
 #
 # Objects live in build/CONFIG, where CONFIG follows from the flags, so that a change of flags
 # never mixes objects.  The four tools of the plain build are also in build/bin.
@@ -270,7 +270,8 @@ $(B)/tests/emu/test_%_tsan: $(OBJ)/tests/emu/test_%.tsan.o $(LIBTEST) $(LIBEMU) 
 	$(link)
 # Linked with libFuzzer's main, or with the driver that runs a corpus.
 FUZZ_MAIN := $(if $(LIBFUZZER),,$(OBJ)/tests/fuzz/regression_driver.o)
-$(B)/tests/fuzz/fuzz_%: LDLIBS += $(if $(LIBFUZZER),-fsanitize=fuzzer)
+# LIBFUZZER: 1, or the flags that link another engine's main.
+$(B)/tests/fuzz/fuzz_%: LDLIBS += $(if $(LIBFUZZER),$(if $(filter 1,$(LIBFUZZER)),-fsanitize=fuzzer,$(LIBFUZZER)))
 $(B)/tests/fuzz/fuzz_%: $(OBJ)/tests/fuzz/fuzz_%.o $(FUZZ_MAIN) $(LIBVPTQ)
 	$(link)
 $(B)/tests/interop/%: $(OBJ)/tests/interop/%.o $(LIBVPTQ)
@@ -319,7 +320,8 @@ run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS)
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 
-# Fuzzes with clang's libFuzzer, T seconds per target; FUZZ='gguf npy' selects targets.
+# Fuzzes with clang's libFuzzer, T seconds or RUNS executions per target, whichever comes first;
+# FUZZ='gguf npy' selects targets.
 LIBFUZZER_MAKE = $(MAKE) CC=clang SANITIZE=fuzzer-no-link,address,undefined LIBFUZZER=1
 fuzz:
 	+$(Q)$(LIBFUZZER_MAKE) run-libfuzzer
@@ -328,7 +330,11 @@ fuzz-programs:
 .PHONY: fuzz-programs libfuzzer-programs run-libfuzzer
 libfuzzer-programs: $(FUZZ_BIN)
 run-libfuzzer: $(FUZZ_BIN)
-	$(Q)scripts/fuzz.sh $(or $(T),60) $(FUZZ_BIN)
+	$(Q)scripts/fuzz.sh $(or $(T),$(if $(RUNS),0,60)) $(or $(RUNS),0) $(FUZZ_BIN)
+# All fuzz programs copied to FUZZ_OUT, for tests/fuzz/build.sh.
+.PHONY: fuzz-oss
+fuzz-oss: $(FUZZ_BIN)
+	$(Q)cp $^ $(FUZZ_OUT)
 
 # Runs our GGUF files with llama.cpp's Python package (PyPI); not part of check.
 .PHONY: interop-gguf
@@ -489,6 +495,7 @@ help:
 	'make check-cli     command-line tests (with T=PATTERN: some)' \
 	'make fuzz-check    fuzz targets over their corpora' \
 	'make fuzz T=60     each fuzz target for 60 seconds with libFuzzer (clang); FUZZ=NAME..: some' \
+	'make fuzz RUNS=N   each fuzz target for N executions, and T seconds at most if T is given' \
 	'make fuzz-programs libFuzzer programs only' \
 	'make coverage      lines of formats/ that the tests reach (gcovr)' \
 	'make interop       against the vptq package and transformers, in build/interop (T=PATTERN)' \

@@ -1,39 +1,56 @@
 #!/usr/bin/env bash
-# Runs libFuzzer programs (`make fuzz-programs`) one after another, each for SECONDS, with its
-# dictionary tests/fuzz/dict/NAME.dict and a scratch copy of its corpus tests/fuzz/corpus/NAME.
-# usage: fuzz.sh SECONDS PROGRAM..
-# Prints the executions and new inputs of each.  An input that makes one fail is kept in findings/NAME next to
-# the program, and the exit status is 1; add it to the corpus once it is fixed.
+# Runs libFuzzer programs (`make fuzz-programs`) one after another, each with its dictionary
+# tests/fuzz/dict/NAME.dict and a scratch copy of its corpus tests/fuzz/corpus/NAME and of the seeds
+# that scripts/fuzz_seeds.sh takes from the data directory.
+# usage: fuzz.sh SECONDS RUNS PROGRAM..
+#   SECONDS   time of each program, 0 = no limit     RUNS   executions of each, 0 = no limit
+# Prints a table of executions, new inputs and findings.  An input that makes one fail is kept in findings/NAME
+# next to the program, and the exit status is 1; add it to the corpus once it is fixed.
 set -u
 
 src=$(cd "$(dirname "$0")/.." && pwd)
-seconds=${1:?usage: fuzz.sh SECONDS PROGRAM..}
-shift
-case $seconds in
-'' | *[!0-9]* | 0) echo "fuzz.sh: '$seconds' is not a number of seconds above 0" >&2; exit 2 ;;
-esac
+[ $# -ge 3 ] || { echo "usage: fuzz.sh SECONDS RUNS PROGRAM.." >&2; exit 2; }
+seconds=$1
+runs=$2
+shift 2
+for n in "$seconds" "$runs"; do
+    case $n in
+    '' | *[!0-9]*) echo "fuzz.sh: '$n' is not a number" >&2; exit 2 ;;
+    esac
+done
+[ "$((seconds + runs))" -gt 0 ] || { echo "fuzz.sh: neither seconds nor runs" >&2; exit 2; }
+[ "$runs" -gt 0 ] || runs=-1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failed=0
 
-# stat NAME: prints a number from libFuzzer's closing statistics
-stat() { sed -n "s/^stat::$1: *//p" "$scratch/log"; }
+"$src/scripts/fuzz_seeds.sh" "$scratch/seeds"
 
+# stat NAME: prints a number from libFuzzer's closing statistics, or what its log says last
+stat() { sed -n "s/^stat::$1: *//p" "$scratch/log"; }
+executions() {
+    local n
+    n=$(stat number_of_executed_units)
+    echo "${n:-$(sed -n 's/^#\([0-9]*\).*/\1/p' "$scratch/log" | tail -n1)}"
+}
+
+printf '%-16s %12s %8s %8s %8s\n' target executions seconds new findings
 for program in "$@"; do
     name=$(basename "$program")
     name=${name#fuzz_}
     findings=$(dirname "$program")/findings/$name
     rm -rf "$scratch/corpus"
-    mkdir -p "$scratch/corpus" "$findings"
+    mkdir -p "$scratch/corpus" "$scratch/seeds/$name" "$findings"
     status=0
+    start=$SECONDS
     # No input is larger than a few KiB, so that half a GiB at once is a size that was believed.
-    "$program" -max_total_time="$seconds" -dict="$src/tests/fuzz/dict/$name.dict" \
+    nice "$program" -runs="$runs" -max_total_time="$seconds" -dict="$src/tests/fuzz/dict/$name.dict" \
         -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -print_final_stats=1 \
         -artifact_prefix="$findings/" "$scratch/corpus" "$src/tests/fuzz/corpus/$name" \
-        >"$scratch/log" 2>&1 || status=$?
+        "$scratch/seeds/$name" >"$scratch/log" 2>&1 || status=$?
+    printf '%-16s %12s %8s %8s %8s\n' "$name" "$(executions)" "$((SECONDS - start))" \
+        "$(stat new_units_added)" "$((status != 0))"
     if [ "$status" -eq 0 ]; then
-        echo "ok $name: $(stat number_of_executed_units) executions in $seconds s," \
-            "$(stat new_units_added) new inputs"
         rmdir "$findings" 2>/dev/null
     else
         echo "not ok $name: see $findings"

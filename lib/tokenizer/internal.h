@@ -72,6 +72,7 @@ typedef struct vptq_regex_run {
     pcre2_match_data *match;
     pcre2_match_context *limits;
     pcre2_jit_stack *stack;
+    bool single; /* the limits are those of an attempt at one start position */
 } vptq_regex_run;
 
 typedef struct vptq_symbol {
@@ -85,14 +86,14 @@ typedef struct vptq_candidate {
     int32_t id;
 } vptq_candidate;
 
-/* What one call may cost for a text of n bytes: WORK_CALL + n * WORK_BYTE steps, and
+/* Bounds on one call for a text of n bytes: WORK_CALL + n * WORK_BYTE steps, and
  * GROWTH_CALL + n * GROWTH_BYTE bytes that normalizer and pre-tokenizer make of it. A step is
- * about a character that is looked at, or eight backtracks of a pattern. Real tokenizers take
+ * about a byte that is read, or eight backtracks of a pattern. Real tokenizers take
  * up to 60 steps and make up to 11 bytes per byte (U+FDFA under NFKC). */
 enum {
     VPTQ_WORK_CALL = 8 << 20,
     VPTQ_WORK_BYTE = 512,
-    VPTQ_WORK_POLL = 1 << 16, /* steps between two looks at the cancel flag */
+    VPTQ_WORK_POLL = 1 << 16, /* steps between two checks of the cancel flag */
     VPTQ_GROWTH_CALL = 1 << 20,
     VPTQ_GROWTH_BYTE = 64
 };

@@ -16,7 +16,7 @@ enum {
     WINDOW_GROWS = 4,
     BACKTRACKS = 64,
     BACKTRACKS_GROW = 8,
-    BACKTRACKS_MAX = 1 << 27, /* about a second, in which no flag is looked at */
+    BACKTRACKS_MAX = 1 << 27, /* about a second, without a check of the flag */
     BACKTRACKS_STEP = 8,      /* backtracks in a window that count as one step */
     HEAP_LIMIT_KB = 65536,
     STACK_START = 32 * 1024,
@@ -223,6 +223,7 @@ vptq_status vptq_regex_open(const vptq_tokenizer *t, vptq_regex_run *run, vptq_e
         vptq_regex_close(run);
         return out_of_memory(t, err);
     }
+    (void)pcre2_set_match_limit(run->limits, BACKTRACKS);
     (void)pcre2_set_heap_limit(run->limits, HEAP_LIMIT_KB);
     return VPTQ_OK;
 }
@@ -236,6 +237,16 @@ typedef struct attempt {
     bool cut;
 } attempt;
 
+static inline size_t window_end(vptq_span s, size_t from, size_t window)
+{
+    if (s.len - from <= window)
+        return s.len;
+    size_t end = from + window;
+    while (end < s.len && ((unsigned char)s.text[end] & 0xC0) == 0x80)
+        end++;
+    return end;
+}
+
 static attempt first_attempt(size_t from)
 {
     return (attempt){.from = from, .window = WINDOW, .backtracks = BACKTRACKS};
@@ -248,14 +259,15 @@ static vptq_status match_once(vptq_encode_run *e, const pcre2_code *code, vptq_s
 {
     vptq_regex_run *run = &e->regex;
     PCRE2_SPTR text = (PCRE2_SPTR)s.text;
-    a->end = s.len - a->from <= a->window ? s.len : a->from + a->window;
-    while (a->end < s.len && ((unsigned char)s.text[a->end] & 0xC0) == 0x80)
-        a->end++;
+    a->end = window_end(s, a->from, a->window);
     a->cut = a->end < s.len;
     /* PARTIAL_HARD: PCRE2_ERROR_PARTIAL as soon as the end of the window plays a part */
     uint32_t options = PCRE2_NO_UTF_CHECK | (a->cut ? PCRE2_PARTIAL_HARD : 0);
-    (void)pcre2_set_match_limit(run->limits, a->backtracks);
-    (void)pcre2_set_offset_limit(run->limits, a->single ? a->from : PCRE2_UNSET);
+    if (a->single || run->single) {
+        (void)pcre2_set_match_limit(run->limits, a->backtracks);
+        (void)pcre2_set_offset_limit(run->limits, a->single ? a->from : PCRE2_UNSET);
+        run->single = a->single;
+    }
     *rc = pcre2_match(code, text, a->end, a->from, options, run->match, run->limits);
     if (*rc != PCRE2_ERROR_JIT_STACKLIMIT || run->stack)
         return VPTQ_OK;
@@ -284,14 +296,11 @@ static size_t next_char(vptq_span s, size_t at)
     return at;
 }
 
-/* Searches from `from`; *rc as that of one match of the whole text. */
-static vptq_status search(vptq_encode_run *e, const vptq_pattern *p, vptq_span s, size_t from,
-                          int *rc, vptq_err *err)
+/* Goes on after an attempt that did not match, as far as needed. */
+static vptq_status search_on(vptq_encode_run *e, const vptq_pattern *p, vptq_span s, attempt a,
+                             int *rc, vptq_err *err)
 {
-    attempt a = first_attempt(from);
-    e->pattern = p->text;
     for (;;) {
-        VPTQ_CHECK(match_once(e, p->code, s, &a, rc, err));
         bool started = *rc >= 0 || *rc == PCRE2_ERROR_PARTIAL;
         size_t start = started ? pcre2_get_startchar(e->regex.match) : a.end;
         VPTQ_CHECK(charge_attempt(e, &a, start, err));
@@ -310,7 +319,33 @@ static vptq_status search(vptq_encode_run *e, const vptq_pattern *p, vptq_span s
         } else {
             return VPTQ_OK;
         }
+        VPTQ_CHECK(match_once(e, p->code, s, &a, rc, err));
     }
+}
+
+/* Searches from `from`; *rc as that of one match of the whole text. */
+static vptq_status search(vptq_encode_run *e, const vptq_pattern *p, vptq_span s, size_t from,
+                          int *rc, vptq_err *err)
+{
+    const size_t end = window_end(s, from, WINDOW);
+    const uint32_t options = PCRE2_NO_UTF_CHECK | (end < s.len ? PCRE2_PARTIAL_HARD : 0);
+    vptq_regex_run *run = &e->regex;
+    e->pattern = p->text;
+    if (!run->single) { /* the limits are the first ones, and nearly always enough */
+        *rc = pcre2_match(p->code, (PCRE2_SPTR)s.text, end, from, options, run->match,
+                          run->limits);
+        if (*rc >= 0) {
+            size_t start = pcre2_get_ovector_pointer(run->match)[0];
+            start = start > from ? start - from : 0;
+            return vptq_charge(e, (start + 1) * (BACKTRACKS / BACKTRACKS_STEP), err);
+        }
+    }
+    attempt a = first_attempt(from);
+    a.end = end;
+    a.cut = end < s.len;
+    if (run->single || *rc == PCRE2_ERROR_JIT_STACKLIMIT)
+        VPTQ_CHECK(match_once(e, p->code, s, &a, rc, err));
+    return search_on(e, p, s, a, rc, err);
 }
 
 void vptq_regex_close(vptq_regex_run *run)

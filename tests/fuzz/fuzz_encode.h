@@ -2,6 +2,8 @@
 #ifndef VPTQ_TESTS_FUZZ_FUZZ_ENCODE_H
 #define VPTQ_TESTS_FUZZ_FUZZ_ENCODE_H
 
+#include "formats/vocab/internal.h"
+#include "lib/base/utf8.h"
 #include "lib/tokenizer/tokenizer.h"
 #include "tests/fuzz/fuzz_input.h"
 
@@ -38,6 +40,40 @@ static inline void fuzz_use_vocab(vptq_vocab *v, const uint8_t *data, size_t siz
     }
     vptq_tokenizer_close(t);
     vptq_vocab_release(v);
+}
+
+/* A vocabulary of the 256 byte symbols, whose ids are the bytes. */
+typedef struct fuzz_bytes {
+    vptq_piece pieces[256];
+    char text[256][5];
+} fuzz_bytes;
+
+static inline void fuzz_bytes_fill(fuzz_bytes *f, vptq_vocab *v)
+{
+    for (int b = 0; b < 256; b++) {
+        size_t len = vptq_utf8_encode(vptq_byte_symbol((uint8_t)b), f->text[b]);
+        f->text[b][len] = 0;
+        f->pieces[b] = (vptq_piece){f->text[b], (uint32_t)len, 0, VPTQ_PIECE_NORMAL};
+    }
+    v->kind = VPTQ_VOCAB_BYTE_BPE;
+    v->pieces = f->pieces;
+    v->count = 256;
+    v->bos = v->eos = v->unk = -1;
+}
+
+/* Aborts unless the text becomes its bytes, or encoding fails. */
+static inline void fuzz_expect_bytes(const vptq_tokenizer *t, const char *text, size_t len)
+{
+    vptq_ids ids;
+    vptq_ids_init(&ids, NULL);
+    if (!vptq_tokenizer_encode(t, text, len, 0, &ids, NULL)) {
+        if (ids.count != len)
+            abort();
+        for (size_t i = 0; i < len; i++)
+            if (ids.data[i] != (unsigned char)text[i])
+                abort();
+    }
+    vptq_ids_release(&ids);
 }
 
 #endif
