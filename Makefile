@@ -376,6 +376,11 @@ cpu-bench: tools
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
 
+# The tests that check runs in part, whole; minutes.
+.PHONY: check-long
+check-long:
+	+$(Q)VPTQ_LONG=1 $(MAKE) check-cli T='common/limits'
+
 # Needs packages from PyPI; not part of check.
 interop: tools $(B)/tests/interop/logits
 	$(Q)BIN=$(abspath $(BIN)) LOGITS=$(abspath $(B))/tests/interop/logits scripts/interop.sh $(if $(T),'$(T)')
@@ -489,6 +494,7 @@ help:
 	'make lib           build/CONFIG/libvptq.a and libvptq.so' \
 	'make demo          convert a real model end to end (TEXT=, MODEL= override)' \
 	'make check         every test and check, plain and sanitized; ends with a count' \
+	'make check-long    the tests that check runs in part, whole' \
 	'make unit          unit tests             make test-NAME   tests/unit/*/test_NAME.c' \
 	'make test-emu      the CUDA emulator, plain and with ThreadSanitizer' \
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
