@@ -11,7 +11,7 @@ tiny=$(data text/tinystories/tiny.utf8)
 place=$(mktemp -d "/tmp/vptq-limits.XXXXXX")
 trap 'chmod -R u+rwx "$place"; rm -rf "$place"' EXIT
 chmod 755 "$place"
-cd "$place"
+cd "$place" || exit
 mkdir bin run ro disk want
 cp "$BIN"/vptq-* bin
 cp -rL "$model" model
