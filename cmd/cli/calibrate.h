@@ -1,4 +1,4 @@
-/* Options for calibration texts and windows, shared by three commands. */
+/* Internal: options for calibration texts and windows, shared by three commands. */
 #ifndef VPTQ_CMD_CLI_CALIBRATE_H
 #define VPTQ_CMD_CLI_CALIBRATE_H
 

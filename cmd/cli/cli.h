@@ -1,5 +1,5 @@
-/* Command-line handling shared by the four tools: parsing and help from one option table per
- * command, numbers and sizes with units, exit codes, signals, and the run context.
+/* Internal: command-line handling shared by the four tools: parsing and help from one option
+ * table per command, numbers and sizes with units, exit codes, signals, and the run context.
  *
  *     const vptq_cli_option options[] = {
  *         {'m', "model", CLI_STRING, &o.model, "PATH", "model to read", true},

@@ -1,6 +1,7 @@
-/* Options for the settings of a matrix, generated from the library's table of settings, so that
- * names and ranges match recipes and reports.  The order of options on the command line does
- * not matter: the encoder applies first, then the preset, then single settings. */
+/* Internal: options for the settings of a matrix, generated from the library's table of
+ * settings, so that names and ranges match recipes and reports.  The order of options on the
+ * command line does not matter: the encoder applies first, then the preset, then single
+ * settings. */
 #ifndef VPTQ_CMD_CLI_SETTINGS_H
 #define VPTQ_CMD_CLI_SETTINGS_H
 

@@ -1,4 +1,4 @@
-/* The commands of vptq-eval, one file each. */
+/* Internal: the commands of vptq-eval, one file each. */
 #ifndef VPTQ_CMD_EVAL_EVAL_H
 #define VPTQ_CMD_EVAL_EVAL_H
 

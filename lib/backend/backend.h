@@ -1,5 +1,5 @@
-/* The backend seam: one const table of ops (function pointers) per kind of device.  Each op is
- * documented at its arguments and its type, vptq_op_NAME.
+/* Internal: the backend seam: one const table of ops (function pointers) per kind of device.
+ * Each op is documented at its arguments and its type, vptq_op_NAME.
  *
  * `ref` is plain C and the oracle, with sums in double; `cpu` and `cuda` are fast.  Every
  * backend implements every op; no pointer is ever NULL.  Algorithms are written once, against

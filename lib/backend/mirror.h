@@ -1,5 +1,6 @@
-/* Copies of host arrays on a device, for the duration of a step.  If the device works in host
- * memory, a mirrored array is the array itself and all functions cost next to nothing.
+/* Internal: copies of host arrays on a device, for the duration of a step.  If the device
+ * works in host memory, a mirrored array is the array itself and all functions cost next to
+ * nothing.
  *
  * The first failure is kept and reported by _check or _end, so that a caller may mirror several
  * arrays before it checks:

@@ -1,4 +1,4 @@
-/* Status codes and the one error channel of the library.
+/* Internal: status codes and the one error channel of the library.
  *
  * Every fallible function returns a vptq_status and takes a vptq_err as its last parameter. The
  * failing function writes one sentence (lower case, no full stop, naming the file or option,

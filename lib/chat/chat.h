@@ -1,5 +1,5 @@
-/* Prompts of chats: renders messages with the chat template of a model, and finds the tokens
- * that end a reply. */
+/* Internal: prompts of chats: renders messages with the chat template of a model, and finds
+ * the tokens that end a reply. */
 #ifndef VPTQ_CHAT_CHAT_H
 #define VPTQ_CHAT_CHAT_H
 

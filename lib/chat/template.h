@@ -1,7 +1,7 @@
-/* Chat templates: the part of Jinja that the templates of models use, with the settings of
- * transformers (trim_blocks, lstrip_blocks, no autoescape, its tojson).  Supported constructs
- * give the text of jinja2 3.1's ImmutableSandboxedEnvironment; docs/formats/chat-templates.md
- * lists them. Anything else is an error that names it.
+/* Internal: chat templates: the part of Jinja that the templates of models use, with the
+ * settings of transformers (trim_blocks, lstrip_blocks, no autoescape, its tojson).
+ * Supported constructs give the text of jinja2 3.1's ImmutableSandboxedEnvironment;
+ * docs/formats/chat-templates.md lists them. Anything else is an error that names it.
  *
  *     vptq_template_parse(text, len, "model/chat_template.jinja", mem, &t, err);
  *     vptq_template_render(t, &(vptq_template_input){.variables = object}, &out, err);

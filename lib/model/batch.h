@@ -1,6 +1,6 @@
-/* Generates many sequences at once: prompts run through the model in groups, then every step
- * adds one token to each sequence.  Linear layers process the rows of all sequences together,
- * attention each sequence alone.
+/* Internal: generates many sequences at once: prompts run through the model in groups, then
+ * every step adds one token to each sequence.  Linear layers process the rows of all
+ * sequences together, attention each sequence alone.
  *
  * Keys and values lie in pages of VPTQ_KV_PAGE tokens from one pool.  A sequence takes a page
  * when it grows into it and returns all pages when it ends, so that the pool is sized for the

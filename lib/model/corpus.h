@@ -1,4 +1,4 @@
-/* Reads texts and token files as ids, and chooses windows of them. */
+/* Internal: reads texts and token files as ids, and chooses windows of them. */
 #ifndef VPTQ_MODEL_CORPUS_H
 #define VPTQ_MODEL_CORPUS_H
 

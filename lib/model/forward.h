@@ -1,5 +1,6 @@
-/* The forward pass: block by block over many windows, so that only one block's weights are read
- * at a time, with hooks at the four inputs of a block; or single steps with a KV cache.
+/* Internal: the forward pass: block by block over many windows, so that only one block's
+ * weights are read at a time, with hooks at the four inputs of a block; or single steps with
+ * a KV cache.
  *
  *     vptq_forward *f;
  *     vptq_forward_open(&model, &dev, 2048, &f, err);

@@ -1,5 +1,5 @@
-/* A model ready to run: a checkpoint whose weights are found and checked.  Weights stay views
- * into the files and are converted tile by tile. */
+/* Internal: a model ready to run: a checkpoint whose weights are found and checked.  Weights
+ * stay views into the files and are converted tile by tile. */
 #ifndef VPTQ_MODEL_MODEL_H
 #define VPTQ_MODEL_MODEL_H
 

@@ -1,4 +1,4 @@
-/* Columns of a table, and printing rows as they come.
+/* Internal: columns of a table, and printing rows as they come.
  *
  * A row is a plain struct.  A column is one entry of a table: its key, its title and where its
  * value lies in the struct.
