@@ -35,6 +35,33 @@ static inline size_t vptq_utf8_decode(const char *s, size_t n, uint32_t *cp)
     return len;
 }
 
+/* Whether a byte continues a character that began before it. */
+static inline bool vptq_utf8_continues(char byte)
+{
+    return ((unsigned char)byte & 0xC0) == 0x80;
+}
+
+/* Decodes the last character of n bytes into *cp and returns its bytes (1..4), or 0 if they do
+ * not end with a valid character. */
+static inline size_t vptq_utf8_decode_last(const char *s, size_t n, uint32_t *cp)
+{
+    size_t bytes = 1;
+    if (n == 0)
+        return 0;
+    while (bytes < 4 && bytes < n && vptq_utf8_continues(s[n - bytes]))
+        bytes++;
+    return vptq_utf8_decode(s + n - bytes, bytes, cp) == bytes ? bytes : 0;
+}
+
+/* The number of characters in n bytes of valid UTF-8. */
+static inline size_t vptq_utf8_count(const char *s, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        count += !vptq_utf8_continues(s[i]);
+    return count;
+}
+
 /* Encodes a code point in 1..4 bytes at out, not terminated; returns their number. */
 static inline size_t vptq_utf8_encode(uint32_t cp, char out[4])
 {
@@ -72,6 +99,12 @@ static inline bool vptq_utf8_space(uint32_t cp)
         return cp == ' ' || (cp >= 9 && cp <= 13);
     return cp == 0x85 || cp == 0xA0 || cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200A) ||
            cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
+}
+
+/* Python's str.isspace() of one character: white space, and four control characters. */
+static inline bool vptq_utf8_python_space(uint32_t cp)
+{
+    return vptq_utf8_space(cp) || (cp >= 0x1C && cp <= 0x1F);
 }
 
 #endif

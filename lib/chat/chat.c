@@ -1,92 +1,11 @@
-/* Chats: finds the template of a model, renders its prompt, and finds the tokens that end a
+/* Chats: finds the template of a model, renders its prompt, and finds the token that ends a
  * reply. */
 #include "lib/chat/chat.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "lib/base/utf8.h"
 #include "lib/chat/template.h"
-
-/* ---- stop tokens ---- */
-
-/* Adds an id of the vocabulary that is not in the list yet. */
-static vptq_status add_stop_token(const vptq_model *m, int64_t id, vptq_ids *stop,
-                                  vptq_err *err)
-{
-    if (id < 0 || id >= (int64_t)m->desc->vocab)
-        return VPTQ_OK;
-    for (size_t i = 0; i < stop->count; i++)
-        if (stop->data[i] == id)
-            return VPTQ_OK;
-    return vptq_ids_add(stop, &(int32_t){(int32_t)id}, 1, err);
-}
-
-/* "eos_token_id" of a configuration, whose numbers were parsed as reals: one, or a list. */
-static vptq_status add_stop_tokens(const vptq_model *m, const json_t *config, vptq_ids *stop,
-                                   vptq_err *err)
-{
-    const json_t *value = json_object_get(config, "eos_token_id");
-    size_t count = json_is_array(value) ? json_array_size(value) : 1;
-    for (size_t i = 0; i < count; i++) {
-        const json_t *item = json_is_array(value) ? json_array_get(value, i) : value;
-        double id = json_number_value(item);
-        if (json_is_number(item) && id >= 0 && id <= INT32_MAX && id == floor(id))
-            VPTQ_CHECK(add_stop_token(m, (int64_t)id, stop, err));
-    }
-    return VPTQ_OK;
-}
-
-/* Of a GGUF file: the ends of a turn and of a message. */
-static vptq_status add_gguf_stop_tokens(const vptq_model *m, const vptq_gguf *g, vptq_ids *stop,
-                                        vptq_err *err)
-{
-    static const char *const keys[] = {"tokenizer.ggml.eot_token_id",
-                                       "tokenizer.ggml.eom_token_id"};
-    for (int i = 0; i < 2; i++) {
-        uint64_t id = 0;
-        if (!vptq_gguf_find(g, keys[i]))
-            continue;
-        VPTQ_CHECK(vptq_gguf_u64_or(g, keys[i], 0, &id, err));
-        VPTQ_CHECK(add_stop_token(m, id > INT32_MAX ? -1 : (int64_t)id, stop, err));
-    }
-    return VPTQ_OK;
-}
-
-/* Reads a JSON file that came with the model or its tokenizer; *json: NULL if there is none. */
-static vptq_status companion_json(const vptq_model *m, const char *name, bool tokenizer,
-                                  vptq_arena *arena, json_t **json, vptq_err *err)
-{
-    vptq_text text;
-    *json = NULL;
-    vptq_status st = vptq_checkpoint_companion(&m->ckpt, name, tokenizer, VPTQ_TOKENIZER_LIMIT,
-                                               arena, &text, err);
-    if (!st && text.data)
-        st = vptq_json_parse_reals(text.data, text.len, name, json, err);
-    return st;
-}
-
-vptq_status vptq_model_stop_tokens(const vptq_ctx *ctx, const vptq_model *m, vptq_ids *stop,
-                                   vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_arena arena;
-    json_t *generation = NULL;
-    const vptq_checkpoint *origin = m->ckpt.base ? m->ckpt.base : &m->ckpt;
-    vptq_arena_init(&arena, ctx->mem);
-    VPTQ_TRY(add_stop_token(m, m->desc->eos, stop, err));
-    if (m->tokenizer)
-        VPTQ_TRY(add_stop_token(m, m->vocab.eos, stop, err));
-    VPTQ_TRY(add_stop_tokens(m, origin->config, stop, err));
-    VPTQ_TRY(companion_json(m, "generation_config.json", false, &arena, &generation, err));
-    VPTQ_TRY(add_stop_tokens(m, generation, stop, err));
-    if (origin->gguf && m->ckpt.tokenizer == origin->tokenizer)
-        VPTQ_TRY(add_gguf_stop_tokens(m, origin->gguf, stop, err));
-out:
-    json_decref(generation);
-    vptq_arena_release(&arena);
-    return st;
-}
 
 /* ---- the template ---- */
 
@@ -125,7 +44,7 @@ static vptq_status find_template(const vptq_model *m, const json_t *config, vptq
     take_text(s, vptq_chat_template_of(json_object_get(config, "chat_template")),
               "the chat template of tokenizer_config.json");
     if (!s->text)
-        VPTQ_CHECK(companion_json(m, other, true, arena, json, err));
+        VPTQ_CHECK(vptq_model_companion_json(m, other, true, arena, json, err));
     take_text(s, vptq_chat_template_of(json_object_get(*json, "chat_template")), other);
     take_text(s, m->vocab.chat_template, "tokenizer.chat_template");
     return s->text ? VPTQ_OK
@@ -309,7 +228,7 @@ static vptq_status add_turn_end(const chat *c, vptq_ids *stop, vptq_err *err)
     VPTQ_TRY(vptq_tokenizer_encode(c->m->tokenizer, tail, strlen(tail), VPTQ_ENCODE_SPECIAL,
                                    &ids, err));
     if (ids.count > 0 && is_special(&c->m->vocab, ids.data[0]))
-        st = add_stop_token(c->m, ids.data[0], stop, err);
+        st = vptq_model_add_stop_token(c->m, ids.data[0], stop, err);
 out:
     vptq_ids_release(&ids);
     vptq_buf_release(&text);
@@ -330,7 +249,7 @@ vptq_status vptq_chat_prompt(const vptq_ctx *ctx, const vptq_model *m,
         VPTQ_TRY(no_memory(err));
     if (!m->tokenizer)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%s: a chat needs a tokenizer", m->ckpt.path));
-    VPTQ_TRY(companion_json(m, "tokenizer_config.json", true, &arena, &config, err));
+    VPTQ_TRY(vptq_model_companion_json(m, "tokenizer_config.json", true, &arena, &config, err));
     VPTQ_TRY(o->template_file ? read_template(ctx, o->template_file, &arena, &s, err)
                               : find_template(m, config, &arena, &json, &s, err));
     VPTQ_TRY(vptq_template_parse(s.text, s.len, s.name, ctx->mem, &c.template, err));

@@ -1,5 +1,5 @@
 /* Internal: prompts of chats: renders messages with the chat template of a model, and finds
- * the tokens that end a reply. */
+ * the token that ends a reply. */
 #ifndef VPTQ_CHAT_CHAT_H
 #define VPTQ_CHAT_CHAT_H
 
@@ -21,11 +21,5 @@
 vptq_status vptq_chat_prompt(const vptq_ctx *ctx, const vptq_model *m,
                              const vptq_chat_options *o, vptq_buf *prompt, vptq_ids *stop,
                              vptq_err *err) VPTQ_MUST_CHECK;
-
-/* Appends the ids that end a text, each once: eos of the tokenizer, eos_token_id of config.json
- * and generation_config.json (a number or a list), and of a GGUF file the ends of a turn and of
- * a message.  Ids outside of the vocabulary are ignored. */
-vptq_status vptq_model_stop_tokens(const vptq_ctx *ctx, const vptq_model *m, vptq_ids *stop,
-                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

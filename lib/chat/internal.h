@@ -247,7 +247,6 @@ tpl_value vptq_tpl_slice(tpl_run *r, tpl_value v, tpl_value bounds);
 
 /* Bytes of the character at s, which has some; its code point in *cp. */
 size_t vptq_tpl_char(const char *s, size_t len, uint32_t *cp);
-bool vptq_tpl_is_space(uint32_t cp);
 /* v without the characters of `chars` (not STR: white space) at its ends. */
 tpl_value vptq_tpl_strip(tpl_run *r, tpl_value v, tpl_value chars, bool left, bool right);
 /* Byte offset of `part` in s from `from` on, or SIZE_MAX.  Takes linear time and charges it. */

@@ -132,21 +132,11 @@ size_t vptq_tpl_char(const char *s, size_t len, uint32_t *cp)
     return bytes;
 }
 
-bool vptq_tpl_is_space(uint32_t cp)
-{
-    return vptq_utf8_space(cp) || (cp >= 0x1c && cp <= 0x1f);
-}
-
-static bool is_continuation(char c)
-{
-    return ((unsigned char)c & 0xC0) == 0x80;
-}
-
 /* Byte offset of character `index`, or the length of s. */
 static size_t char_offset(tpl_value s, size_t index)
 {
     for (size_t i = 0; i < s.len; i++)
-        if (!is_continuation(s.u.s[i]) && index-- == 0)
+        if (!vptq_utf8_continues(s.u.s[i]) && index-- == 0)
             return i;
     return s.len;
 }
@@ -156,12 +146,12 @@ tpl_value vptq_tpl_strip(tpl_run *r, tpl_value v, tpl_value chars, bool left, bo
     while (v.len > 0 && (left || right) && vptq_tpl_step(r, 1)) {
         uint32_t cp;
         size_t at = left ? 0 : v.len - 1;
-        while (is_continuation(v.u.s[at]))
+        while (vptq_utf8_continues(v.u.s[at]))
             at--;
         size_t bytes = vptq_tpl_char(v.u.s + at, v.len - at, &cp);
         bool strips = chars.kind == TPL_STR
                           ? vptq_tpl_find(r, chars, TPL_TEXT(v.u.s + at, bytes), 0) != SIZE_MAX
-                          : vptq_tpl_is_space(cp);
+                          : vptq_utf8_python_space(cp);
         v.u.s += strips && left ? bytes : 0;
         v.len -= strips ? (uint32_t)bytes : 0;
         if (!strips && !left)
@@ -358,7 +348,7 @@ size_t vptq_tpl_length(tpl_run *r, tpl_value v)
 {
     size_t length = v.kind == TPL_DICT ? v.len / 2 : v.len;
     for (uint32_t i = 0; v.kind == TPL_STR && i < v.len; i++)
-        length -= is_continuation(v.u.s[i]);
+        length -= vptq_utf8_continues(v.u.s[i]);
     vptq_tpl_step(r, TPL_READ(v.kind == TPL_STR ? v.len : 0));
     if (v.kind == TPL_UNDEFINED)
         return 0;

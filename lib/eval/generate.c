@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "lib/base/rng.h"
-#include "lib/chat/chat.h"
 #include "lib/model/forward.h"
 
 /* ---- text ---- */

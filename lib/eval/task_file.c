@@ -275,7 +275,7 @@ static vptq_status read_copa(const reader *r, const json_t *record, vptq_task_it
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: key 'question' is neither 'cause' nor 'effect'", r->name);
     premise = vptq_task_trim(premise);
-    while (premise.n > 0 && ((unsigned char)premise.s[--premise.n] & 0xC0) == 0x80)
+    while (premise.n > 0 && vptq_utf8_continues(premise.s[--premise.n]))
         ; /* drops its last character, a full stop */
     VPTQ_CHECK(join3(r, "", premise, cause ? " because" : " therefore", &context, err));
     for (int i = 0; i < 2; i++) {

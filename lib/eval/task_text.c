@@ -8,23 +8,12 @@
 
 /* ---- white space ---- */
 
-/* str.isspace() of one character: Unicode's white space and four control characters. */
-static bool is_space(uint32_t cp)
-{
-    return vptq_utf8_space(cp) || (cp >= 0x1C && cp <= 0x1F);
-}
-
 vptq_task_text vptq_task_trim_end(vptq_task_text t)
 {
-    while (t.n > 0) {
-        uint32_t cp;
-        size_t begin = t.n - 1;
-        while (begin > 0 && ((unsigned char)t.s[begin] & 0xC0) == 0x80)
-            begin--;
-        if (!vptq_utf8_decode(t.s + begin, t.n - begin, &cp) || !is_space(cp))
-            break;
-        t.n = begin;
-    }
+    uint32_t cp;
+    size_t k;
+    while ((k = vptq_utf8_decode_last(t.s, t.n, &cp)) > 0 && vptq_utf8_python_space(cp))
+        t.n -= k;
     return t;
 }
 
@@ -32,7 +21,7 @@ vptq_task_text vptq_task_trim(vptq_task_text t)
 {
     uint32_t cp;
     size_t k;
-    while ((k = vptq_utf8_decode(t.s, t.n, &cp)) > 0 && is_space(cp)) {
+    while ((k = vptq_utf8_decode(t.s, t.n, &cp)) > 0 && vptq_utf8_python_space(cp)) {
         t.s += k;
         t.n -= k;
     }
@@ -41,10 +30,7 @@ vptq_task_text vptq_task_trim(vptq_task_text t)
 
 uint32_t vptq_task_characters(vptq_task_text t)
 {
-    uint32_t count = 0;
-    for (size_t i = 0; i < t.n; i++)
-        count += ((unsigned char)t.s[i] & 0xC0) != 0x80;
-    return count;
+    return (uint32_t)vptq_utf8_count(t.s, t.n);
 }
 
 vptq_status vptq_task_join(const vptq_task_text *parts, size_t count, vptq_arena *arena,

@@ -27,16 +27,10 @@ static size_t skip_space(const char *text, size_t len)
 /* Returns the length of text without the white space at its end. */
 static size_t trim_space(const char *text, size_t len)
 {
-    while (len > 0) {
-        size_t begin = len - 1;
-        while (begin > 0 && len - begin < 4 && ((unsigned char)text[begin] & 0xC0) == 0x80)
-            begin--;
-        uint32_t cp = 0;
-        if (vptq_utf8_decode(text + begin, len - begin, &cp) != len - begin ||
-            !vptq_utf8_space(cp))
-            break;
-        len = begin;
-    }
+    uint32_t cp = 0;
+    size_t n;
+    while ((n = vptq_utf8_decode_last(text, len, &cp)) > 0 && vptq_utf8_space(cp))
+        len -= n;
     return len;
 }
 

@@ -70,6 +70,21 @@ vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
                             vptq_model *m, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_model_release(vptq_model *m);
 
+/* Reads a JSON file that came with the model, or with its tokenizer, its numbers as reals.
+ * *json: NULL if there is none. */
+vptq_status vptq_model_companion_json(const vptq_model *m, const char *name, bool tokenizer,
+                                      vptq_arena *arena, json_t **json,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Appends the ids that end a text, each once: eos of the tokenizer, eos_token_id of config.json
+ * and generation_config.json (a number or a list), and of a GGUF file the ends of a turn and of
+ * a message.  Ids outside of the vocabulary are ignored. */
+vptq_status vptq_model_stop_tokens(const vptq_ctx *ctx, const vptq_model *m, vptq_ids *stop,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* Appends one such id, unless it is in the list or outside of the vocabulary. */
+vptq_status vptq_model_add_stop_token(const vptq_model *m, int64_t id, vptq_ids *stop,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Stored bits of the linear layers of the blocks per weight: the bits in the file for plain
  * ones (16 for F16, 5 for Q4_1 of a GGUF file), everything that is stored for quantized ones.
  */

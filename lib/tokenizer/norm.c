@@ -143,14 +143,12 @@ static vptq_status replace_regex(vptq_encode_run *e, uint32_t step, vptq_span s,
 
 uint32_t vptq_char_before(const char *text, size_t at, size_t *size)
 {
-    size_t begin = at - 1;
-    while (begin > 0 && at - begin < 4 && ((unsigned char)text[begin] & 0xC0) == 0x80)
-        begin--;
     uint32_t cp = 0;
-    *size = at - begin;
-    if (vptq_utf8_decode(text + begin, at - begin, &cp) != *size)
-        return *size = 1, 0;
-    return cp;
+    *size = vptq_utf8_decode_last(text, at, &cp);
+    if (*size > 0)
+        return cp;
+    *size = 1;
+    return 0;
 }
 
 /* Returns the text without white space at its ends. */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/utf8.h"
 #include "lib/tokenizer/internal.h"
 
 /* A match looks at WINDOW bytes and takes BACKTRACKS steps per start position. Only if that is
@@ -242,7 +243,7 @@ static inline size_t window_end(vptq_span s, size_t from, size_t window)
     if (s.len - from <= window)
         return s.len;
     size_t end = from + window;
-    while (end < s.len && ((unsigned char)s.text[end] & 0xC0) == 0x80)
+    while (end < s.len && vptq_utf8_continues(s.text[end]))
         end++;
     return end;
 }
@@ -291,7 +292,7 @@ static vptq_status charge_attempt(vptq_encode_run *e, const attempt *a, size_t t
 static size_t next_char(vptq_span s, size_t at)
 {
     at++;
-    while (at < s.len && ((unsigned char)s.text[at] & 0xC0) == 0x80)
+    while (at < s.len && vptq_utf8_continues(s.text[at]))
         at++;
     return at;
 }
