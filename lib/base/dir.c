@@ -287,7 +287,8 @@ static vptq_status check_lock(int fd, const char *path, vptq_err *err)
                       : sb.st_nlink > 1         ? "has other names (hard links)"
                       : sb.st_size > LOCK_BYTES ? "is too large"
                                                 : NULL;
-    if (!why && !vptq_read_at(fd, text, (size_t)sb.st_size, 0))
+    /* errno is 0 when its holder has just emptied it */
+    if (!why && !vptq_read_at(fd, text, (size_t)sb.st_size, 0) && errno)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read '%s'", path);
     if (text[strspn(text, "0123456789\n")])
         why = "holds something else than a process number";
