@@ -376,10 +376,11 @@ cpu-bench: tools
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
 
-# The tests that check runs in part, whole; minutes.
+# The tests that check runs in part, whole: about a quarter of an hour.
 .PHONY: check-long
 check-long:
 	+$(Q)VPTQ_LONG=1 $(MAKE) check-cli T='common/limits'
+	+$(Q)VPTQ_SIGNAL_MOMENTS=100 TEST_TIMEOUT=3600 $(MAKE) check-cli T='common/signals'
 
 # Needs packages from PyPI; not part of check.
 interop: tools $(B)/tests/interop/logits
