@@ -198,12 +198,11 @@ condition "no HOME and TMPDIR" m run "unset HOME TMPDIR"
 condition "a missing TMPDIR" m run "export TMPDIR=/nonexistent"
 for locale in C.UTF-8 tr_TR.UTF-8 x; do condition "LC_ALL=$locale" m run "export LC_ALL=$locale"; done
 
-
 # ---- what needs root ----
 if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
     condition "a read-only directory" - run \
         "chmod 555 . && set -- setpriv --reuid 65534 --regid 65534 --clear-groups \"\$@\""
 fi
 if unshare -m umount -l /proc 2>/dev/null; then
-    condition "no /proc" - run "set -- unshare -m sh -c 'umount -l /proc && exec \"\$@\"' sh \"\$@\""
+    condition "no /proc" c run "set -- unshare -m sh -c 'umount -l /proc && exec \"\$@\"' sh \"\$@\""
 fi
