@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,6 +57,7 @@ static bool is_entry(const struct dirent *e)
 
 /* Locks belong to the process, and so does this list. */
 static vptq_held_dir *all_held;
+static pthread_mutex_t held_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /* Finds the held directory that is `path` or holds most of it; *n is the length of its path, 0
  * if there is none. */
@@ -63,7 +65,7 @@ static vptq_held_dir find_held(const char *path, size_t *n)
 {
     vptq_held_dir found = {0};
     *n = 0;
-#pragma omp critical(vptq_held_dirs)
+    pthread_mutex_lock(&held_mutex);
     for (const vptq_held_dir *h = all_held; h; h = h->next) {
         const size_t length = strlen(h->path);
         if (length > *n && !strncmp(path, h->path, length) &&
@@ -72,6 +74,7 @@ static vptq_held_dir find_held(const char *path, size_t *n)
             *n = length;
         }
     }
+    pthread_mutex_unlock(&held_mutex);
     return found;
 }
 
@@ -156,22 +159,22 @@ vptq_status vptq_dir_hold(const char *path, vptq_held_dir *held, vptq_err *err)
     }
     held->device = (uint64_t)sb.st_dev;
     held->inode = (uint64_t)sb.st_ino;
-#pragma omp critical(vptq_held_dirs)
-    {
-        held->next = all_held;
-        all_held = held;
-    }
+    pthread_mutex_lock(&held_mutex);
+    held->next = all_held;
+    all_held = held;
+    pthread_mutex_unlock(&held_mutex);
     return VPTQ_OK;
 }
 
 void vptq_dir_unhold(vptq_held_dir *held)
 {
-#pragma omp critical(vptq_held_dirs)
+    pthread_mutex_lock(&held_mutex);
     for (vptq_held_dir **at = &all_held; *at; at = &(*at)->next)
         if (*at == held) {
             *at = held->next;
             break;
         }
+    pthread_mutex_unlock(&held_mutex);
     if (held->fd >= 0)
         close(held->fd);
     held->fd = -1;
