@@ -68,7 +68,7 @@ fetch_text() {
     dpkg-deb -x "$tmp"/debian-handbook_*.deb "$tmp/pages"
     # Every fourth chapter is for evaluation, the others are for calibration.
     local n=0 file
-    for file in "$tmp"/book/usr/share/doc/debian-handbook/html/en-US/*.html; do
+    for file in "$tmp"/pages/usr/share/doc/debian-handbook/html/en-US/*.html; do
         n=$((n + 1))
         if [ $((n % 4)) -eq 0 ]; then
             html_to_text "$file" >> "$tmp/eval.txt"
