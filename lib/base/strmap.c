@@ -2,6 +2,8 @@
 #include "lib/base/strmap.h"
 
 #include <string.h>
+#define XXH_INLINE_ALL  /* keys are a few bytes long: the call would cost as much as the hash  \
+                         */
 #include <xxhash.h>
 
 /* Slots are a power of two and at most three quarters full; linear probing. */

@@ -48,6 +48,7 @@ typedef struct vptq_pair_table {
 typedef struct vptq_pattern {
     pcre2_code *code;
     const char *text;
+    bool jit; /* compiled to machine code */
 } vptq_pattern;
 
 struct vptq_tokenizer {
@@ -60,6 +61,7 @@ struct vptq_tokenizer {
     vptq_span *bytes;     /* [count] decoded text; NULL for an id without a piece */
     uint32_t longest;     /* bytes of the longest NORMAL piece */
     int32_t byte_id[256]; /* BYTE_BPE: the symbol; SPM: the BYTE piece; -1 none */
+    int32_t char_id[128]; /* SPM: the NORMAL piece of an ASCII character; -1 none */
     bool cut_meta;        /* SPM: no merge joins a U+2581 to another character before it */
     vptq_added_set raw, normalized;
     pcre2_general_context *pcre; /* allocates from the arena's vptq_mem */
@@ -104,6 +106,7 @@ typedef struct vptq_encode_run {
     size_t text_len;     /* of the whole call */
     uint64_t work;       /* steps so far */
     uint64_t work_poll;  /* where to look at limit and cancel flag next */
+    size_t growth;       /* limit of the bytes made from the text */
     size_t merged;       /* bytes of all words so far */
     const char *pattern; /* the last one that ran, for messages; NULL before */
     vptq_mem *mem;
@@ -127,9 +130,13 @@ static inline vptq_status vptq_charge(vptq_encode_run *e, size_t steps, vptq_err
     e->work += steps;
     return e->work < e->work_poll ? VPTQ_OK : vptq_encode_poll(e, err);
 }
+vptq_status vptq_growth_fails(const vptq_encode_run *e, vptq_err *err) VPTQ_MUST_CHECK;
 /* Fails if `bytes` made from the text are too many. */
-vptq_status vptq_check_growth(const vptq_encode_run *e, size_t bytes,
-                              vptq_err *err) VPTQ_MUST_CHECK;
+static inline vptq_status vptq_check_growth(const vptq_encode_run *e, size_t bytes,
+                                            vptq_err *err)
+{
+    return bytes <= e->growth ? VPTQ_OK : vptq_growth_fails(e, err);
+}
 
 /* Builds `rank` or `pairs`, which merging needs. */
 vptq_status vptq_merge_prepare(vptq_tokenizer *t, vptq_err *err) VPTQ_MUST_CHECK;

@@ -153,7 +153,6 @@ static vptq_status consider(vptq_encode_run *e, const char *word, uint32_t left,
     const vptq_tokenizer *t = e->t;
     if (left == NONE || right == NONE)
         return VPTQ_OK;
-    VPTQ_CHECK(vptq_charge(e, 1, err));
     const vptq_symbol *a = &e->symbols[left], *b = &e->symbols[right];
     vptq_candidate c = {.left = left, .right = right, .len = a->len + b->len};
     if (!t->v->by_score) {
@@ -167,7 +166,6 @@ static vptq_status consider(vptq_encode_run *e, const char *word, uint32_t left,
         uint32_t id = 0;
         if (c.len > t->longest)
             return VPTQ_OK;
-        VPTQ_CHECK(vptq_charge(e, c.len / 16, err));
         if (!vptq_strmap_get(&t->text, word + a->start, c.len, &id))
             return VPTQ_OK;
         c.id = (int32_t)id;
@@ -190,6 +188,8 @@ static uint32_t cut_symbols(vptq_encode_run *e, const char *word, size_t len)
         vptq_symbol s = {.start = (uint32_t)i, .len = (uint32_t)k, .id = -1};
         if (bytes)
             s.id = t->byte_id[(unsigned char)word[i]];
+        else if (k == 1 && (unsigned char)word[i] < 128)
+            s.id = t->char_id[(unsigned char)word[i]];
         else if (vptq_strmap_get(&t->text, word + i, k, &id))
             s.id = (int32_t)id;
         s.prev = n > 0 ? n - 1 : NONE;
@@ -277,10 +277,12 @@ vptq_status vptq_merge_word(vptq_encode_run *e, const char *word, size_t len, vp
     uint32_t n = cut_symbols(e, word, len);
     vptq_symbol *s = e->symbols;
     e->heap_len = 0;
+    VPTQ_CHECK(vptq_charge(e, n, err));
     for (uint32_t i = 0; i + 1 < n; i++)
         VPTQ_CHECK(consider(e, word, i, i + 1, err));
     while (e->heap_len > 0) {
         vptq_candidate c = heap_pop(e);
+        VPTQ_CHECK(vptq_charge(e, 2 + c.len / 8, err));
         /* stale if one of the two has been merged meanwhile: then the lengths differ or the
          * right one is not a neighbour */
         if (s[c.left].len == 0 || s[c.left].next != c.right ||

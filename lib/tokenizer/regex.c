@@ -180,7 +180,7 @@ static vptq_status compile(vptq_tokenizer *t, const char *pattern, vptq_pattern 
     if (!st)
         st = compile_text(t, text.data, pattern, &out->code, err);
     if (!st) /* without a JIT compiler the interpreter runs */
-        (void)pcre2_jit_compile(out->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+        out->jit = !pcre2_jit_compile(out->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     vptq_buf_release(&text);
     return st;
 }
@@ -333,8 +333,9 @@ static vptq_status search(vptq_encode_run *e, const vptq_pattern *p, vptq_span s
     vptq_regex_run *run = &e->regex;
     e->pattern = p->text;
     if (!run->single) { /* the limits are the first ones, and nearly always enough */
-        *rc = pcre2_match(p->code, (PCRE2_SPTR)s.text, end, from, options, run->match,
-                          run->limits);
+        /* without the checks of pcre2_match, which take as long as most matches */
+        *rc = (p->jit ? pcre2_jit_match : pcre2_match)(p->code, (PCRE2_SPTR)s.text, end, from,
+                                                       options, run->match, run->limits);
         if (*rc >= 0) {
             size_t start = pcre2_get_ovector_pointer(run->match)[0];
             start = start > from ? start - from : 0;

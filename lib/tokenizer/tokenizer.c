@@ -105,8 +105,11 @@ static vptq_status index_pieces(vptq_tokenizer *t, vptq_err *err)
             st = vptq_strmap_add(&t->text, key.text, key.len, i, &fresh, err);
         if (st)
             return st;
+        unsigned char only = (unsigned char)key.text[0];
         if (bytes && key.len == 1)
-            t->byte_id[(unsigned char)key.text[0]] = (int32_t)i;
+            t->byte_id[only] = (int32_t)i;
+        else if (fresh && key.len == 1 && only < 128)
+            t->char_id[only] = (int32_t)i;
         if (key.len > t->longest)
             t->longest = (uint32_t)key.len;
         meta = meta || (p->len == 3 && vptq_is_meta(p->text, p->len, 0));
@@ -128,7 +131,7 @@ vptq_status vptq_tokenizer_open(const vptq_ctx *ctx, const vptq_vocab *vocab,
     *t = (vptq_tokenizer){.v = vocab, .ctx = {.cancel = ctx ? ctx->cancel : NULL}};
     vptq_arena_init(&t->arena, mem);
     for (int i = 0; i < 256; i++)
-        t->byte_id[i] = -1;
+        t->byte_id[i] = t->char_id[i % 128] = -1;
     VPTQ_TRY(decode_pieces(t, err));
     VPTQ_TRY(index_pieces(t, err));
     VPTQ_TRY(vptq_merge_prepare(t, err));
@@ -179,15 +182,12 @@ vptq_status vptq_encode_poll(vptq_encode_run *e, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_check_growth(const vptq_encode_run *e, size_t bytes, vptq_err *err)
+vptq_status vptq_growth_fails(const vptq_encode_run *e, vptq_err *err)
 {
-    uint64_t limit = VPTQ_GROWTH_CALL + (uint64_t)e->text_len * VPTQ_GROWTH_BYTE;
-    if (bytes <= limit)
-        return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_FORMAT,
-                     "%s: normalizer and pre-tokenizer make more than %" PRIu64
-                     " bytes of a text of %zu",
-                     e->t->v->source, limit, e->text_len);
+    return vptq_fail(
+        err, VPTQ_E_FORMAT,
+        "%s: normalizer and pre-tokenizer make more than %zu bytes of a text of %zu",
+        e->t->v->source, e->growth, e->text_len);
 }
 
 vptq_status vptq_encode_open(vptq_encode_run *e, const vptq_tokenizer *t, size_t len,
@@ -195,6 +195,9 @@ vptq_status vptq_encode_open(vptq_encode_run *e, const vptq_tokenizer *t, size_t
 {
     *e = (vptq_encode_run){
         .t = t, .text_len = len, .work_poll = VPTQ_WORK_POLL, .mem = t->arena.mem, .out = out};
+    e->growth = len < SIZE_MAX / 2 / VPTQ_GROWTH_BYTE
+                    ? VPTQ_GROWTH_CALL + len * VPTQ_GROWTH_BYTE
+                    : SIZE_MAX;
     vptq_buf_init(&e->norm[0], e->mem);
     vptq_buf_init(&e->norm[1], e->mem);
     if (t->v->split_count > 0) {
