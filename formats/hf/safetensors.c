@@ -2,6 +2,7 @@
 #include "formats/hf/safetensors.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -266,7 +267,8 @@ static vptq_status read_shard(const char *dir, const char *name, vptq_tensor_set
                               vptq_err *err)
 {
     char path[4096];
-    if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+    if (!*name || strlen(name) > NAME_MAX || strchr(name, '/') || strcmp(name, ".") == 0 ||
+        strcmp(name, "..") == 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s/" VPTQ_SAFETENSORS_INDEX
                          ": '%.200s' is not the name of a file in the directory",
