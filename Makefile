@@ -291,7 +291,7 @@ $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.
 # --- tests ---------------------------------------------------------------------------------
 
 .PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) $(EMU:%=test-%) unit ops check-cli fuzz-check fuzz check interop bench demo \
-        test-programs run-unit run-ops run-cli run-fuzz
+        test-programs check-hostile run-unit run-ops run-cli run-hostile run-fuzz
 
 # Runs one program; T='PATTERN' selects tests.
 define unit_target
@@ -311,12 +311,16 @@ unit: $(UNIT_BIN) run-unit
 ops: $(OPS_BIN) run-ops
 check-cli: tools $(FAULTS) run-cli
 fuzz-check: $(FUZZ_BIN) run-fuzz
+check-hostile: tools run-hostile
 run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
 	$(Q)scripts/run_tests.sh $(UNIT_BIN)
 run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
 	$(Q)scripts/run_tests.sh $(OPS_BIN)
 run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS))
 	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) VPTQ_DEVICE_BIN=$(abspath $(B))/tests/emu scripts/run_cli_tests.sh --bin $(BIN) $(T)
+run-hostile: | $(if $(filter check-hostile,$(MAKECMDGOALS)),tools)
+	$(Q)set -f; if command -v python3 >/dev/null; then python3 tests/hostile/run.py --bin $(BIN) $(T); \
+		else echo "skip hostile: python3 is not installed"; echo "0 0 1" >>"$${TALLY:-/dev/null}"; fi
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 
@@ -500,6 +504,7 @@ help:
 	'make test-emu      the CUDA emulator, plain and with ThreadSanitizer' \
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
 	'make check-cli     command-line tests (with T=PATTERN: some)' \
+	'make check-hostile files that are meant to harm (with T=KIND/PATTERN: some)' \
 	'make fuzz-check    fuzz targets over their corpora' \
 	'make fuzz T=60     each fuzz target for 60 seconds with libFuzzer (clang); FUZZ=NAME..: some' \
 	'make fuzz RUNS=N   each fuzz target for N executions, and T seconds at most if T is given' \

@@ -2,7 +2,7 @@
 # `make check`: runs and counts every test and check.  All parts run even if an earlier one fails;
 # the last line is "N passed, N failed", with ", N skipped" if there are any.
 #
-# Parts: the plain build with unit, op and command-line tests; the same under AddressSanitizer
+# Parts: the plain build with unit, op and command-line tests and hostile files; the same under AddressSanitizer
 # and UndefinedBehaviorSanitizer with the fuzz corpora; layers, symbols, style, formatting, shell,
 # CUDA kernels if nvcc is found.
 # The tests of a program count one by one, every other part counts as one.
@@ -60,6 +60,8 @@ suites()
     "$MAKE" -s "$@" run-ops
     title "command-line tests $*"
     "$MAKE" -s "$@" run-cli
+    title "hostile files $*"
+    "$MAKE" -s "$@" run-hostile
 }
 
 title "dependencies"

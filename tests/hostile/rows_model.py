@@ -1,0 +1,311 @@
+"""Hugging Face directories: settings, weights, shards, links; llama2.c checkpoints."""
+
+import json
+import struct
+
+import forge
+from changes import BAD, at, both, cut, fifo, folder, json_file, link, remove, setting, sparse, tensors, write
+from net import Kind, harmless, refused, shown
+
+LIST, PLAN, UNPACK = "pack --list {}", "quantize -m {} --dry-run", "pack -q --unpack {} -o out"
+GENERATE, TOKENS = "eval generate -q -m {} -p the -n 1", "eval ppl -q -m {} --text B/text --tokens-only"
+
+# --- config.json ---
+
+config = Kind("config", "m", PLAN)
+for name, size in (
+    ("2^31", 1 << 31),
+    ("2^62", 1 << 62),
+    ("0", 0),
+    ("-1", -1),
+    ("1.5", 1.5),
+    ("a text", "16"),
+    ("a list", [16]),
+):
+    config.row(f"hidden_size {name}", setting(hidden_size=size), refused("hidden.size"), PLAN, LIST)
+    config.row(
+        f"layers {name}", setting(num_hidden_layers=size), refused("num_hidden_layers|number of layers"), PLAN, LIST
+    )
+for key, size, words in [
+    ("intermediate_size", 1 << 40, "intermediate.size"),
+    ("num_attention_heads", 0, "heads is 0"),
+    ("num_attention_heads", 1 << 31, "heads is 2147"),
+    ("num_attention_heads", 3, "q_proj"),
+    ("num_key_value_heads", 1 << 31, "key-value heads"),
+    ("num_key_value_heads", 0, "key-value heads"),
+    ("head_dim", 1 << 31, "head dimension"),
+    ("head_dim", 7, "head dimension"),
+    ("vocab_size", 10**9, "vocabulary size"),
+    ("vocab_size", 1 << 62, "vocab"),
+    ("rms_norm_eps", -1, "epsilon"),
+    ("rope_theta", -1, "theta"),
+    ("num_hidden_layers", 10**6, "number of layers"),
+    ("num_hidden_layers", 65536, "model.layers.2"),
+    ("num_hidden_layers", 3, "model.layers.2"),
+    ("max_position_embeddings", 10**12, "max_position"),
+    ("max_position_embeddings", -1, "max_position|context"),
+    ("partial_rotary_factor", 0.5, "partial_rotary_factor"),
+    ("rope_scaling", {"rope_type": "llama3", "factor": 0}, "low_freq_factor"),
+    ("rope_scaling", [], "rope_scaling"),
+    ("rope_scaling", {"rope_type": BAD, "factor": 2}, "RoPE scaling"),
+    ("hidden_act", "gelu", "gelu"),
+    ("hidden_act", BAD, "hidden_act|activation"),
+    ("model_type", BAD, "model type"),
+    ("architectures", [BAD], "architecture"),
+    ("tie_word_embeddings", "yes", "tie_word_embeddings"),
+    ("bos_token_id", 1 << 40, "bos_token_id"),
+    ("eos_token_id", -5, "eos_token_id"),
+    ("eos_token_id", [BAD], "eos_token_id"),
+]:
+    config.row(f"{key} {json.dumps(size)[:40]}", setting(**{key: size}), refused(words))
+for key, value in [
+    ("rope_theta", 1e308),
+    ("rope_scaling", {"rope_type": "yarn", "factor": 1e300}),
+    ("architectures", []),
+    ("model_type", None),
+    ("eos_token_id", [2] * 100000),
+    ("torch_dtype", BAD),
+    ("k" * (1 << 20), BAD),
+]:
+    config.row(f"{key[:20]} {json.dumps(value)[:40]}", setting(**{key: value}), harmless)
+config.row("context 10^12, generating", setting(max_position_embeddings=10**12), refused("max_position"), GENERATE)
+config.row("context 2^31 - 1, generating", setting(max_position_embeddings=2**31 - 1), harmless, GENERATE)
+for name, text in [
+    ("numbers of 100,000 digits", '{"hidden_size": ' + "9" * 100000 + "}"),
+    ("1e999", '{"hidden_size": 1e999}'),
+    ("depth 10^6 of objects", lambda: forge.deep(10**6)),
+    ("depth 10^6 of lists", lambda: forge.deep(10**6, "[", "", "]")),
+    ("a list", "[]"),
+    ("nothing", ""),
+    ("zeros", b"\0" * 4096),
+    ("not UTF-8", b'{"hidden_size": "\xff\xfe"}'),
+    ("UTF-16", "{}".encode("utf-16")),
+    ("duplicate keys", '{"hidden_size": 16, "hidden_size": 32}'),
+    ("18 MB of objects", lambda: '{"a":[' + "{}," * (6 << 20) + "{}]}"),
+]:
+    config.row(name, write("config.json", text), refused("config.json"))
+config.row("a zero after the object", at("config.json", 1 << 30, b"\0"), refused("config.json"))
+config.row("200 MiB of zeros after the object", sparse("config.json", 200 << 20), refused("config.json"))
+
+# --- safetensors ---
+
+weights = Kind("safetensors", "m", LIST)
+
+
+def header(change):
+    return tensors(lambda s: change(s.header))
+
+
+def entry(**values):
+    return header(lambda h: h["model.norm.weight"].update(values))
+
+
+for name, length in (
+    ("0", 0),
+    ("1", 1),
+    ("2^63", 1 << 63),
+    ("2^64 - 1", (1 << 64) - 1),
+    ("2^64 - 8", (1 << 64) - 8),
+    ("the file's size", 1 << 14),
+):
+    weights.row(f"header of {name} bytes", at("model.safetensors", 0, struct.pack("<Q", length)), refused("header"))
+weights.row(
+    "header of 90 MB of zeros",
+    both(at("model.safetensors", 0, struct.pack("<Q", 90 << 20)), sparse("model.safetensors", 100 << 20)),
+    refused("header|JSON"),
+)
+for name, values in [
+    ("beyond the file", {"data_offsets": [0, 1 << 40]}),
+    ("beyond 64 bits", {"data_offsets": [0, 1 << 64]}),
+    ("backwards", {"data_offsets": [32, 0]}),
+    ("negative", {"data_offsets": [-32, 0]}),
+    ("of one number", {"data_offsets": [0]}),
+    ("of fractions", {"data_offsets": [0.5, 32.5]}),
+    ("overlapping", {"data_offsets": [0, 32]}),
+]:
+    weights.row(f"offsets {name}", entry(**values), refused("model.norm.weight|overlap|too big integer"))
+for name, shape in [
+    ("whose product overflows", [1 << 32, 1 << 32]),
+    ("whose bytes overflow", [1 << 62, 2, 2]),
+    ("2^63", [1 << 63]),
+    ("negative", [-16]),
+    ("of 9 dimensions", [1] * 8 + [16]),
+    ("of 10^6 dimensions", [1] * 10**6),
+    ("0 x 2^63", [0, 1 << 62]),
+    ("text", "16"),
+    ("none", None),
+    ("fraction", [16.5]),
+    ("2 x 8", [2, 8]),
+]:
+    weights.row(f"shape {name}", entry(shape=shape), refused("model.norm.weight|too big integer"), PLAN)
+for name, dtype in [
+    ("unknown", "F8"),
+    ("with control characters", BAD),
+    ("a number", 1),
+    ("of 1 MiB", "F" * (1 << 20)),
+    ("I64", "I64"),
+]:
+    weights.row(f"type {name}", entry(dtype=dtype), refused("model.norm.weight"))
+for name, text in [("with control characters", BAD), ("with a zero", "a\0b"), ("with ESC", "a\x1b")]:
+    weights.row(
+        f"tensor name {name}", tensors(lambda s, text=text: s.add(text, "F16", [0], b"")), refused("name|NUL byte")
+    )
+for name, text in [
+    ("of 10,000 characters", "a" * 10000),
+    ("empty", ""),
+    ("a path", "../../etc/passwd"),
+    ("turned around", "\u202eweight"),
+]:
+    weights.row(
+        f"tensor name {name}", tensors(lambda s, text=text: s.add(text, "F16", [0], b"")), shown("lm_head.weight")
+    )
+    weights.row(
+        f"tensor name {name}, planning", tensors(lambda s, text=text: s.add(text, "F16", [0], b"")), harmless, PLAN
+    )
+weights.row(
+    "10^6 tensors",
+    tensors(
+        lambda s: s.header.update(
+            {f"t{i}": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]} for i in range(10**6)}
+        )
+    ),
+    refused("model.safetensors"),
+)
+weights.row(
+    "metadata of 10^6 texts",
+    header(lambda h: h.update(__metadata__={str(i): "" for i in range(10**6)})),
+    shown("lm_head"),
+)
+weights.row("metadata with control characters", header(lambda h: h.update(__metadata__={BAD: 1})), refused("metadata"))
+weights.row(
+    "metadata with control characters, as text",
+    header(lambda h: h.update(__metadata__={"format": BAD})),
+    harmless,
+    PLAN,
+)
+weights.row(
+    "a tensor twice",
+    tensors(lambda s: setattr(s, "text", json.dumps(s.header).encode().replace(b"lm_head", b"model.norm", 1))),
+    refused("duplicate|model.norm"),
+)
+weights.row(
+    "header of depth 10^5",
+    tensors(lambda s: setattr(s, "text", forge.deep(10**5).encode())),
+    refused("model.safetensors"),
+)
+weights.row("a missing tensor", tensors(lambda s: s.drop("lm_head.weight")), refused("lm_head"), PLAN)
+weights.row("a gap of data", tensors(lambda s: s.data.extend(b"\0" * 64)), refused("model.safetensors"))
+weights.row("an empty file", write("model.safetensors", b""), refused("model.safetensors"))
+weights.row("half of the file", cut("model.safetensors", -3000), refused("model.safetensors"))
+weights.row(
+    "NaN in a norm",
+    tensors(lambda s: s.floats("model.norm.weight", 3, [float("nan")])),
+    refused("not a number"),
+    GENERATE,
+)
+weights.row(
+    "infinity in the head",
+    tensors(lambda s: s.floats("lm_head.weight", 3, [float("inf")] * 640)),
+    refused("not a number"),
+    GENERATE,
+)
+weights.row(
+    "NaN, quantizing",
+    tensors(lambda s: s.floats("model.layers.0.mlp.up_proj.weight", 3, [float("nan")])),
+    refused("up_proj"),
+    "quantize -q -m {} -c B/text -n 1 -l 32 -k 16 -o out",
+)
+
+# --- shards and their index ---
+
+index = Kind("index", "s", LIST)
+FIRST, INDEX = "model-00001-of-00002.safetensors", "model.safetensors.index.json"
+
+
+def shard(name):
+    return json_file(INDEX, lambda v: v["weight_map"].update({"lm_head.weight": name}))
+
+
+for what, name in [
+    ("in the folder above", "../secret.txt"),
+    ("with an absolute path", "/etc/passwd"),
+    ("in a folder", "a/b.safetensors"),
+    ("..", ".."),
+    (".", "."),
+    ("without a name", ""),
+    ("with a zero", FIRST + "\0.txt"),
+    ("with control characters", BAD),
+    ("of 10,000 characters", "a" * 10000),
+    ("that is missing", "none.safetensors"),
+    ("that is a number", 1),
+    ("that is the other one", FIRST),
+    ("config.json", "config.json"),
+    ("with other case", FIRST.upper()),
+    ("that is the index", INDEX),
+    ("with a backslash", "..\\secret.txt"),
+]:
+    index.row(f"a shard {what}", shard(name), refused("index|shard|lm_head|safetensors|json|cannot open"))
+index.row(
+    "10^6 shards",
+    json_file(INDEX, lambda v: v.update(weight_map={f"t{i}": f"{i}.safetensors" for i in range(10**6)})),
+    refused("0.safetensors"),
+)
+index.row(
+    "10^5 shards that are one",
+    json_file(INDEX, lambda v: v["weight_map"].update({f"t{i}": FIRST for i in range(10**5)})),
+    refused("index|t0"),
+)
+index.row("an unknown tensor", json_file(INDEX, lambda v: v["weight_map"].update({BAD: FIRST})), refused("index|x"))
+index.row("no map", write(INDEX, "{}"), refused("weight_map"))
+index.row("a list as a map", write(INDEX, '{"weight_map": []}'), refused("weight_map"))
+index.row("a shard that loops", link(FIRST, FIRST), refused(FIRST))
+index.row("a missing shard", remove(FIRST), refused(FIRST))
+index.row("an index that is a pipe", fifo(INDEX), refused(INDEX))
+index.row("total_size 2^63", json_file(INDEX, lambda v: v["metadata"].update(total_size=2**63 - 1)), harmless)
+
+# --- what is in place of a file ---
+
+place = Kind("place", "m", LIST)
+for name in "config.json", "model.safetensors":
+    place.row(f"{name}: a pipe", fifo(name), refused(name))
+    place.row(f"{name}: a folder", folder(name), refused(name))
+    place.row(f"{name}: a link to itself", link(name, name), refused(name))
+    place.row(f"{name}: a link to nothing", link(name, "nothing"), refused(name))
+    place.row(f"{name}: a terminal", link(name, "/dev/tty"), refused(name))
+    place.row(f"{name}: zeros for ever", link(name, "/dev/zero"), refused(name))
+    place.row(f"{name}: nothing for ever", link(name, "/dev/null"), refused(name))
+    place.row(f"{name}: a secret", link(name, "../secret.txt"), refused(name))
+place.row("tokenizer.json: a pipe", fifo("tokenizer.json"), refused("tokenizer.json"), TOKENS, UNPACK)
+place.row("tokenizer.json: zeros for ever", link("tokenizer.json", "/dev/zero"), refused("tokenizer.json"), TOKENS)
+place.row(
+    "chat_template.jinja: a pipe",
+    fifo("chat_template.jinja"),
+    refused("chat_template.jinja"),
+    "eval generate -q -m {} --chat -p a --dry-run",
+)
+place.row("the model is a pipe", fifo(""), refused("m"))
+place.row("the model is a link to itself", link("", "m"), refused("m"))
+place.row("the model is an empty folder", folder(""), refused("m"))
+place.row("the model is a terminal", link("", "/dev/tty"), refused("m"))
+place.row("the model is random", link("", "/dev/urandom"), refused("m"))
+
+# --- llama2.c ---
+
+llama2c = Kind("llama2c", "c", "pack --list c/m.bin")
+for what, where, value in [
+    ("dim 0", 0, 0),
+    ("dim 2^31 - 1", 0, 2**31 - 1),
+    ("dim -1", 0, -1),
+    ("layers 10^6", 8, 10**6),
+    ("layers 2^31 - 1", 8, 2**31 - 1),
+    ("heads 0", 12, 0),
+    ("heads 3", 12, 3),
+    ("key-value heads -1", 16, -1),
+    ("vocabulary 10^9", 20, 10**9),
+    ("vocabulary -2^31", 20, -(2**31)),
+    ("context 2^31 - 1", 24, 2**31 - 1),
+    ("context -1", 24, -1),
+]:
+    llama2c.row(what, at("m.bin", where, struct.pack("<i", value)), refused("m.bin"))
+llama2c.row("cut short", cut("m.bin", -4), refused("m.bin"))
+llama2c.row("28 bytes", cut("m.bin", 28), refused("m.bin"))
