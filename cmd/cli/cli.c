@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -20,6 +21,24 @@ enum {
     MAX_THREADS = 4096, /* more is certainly a typing error */
     STDOUT_BUFFER = 64 * 1024
 };
+
+/* --- surroundings ------------------------------------------------------------------------ */
+
+/* Reading and writing them fails, as it did while they were closed.  A file opened in their
+ * place would get what is printed. */
+static void hold_closed_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/", O_RDONLY | O_DIRECTORY) < 0)
+            _exit(CLI_FAILED);
+}
+
+void vptq_cli_start(void)
+{
+    hold_closed_streams();
+    vptq_cli_restore_environment();
+    signal(SIGXFSZ, SIG_IGN); /* writing too much is an error like a full disk */
+}
 
 /* --- signals ----------------------------------------------------------------------------- */
 
@@ -468,8 +487,7 @@ static bool out_of_memory(const vptq_cli *cli, int *exit_code)
 bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code)
 {
     spelling sp;
-    vptq_cli_restore_environment();
-    signal(SIGXFSZ, SIG_IGN); /* writing too much is an error like a full disk */
+    vptq_cli_start();
     if (!cli->common.backend)
         cli->common.backend = "auto";
     cli->common.progress = -1;

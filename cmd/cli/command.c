@@ -1,5 +1,4 @@
 /* Tools with commands: choice of the command, list of commands, version of the tool. */
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,7 +33,7 @@ static int usage_error(const char *tool, const char *word, const vptq_cli_comman
 int vptq_cli_run_command(const char *tool, const char *summary,
                          const vptq_cli_command *commands, int argc, char **argv)
 {
-    signal(SIGXFSZ, SIG_IGN); /* as in vptq_cli_parse */
+    vptq_cli_start();
     if (argc < 2)
         return usage_error(tool, NULL, commands);
     const char *word = argv[1];

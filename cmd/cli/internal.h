@@ -21,6 +21,8 @@ struct vptq_cli_state {
     size_t own, count;
 };
 
+/* Prepares the process, before anything is opened; again does no harm. */
+void vptq_cli_start(void);
 /* Restores the environment variable that cmd/cli/spin.c replaced before main. */
 void vptq_cli_restore_environment(void);
 /* As vptq_write_fn; `arg` is the progress line, which makes way. */
