@@ -26,9 +26,11 @@ FRAME, ENTRY = struct.Struct("<QIIQ"), struct.Struct("<BBBBIIIQ8s")
 FRAME_RAW = 4 << 20
 FRAME_PACKED = FRAME_RAW + (16 << 10)
 INDEX_RAW, INDEX_PACKED = 16 << 20, (16 << 20) + (64 << 10)
-NAME_FILE = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
+NAME_FILE = re.compile(
+    rb"((config|generation_config|preprocessor_config|processor_config|video_preprocessor_config|tokenizer|tokenizer_config"
+    rb"|special_tokens_map|added_tokens|vocab|tekken|chat_template)\.json|tokenizer\.model|merges\.txt|chat_template\.jinja"
+    rb"|(?=.{1,255}$)([A-Za-z0-9_-][A-Za-z0-9_.-]*\.(md|txt)|(LICENSE|LICENCE|NOTICE|COPYING)[A-Za-z0-9_-]*))", re.DOTALL)
 NAME_TENSOR = re.compile(rb"[^\x00-\x1f\x7f]{1,512}")
-OTHER_WEIGHTS = (".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npy", ".npz", ".vptq")
 WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1,
          "BOOL": 1}
 
@@ -249,7 +251,7 @@ class Archive:
         if any(index[at + ENTRY.size + 8 * dims + length:end]) or (kind == 0 and any(dtype)):
             raise Damage("an entry of its index has something where zeros belong")
         if not (NAME_TENSOR if kind else NAME_FILE).fullmatch(name):
-            raise Damage("an entry has a name that none can have")
+            raise Damage(f"an entry has the name '{name.decode(errors='backslashreplace')}', which none can have")
         entry = Entry(kind, planes, name.decode(errors="surrogateescape"), first, frames, size, dtype.rstrip(b"\0").decode(), shape)
         expected = sum(e.frames for e in self.entries)
         sizes = [f[2] for f in self.frames[first:first + frames]]
@@ -412,7 +414,7 @@ def files_of(directory):
         if name.endswith((".safetensors", ".safetensors.index.json")):
             continue
         path = os.path.join(directory, name)
-        if os.path.isfile(path) and NAME_FILE.fullmatch(os.fsencode(name)) and not name.endswith(OTHER_WEIGHTS):
+        if os.path.isfile(path) and NAME_FILE.fullmatch(os.fsencode(name)):
             found.append(name)
         else:
             print(f"{path} does not go along", file=sys.stderr)

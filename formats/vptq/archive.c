@@ -51,19 +51,43 @@ bool vptq_archive_is(const char *path)
     return is;
 }
 
-bool vptq_archive_name_ok(const char *name, size_t len, bool is_tensor)
+bool vptq_archive_tensor_ok(const char *name, size_t len)
 {
-    if (len == 0 || len > (is_tensor ? VPTQ_ARCHIVE_NAME_MAX : 255) ||
-        (!is_tensor && name[0] == '.'))
+    bool ok = len > 0 && len <= VPTQ_ARCHIVE_NAME_MAX;
+    for (size_t i = 0; i < len && ok; i++)
+        ok = (unsigned char)name[i] >= 0x20 && name[i] != 0x7f;
+    return ok;
+}
+
+static bool is_listed(const char *name)
+{
+    static const char *const files[] = {
+        "config.json",       "generation_config.json",  "preprocessor_config.json",
+        "tokenizer.json",    "tokenizer_config.json",   "processor_config.json",
+        "added_tokens.json", "special_tokens_map.json", "video_preprocessor_config.json",
+        "vocab.json",        "chat_template.json",      "chat_template.jinja",
+        "tekken.json",       "tokenizer.model",         "merges.txt"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (!strcmp(name, files[i]))
+            return true;
+    return false;
+}
+
+bool vptq_companion_ok(const char *name)
+{
+    static const char plain[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
+    static const char *const texts[] = {"LICENSE", "LICENCE", "NOTICE", "COPYING"};
+    const char *dot = strrchr(name, '.');
+    const size_t len = strlen(name);
+    if (len > 255 || name[0] == '.' || name[strspn(name, plain)])
         return false;
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)name[i];
-        bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                     (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
-        if (is_tensor ? c < 0x20 || c == 0x7f : !plain)
-            return false;
-    }
-    return true;
+    if (dot)
+        return is_listed(name) || !strcmp(dot, ".md") || !strcmp(dot, ".txt");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (!strncmp(name, texts[i], strlen(texts[i])))
+            return true;
+    return false;
 }
 
 /* ---- header and footer ---- */
@@ -231,11 +255,16 @@ static vptq_status parse_name(vptq_archive *a, const uint8_t *p, size_t len, siz
                               vptq_archive_entry *e, vptq_err *err)
 {
     const char *text = (const char *)p;
-    if (!vptq_archive_name_ok(text, len, e->is_tensor))
+    if (len == 0 || (e->is_tensor && !vptq_archive_tensor_ok(text, len)))
         return damaged(a, "an entry has an invalid name", err);
     e->name = vptq_arena_strndup(&a->arena, text, len, err);
     if (!e->name)
         return VPTQ_E_NOMEM;
+    if (!e->is_tensor && (strlen(e->name) < len || !vptq_companion_ok(e->name)))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: file '%.100s' does not belong in an archive, expected config, "
+                         "tokenizer and texts",
+                         a->path, e->name);
     bool fresh = false;
     VPTQ_CHECK(
         vptq_strmap_add(&a->names[e->is_tensor], e->name, len, (uint32_t)i, &fresh, err));

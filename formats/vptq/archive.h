@@ -9,10 +9,10 @@
 /* True if the file begins or ends like an archive; damage at one end does not hide it. */
 bool vptq_archive_is(const char *path);
 
-/* True for a valid entry name.  Files may be unpacked into a directory, so their names hold
- * only letters, digits, '_', '-' and '.' and do not begin with '.'.  Names of tensors are free
- * of control characters. */
-bool vptq_archive_name_ok(const char *name, size_t len, bool is_tensor);
+/* True for the name of a companion, a file that accompanies weights: config.json, files of a
+ * tokenizer, and texts (docs/formats/archive.md lists them).  No loader takes any of them for
+ * weights or code.  Holds for files of archives and for files that packing copies. */
+bool vptq_companion_ok(const char *name);
 
 /* ---- writing ---- */
 

@@ -31,4 +31,7 @@ enum {
     VPTQ_ARCHIVE_TENSOR = 1
 };
 
+/* True for the name of a tensor: any text without control characters. */
+bool vptq_archive_tensor_ok(const char *name, size_t len);
+
 #endif

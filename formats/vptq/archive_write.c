@@ -186,7 +186,8 @@ static vptq_status set_name(vptq_archive_writer *w, const char *name, int kind, 
 {
     size_t len = strlen(name);
     bool fresh = false;
-    if (!vptq_archive_name_ok(name, len, kind == VPTQ_ARCHIVE_TENSOR))
+    if (kind == VPTQ_ARCHIVE_TENSOR ? !vptq_archive_tensor_ok(name, len)
+                                    : !vptq_companion_ok(name))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: '%.100s' is not a valid entry name",
                          w->file.path, name);
     w->entry.name = vptq_arena_strndup(&w->arena, name, len, err);

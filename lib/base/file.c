@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -183,6 +184,28 @@ bool vptq_path_is_dir(const char *path)
 {
     struct stat sb;
     return stat(path, &sb) == 0 && S_ISDIR(sb.st_mode);
+}
+
+/* Content addresses of git and of git LFS. */
+static bool is_hash(const char *name)
+{
+    const size_t n = strlen(name);
+    return (n == 40 || n == 64) && strspn(name, "0123456789abcdef") == n;
+}
+
+bool vptq_path_leaves(const char *dir, const char *name, char target[4096])
+{
+    char path[4096], real[4096];
+    if (vptq_path_join(path, sizeof path, dir, name, NULL) || !realpath(path, target) ||
+        !realpath(dir, real))
+        return false;
+    size_t n = strlen(real);
+    if (!strncmp(target, real, n) && target[n] == '/')
+        return false;
+    n = (size_t)(vptq_path_base(target) - target) - 1;
+    return !is_hash(target + n + 1) ||
+           vptq_path_join(path, sizeof path, dir, "../../blobs", NULL) ||
+           !realpath(path, real) || strlen(real) != n || strncmp(target, real, n) != 0;
 }
 
 const char *vptq_path_base(const char *path)

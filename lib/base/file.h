@@ -99,6 +99,9 @@ vptq_status vptq_file_unnamed(const char *path, int *fd, vptq_err *err) VPTQ_MUS
 
 bool vptq_path_exists(const char *path);
 bool vptq_path_is_dir(const char *path);
+/* True if DIR/NAME is a link to a file outside DIR, whose path is then in `target`.  In the
+ * cache of Hugging Face links to DIR/../../blobs/HASH are not outside. */
+bool vptq_path_leaves(const char *dir, const char *name, char target[4096]);
 /* out = dir + "/" + name; VPTQ_E_ARG if it does not fit. */
 vptq_status vptq_path_join(char *out, size_t size, const char *dir, const char *name,
                            vptq_err *err) VPTQ_MUST_CHECK;

@@ -37,21 +37,6 @@ static bool is_tokenizer_file(const char *name)
     return false;
 }
 
-/* Skips weights and arrays in any format, their indices, and hidden files. */
-static bool is_left_out(const char *name)
-{
-    static const char *const endings[] = {
-        ".safetensors", ".index.json", ".bin",  ".pt",  ".pth", ".ckpt", ".gguf",
-        ".h5",          ".msgpack",    ".onnx", ".npy", ".npz", ".vptq"};
-    const size_t len = strlen(name);
-    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
-        const size_t n = strlen(endings[i]);
-        if (len >= n && strcmp(name + len - n, endings[i]) == 0)
-            return true;
-    }
-    return name[0] == '.';
-}
-
 /* The checkpoint that has config, tokenizer and other files: of a work directory its base. */
 static const vptq_checkpoint *origin_of(const vptq_checkpoint *c)
 {
@@ -145,14 +130,27 @@ vptq_status vptq_package_add_config(vptq_package *o, const json_t *config, vptq_
     return vptq_package_add_file(o, "config.json", own, len + 1, err);
 }
 
+/* Returns whether DIR/NAME exists and may be copied; warns of a link that leaves the directory,
+ * which could bring any file of this machine into an output that is published. */
+static bool is_own(const vptq_ctx *ctx, const char *dir, const char *name, char path[4096])
+{
+    char target[4096];
+    if (vptq_path_join(path, 4096, dir, name, NULL) || !vptq_path_exists(path))
+        return false;
+    if (!vptq_path_leaves(dir, name, target))
+        return true;
+    vptq_log(ctx, VPTQ_LOG_WARN, "%s is not copied: it is a link to '%s', outside the model",
+             path, target);
+    return false;
+}
+
 /* Adds DIR/NAME if it exists and is not on the list yet. */
 static vptq_status add_from_dir(vptq_package *o, const char *dir, const char *name,
                                 vptq_err *err)
 {
     char path[4096], *data = NULL;
     size_t size = 0;
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
-    if (vptq_package_has_file(o, name) || !vptq_path_exists(path))
+    if (vptq_package_has_file(o, name) || !is_own(o->ctx, dir, name, path))
         return VPTQ_OK;
     VPTQ_CHECK(vptq_file_read(path, MAX_TOKENIZER_FILE, o->ctx->mem, &data, &size, err));
     char *own = vptq_arena_strndup(&o->arena, data, size, err);
@@ -162,7 +160,7 @@ static vptq_status add_from_dir(vptq_package *o, const char *dir, const char *na
     return vptq_package_add_file(o, name, own, size, err);
 }
 
-/* Adds every other file of the directory that is not weights, without subdirectories. */
+/* Adds every other companion in the directory. */
 static vptq_status add_others(vptq_package *o, const char *dir, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -173,18 +171,17 @@ static vptq_status add_others(vptq_package *o, const char *dir, vptq_err *err)
     VPTQ_TRY(vptq_dir_list(dir, &arena, &names, &count, err));
     for (size_t i = 0; i < count; i++) {
         struct stat sb;
-        const char *name = names[i];
-        VPTQ_TRY(vptq_path_join(path, sizeof path, dir, name, err));
-        if (is_left_out(name) || is_tokenizer_file(name) || vptq_package_has_file(o, name) ||
+        VPTQ_TRY(vptq_path_join(path, sizeof path, dir, names[i], err));
+        if (is_tokenizer_file(names[i]) || vptq_package_has_file(o, names[i]) ||
             stat(path, &sb) != 0 || !S_ISREG(sb.st_mode))
             continue;
-        if (sb.st_size <= MAX_OTHER_FILE && vptq_archive_name_ok(name, strlen(name), false))
-            VPTQ_TRY(add_from_dir(o, dir, name, err));
+        const char *why = !vptq_companion_ok(names[i])  ? "neither config, tokenizer nor text"
+                          : sb.st_size > MAX_OTHER_FILE ? "as large as weights"
+                                                        : NULL;
+        if (why)
+            vptq_log(o->ctx, VPTQ_LOG_INFO, "%s is not copied: it is %s", path, why);
         else
-            vptq_log(o->ctx, VPTQ_LOG_WARN, "%s is not copied: %s", path,
-                     sb.st_size > MAX_OTHER_FILE
-                         ? "it is as large as weights"
-                         : "its name has characters other than letters, digits, '_', '-', '.'");
+            VPTQ_TRY(add_from_dir(o, dir, names[i], err));
     }
 out:
     vptq_arena_release(&arena);
@@ -289,8 +286,7 @@ static vptq_status template_of_dir(const vptq_ctx *ctx, const char *dir, vptq_ar
 {
     char path[4096], *data = NULL;
     size_t size = 0;
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, TEMPLATE_FILE, err));
-    if (!vptq_path_exists(path))
+    if (!is_own(ctx, dir, TEMPLATE_FILE, path))
         return VPTQ_OK;
     VPTQ_CHECK(vptq_file_read(path, MAX_TEMPLATE, ctx->mem, &data, &size, err));
     *text = vptq_arena_strndup(arena, data, size, err);

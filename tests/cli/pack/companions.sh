@@ -54,10 +54,10 @@ done
 
 # Files that are not copied are named.
 echo x > 'src/two words.txt'
-truncate -s 17M src/huge.dat
-"$BIN/vptq-pack" -q --unpack src -o named > out.txt 2> err.txt
-expect_line err.txt "src/huge.dat is not copied: it is as large as weights"
-expect_line err.txt "src/two words.txt is not copied: its name has characters"
+truncate -s 17M src/huge.txt
+"$BIN/vptq-pack" --unpack src -o named > out.txt 2> err.txt
+expect_line err.txt "src/huge.txt is not copied: it is as large as weights"
+expect_line err.txt "src/two words.txt is not copied: it is neither config, tokenizer nor text"
 expect_companions named
 
 # A GGUF file gets the chat template of chat_template.jinja, unless the tokenizer is another one.
@@ -70,4 +70,71 @@ for model in src work packed model.vptq; do
     rm -rf from_gguf
     "$BIN/vptq-pack" -q --unpack model.gguf -o from_gguf > out.txt
     ! grep -q chat_template from_gguf/tokenizer_config.json || fail "$model: the old tokenizer's template is there"
+done
+
+# Links that leave the model are not copied; the output might be published with somebody's secret.
+echo "the secret" > secret
+for name in chat_template.jinja merges.txt special_tokens_map.json notes.txt generation_config.json; do
+    rm -f "src/$name"
+    ln -s ../secret "src/$name"
+done
+mv src/tokenizer.json elsewhere.json
+ln -s "$PWD/elsewhere.json" src/tokenizer.json
+rm -rf plain
+"$BIN/vptq-pack" -q --unpack src -o plain > out.txt 2> err.txt
+"$BIN/vptq-pack" -q --unpack src -o plain.gguf > out.txt 2>> err.txt
+! grep -rq "the secret" plain plain.gguf || fail "the secret is in the output"
+for name in chat_template.jinja merges.txt special_tokens_map.json notes.txt generation_config.json; do
+    [ ! -e "plain/$name" ] || fail "$name was copied"
+    expect_line err.txt "warning: src/$name is not copied: it is a link to '$PWD/secret', outside the model"
+done
+# what the tokenizer says goes into the output, the file does not
+expect_line err.txt "warning: src/tokenizer.json is not copied"
+"$BIN/vptq-eval" ppl -m plain --text "$text" --tokens-only > got.txt
+"$BIN/vptq-eval" ppl -m "$hf" --text "$text" --tokens-only > want.txt
+expect_same want.txt got.txt
+
+# The cache of Hugging Face consists of links.
+mkdir -p cache/snapshots/main cache/blobs
+for file in "$hf"/*; do
+    hash=$(sha1sum < "$file" | cut -d" " -f1)
+    cp "$file" "cache/blobs/$hash"
+    ln -s "../../blobs/$hash" "cache/snapshots/main/$(basename "$file")"
+done
+ln -s "../../../secret" "cache/snapshots/main/notes.txt"
+rm -rf plain
+"$BIN/vptq-pack" -q --unpack cache/snapshots/main -o plain > out.txt 2> err.txt
+for name in generation_config.json special_tokens_map.json tokenizer.json; do expect_same "$hf/$name" "plain/$name"; done
+[ ! -e plain/notes.txt ] || fail "a link out of the cache was followed"
+
+# A file of an archive can be nothing that changes what the weights next to it mean.
+python=
+for candidate in python3 /usr/bin/python3; do
+    [ -n "$python" ] || ! "$candidate" -c 'import numpy, zstandard' 2> /dev/null || python=$candidate
+done
+[ -n "$python" ] || skip "needs python3 with numpy and zstandard"
+for name in model.safetensors.index.json pytorch_model.bin model.safetensors quantize.json lock modeling.py SHA256SUMS \
+    adapter_config.json ../up.txt; do
+    "$python" -B - "$SRC/scripts" "$name" packed bad.vptq << 'END'
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import vptq_archive as v
+with open(sys.argv[4], "wb") as f:
+    w = v.Writer(f, 0)
+    for name in v.files_of(sys.argv[3]):
+        w.add(0, name, "", [], 1, v.read_pieces(f"{sys.argv[3]}/{name}", 0, os.path.getsize(f"{sys.argv[3]}/{name}")))
+    w.add(0, sys.argv[2], "", [], 1, [b"{}"])
+    for name, dtype, shape, source, offset, n in v.tensors_of(sys.argv[3]):
+        w.add(1, name, dtype, shape, 1, v.read_pieces(source, offset, n))
+    w.finish()
+END
+    message="bad.vptq: file '$name' does not belong in an archive, expected config, tokenizer and texts"
+    "$BIN/vptq-pack" --check bad.vptq > out.txt 2> err.txt && fail "$name passes --check"
+    expect_line out.txt "$message"
+    for command in "--list bad.vptq" "--unpack bad.vptq -o bad" "--repair bad.vptq -o bad" "bad.vptq -o bad"; do
+        # shellcheck disable=SC2086 # several words
+        expect_sentence 1 "$message" "$BIN/vptq-pack" -q $command
+        [ ! -e bad ] || fail "$command wrote something"
+    done
+    expect_exit 1 "$python" -B "$SRC/scripts/vptq_archive.py" verify bad.vptq > out.txt 2>&1
 done

@@ -24,7 +24,7 @@ static size_t pack(void *dst, size_t size, const void *src, size_t n, bool check
     return packed;
 }
 
-/* Frame and index of a file "f" of 5 bytes. */
+/* Frame and index of a file "NOTICE" of 5 bytes. */
 static void begin_with(hand_made *h, bool checksum)
 {
     memset(h, 0, sizeof *h);
@@ -41,10 +41,10 @@ static void begin_with(hand_made *h, bool checksum)
     vptq_put_le(h->frame + 16, vptq_hash(h->bytes + 16, n, 0), 8);
     h->entry = h->index + 32;
     h->entry[1] = 1;  /* planes */
-    h->entry[4] = 1;  /* name length */
+    h->entry[4] = 6;  /* name length */
     h->entry[12] = 1; /* frames */
     h->entry[16] = 5; /* size */
-    h->entry[32] = 'f';
+    memcpy(h->entry + 32, "NOTICE", 6);
     h->index_size = 32 + 40;
 }
 
@@ -88,7 +88,7 @@ static void test_hand_made(void **state)
     begin(&h);
     finish(&h, path);
     assert_ok(vptq_archive_open(path, NULL, &a, &err), &err);
-    assert_ok(vptq_archive_load(a, vptq_archive_find(a, "f", false), 1, copy, &err), &err);
+    assert_ok(vptq_archive_load(a, vptq_archive_find(a, "NOTICE", false), 1, copy, &err), &err);
     assert_string_equal(copy, "hello");
     vptq_archive_close(a);
 }
@@ -126,7 +126,7 @@ static const index_fault index_faults[] = {
     {ENTRY_RECORD, 12, 1, 2, .expect = "frames of an entry"},
     {ENTRY_RECORD, 16, 1, 4, .expect = "sizes of an entry's frames"},
     {ENTRY_RECORD, 22, 1, 1, .expect = "frames of an entry"}, /* 2^48 bytes */
-    {ENTRY_RECORD, 32, 1, '/', .expect = "invalid name"},
+    {ENTRY_RECORD, 32, 1, '/', .expect = "does not belong in an archive"},
     {ENTRY_RECORD, 0, 1, 1, .expect = "F99", .type = "F99", .code = VPTQ_E_UNSUPPORTED},
     /* a scalar of 5 bytes */
     {ENTRY_RECORD, 0, 1, 1, .expect = "does not match its type and shape", .type = "F32"},
@@ -174,7 +174,7 @@ static void expect_bad_frame(hand_made *h, const char *path)
     finish(h, path);
     assert_ok(vptq_archive_open(path, NULL, &a, &err), &err);
     assert_fails(vptq_archive_load(a, vptq_archive_at(a, 0), 1, copy, &err), VPTQ_E_CHECKSUM,
-                 &err, "file 'f' is damaged: frame 1 of 1 does not match its record");
+                 &err, "file 'NOTICE' is damaged: frame 1 of 1 does not match its record");
     vptq_archive_close(a);
 }
 
@@ -238,10 +238,10 @@ static void test_compression_bomb(void **state)
     }
     uint8_t *e = index + 8 + FRAMES * 24;
     e[1] = 1;
-    e[4] = 1;
+    e[4] = 6;
     vptq_put_le(e + 12, FRAMES, 4);
     vptq_put_le(e + 16, (uint64_t)FRAMES * VPTQ_ARCHIVE_FRAME_RAW, 8);
-    e[32] = 'f';
+    memcpy(e + 32, "NOTICE", 6);
     size_t size = put_end(file, 16 + FRAMES * n, 60000, index, index_size);
     vtest_path(path, sizeof path, *state, "a.vptq");
     vtest_write_file(path, file, size);
