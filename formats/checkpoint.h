@@ -111,6 +111,7 @@ vptq_status vptq_checkpoint_fingerprint(const vptq_checkpoint *c, const vptq_ctx
 /* The manifest of a work directory.  Keys read here: "base_model" (path), "base_fingerprint",
  * "dtype" ("f16"|"bf16"), "tokenizer" (path or null).  The matrices are the
  * layer_*.safetensors files next to it. */
-#define VPTQ_WORK_FILE "quantize.json"
+#define VPTQ_WORK_FILE   "quantize.json"
+#define VPTQ_WORK_FORMAT 1
 
 #endif

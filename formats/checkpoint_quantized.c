@@ -164,6 +164,8 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
                                          vptq_checkpoint *c, vptq_err *err)
 {
     vptq_text text;
+    char name[4096];
+    VPTQ_CHECK(vptq_path_join(name, sizeof name, c->path, VPTQ_CONFIG_FILE, err));
     VPTQ_CHECK(vptq_checkpoint_add_files(c, err));
     vptq_checkpoint_files *f = c->files;
     f->threads = ctx->threads;
@@ -173,8 +175,8 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
     if (!text.data)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the archive has no " VPTQ_CONFIG_FILE,
                          c->path);
-    VPTQ_CHECK(vptq_json_parse(text.data, text.len, c->path, &c->config, err));
-    VPTQ_CHECK(vptq_hf_config_parse(c->config, c->path, &c->desc, err));
+    VPTQ_CHECK(vptq_json_parse(text.data, text.len, name, &c->config, err));
+    VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
     VPTQ_CHECK(read_archive_entries(c, shapes_only, err));
     if (vptq_archive_find(f->archive, "tokenizer.json", false))
         c->tokenizer = c->path;
@@ -187,6 +189,9 @@ static vptq_status parse_work_header(const json_t *json, const char *path, vptq_
                                      vptq_work_header *h, vptq_err *err)
 {
     const char *base, *fingerprint, *dtype, *tokenizer;
+    uint64_t format;
+    VPTQ_CHECK(vptq_json_u64_or(json, path, "format", VPTQ_WORK_FORMAT, VPTQ_WORK_FORMAT,
+                                &format, err));
     VPTQ_CHECK(vptq_json_str_or(json, path, "base_model", NULL, &base, err));
     VPTQ_CHECK(vptq_json_str_or(json, path, "base_fingerprint", NULL, &fingerprint, err));
     VPTQ_CHECK(vptq_json_str_or(json, path, "dtype", NULL, &dtype, err));

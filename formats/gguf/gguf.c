@@ -209,9 +209,9 @@ static vptq_status take_shape(cursor *c, vptq_tensor *t, uint64_t *elements, vpt
 {
     size_t total = 1;
     VPTQ_CHECK(take_u32(c, "the rank of a tensor", &t->dims, err));
-    if (t->dims > MAX_GGUF_DIMS)
+    if (t->dims == 0 || t->dims > MAX_GGUF_DIMS)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: tensor '%s' has %" PRIu32 " dimensions, expected at most %d",
+                         "%s: tensor '%s' has %" PRIu32 " dimensions, expected 1 to %d",
                          c->path, t->name, t->dims, MAX_GGUF_DIMS);
     for (uint32_t i = t->dims; i-- > 0;) {
         uint64_t n = 0;
@@ -243,7 +243,7 @@ static vptq_status take_tensor(cursor *c, char name[MAX_NAME + 1], vptq_tensor *
     VPTQ_CHECK(take_u32(c, "the type of a tensor", &number, err));
     VPTQ_CHECK(take_u64(c, "the offset of a tensor", offset, err));
     VPTQ_CHECK(find_type(t, number, &t->type, err));
-    uint64_t row = t->dims ? t->shape[t->dims - 1] : 1;
+    uint64_t row = t->shape[t->dims - 1];
     if (row % vptq_dtype_get(t->type)->block != 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: rows of tensor '%s' have %" PRIu64
@@ -505,5 +505,8 @@ vptq_status vptq_gguf_str_or(const vptq_gguf *g, const char *key, vptq_gguf_str 
     const vptq_gguf_kv *kv;
     VPTQ_CHECK(find_scalar(g, key, 1 << VPTQ_GGUF_STRING, "a string", &kv, err));
     *out = kv ? kv->str[0] : (vptq_gguf_str){NULL, 0};
+    if (kv && memchr(out->data, '\0', out->len))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' has a zero byte in its text",
+                         g->path, key);
     return VPTQ_OK;
 }

@@ -116,7 +116,7 @@ static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
         VPTQ_CHECK(list_matrix(a, i, err));
     a->problem =
         (vptq_allocate_problem){.count = a->matrices, .first = a->first, .options = a->options};
-    a->budget = (uint64_t)(a->q->opt->bits * (double)a->weights);
+    a->budget = (uint64_t)fmin(a->q->opt->bits * (double)a->weights, 0x1p63);
     return VPTQ_OK;
 }
 

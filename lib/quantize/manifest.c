@@ -9,7 +9,7 @@
 #include "lib/base/file.h"
 #include "lib/quantize/internal.h"
 
-enum { WORK_FORMAT = 1, JSON_LIMIT = 8 << 20, KEY = 256 };
+enum { JSON_LIMIT = 8 << 20, KEY = 256 };
 
 /* Keys that affect the bytes of a matrix, in the order in which they are compared. */
 static const char *const identity[] = {"tool",
@@ -85,7 +85,7 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
         VPTQ_CHECK(resolve(q->opt->tokenizer, tokenizer, err));
     q->manifest = json_pack(
         "{s:i, s:s, s:s, s:s, s:s, s:s?, s:f, s:s?, s:s?, s:s, s:o, s:O?, s:o}", "format",
-        WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model", path,
+        VPTQ_WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model", path,
         "base_fingerprint", q->base_fingerprint, "hessian_fingerprint", h->fingerprint,
         "held_out_fingerprint", h->held_out_fingerprint[0] ? h->held_out_fingerprint : NULL,
         "kv_factor", h->kv_factor, "calibration", sequential ? calibration : NULL, "tokenizer",

@@ -281,7 +281,7 @@ static void test_refuses_tensors(void **state)
         {VGGUF_F32, 2, {UINT64_C(1) << 40, UINT64_C(1) << 40}, 0, VPTQ_E_FORMAT, "overflows"},
         {VGGUF_F32, 5, {1, 1, 1, 1, 1}, 0, VPTQ_E_FORMAT, "5 dimensions"},
         {VGGUF_Q4_0, 2, {2, 33}, 0, VPTQ_E_FORMAT, "expected a multiple of the 32"},
-        {VGGUF_Q4_0, 0, {0}, 0, VPTQ_E_FORMAT, "1 elements"},
+        {VGGUF_F32, 0, {0}, 0, VPTQ_E_FORMAT, "0 dimensions, expected 1 to 4"},
         {VGGUF_IQ4_NL, 2, {2, 4}, 0, VPTQ_E_UNSUPPORTED, "tensor 'b' has type IQ4_NL"},
         {999, 2, {2, 4}, 0, VPTQ_E_UNSUPPORTED, "unknown (999)"},
     };
