@@ -7,6 +7,7 @@ changed it, with checksums and offsets computed anew unless the row sets them. F
 import ctypes
 import io
 import json
+import re
 import struct
 import zipfile
 
@@ -59,7 +60,8 @@ def seal(value):
     """Gives sealed JSON (docs/formats/hessians.md) its checksum."""
     if "xxh3" in value:
         rest = {k: v for k, v in value.items() if k != "xxh3"}
-        value["xxh3"] = "%016x" % xxh3(json.dumps(rest, ensure_ascii=False).encode())
+        text = re.sub(r"\\u00..", lambda m: "\\u" + m.group()[2:].upper(), json.dumps(rest, ensure_ascii=False))
+        value["xxh3"] = "%016x" % xxh3(text.encode())
     return value
 
 
@@ -142,6 +144,9 @@ def edit_tensors(path, change, sealed=True):
 # --- .vptq archives ---
 
 
+FRAME_RAW = 4 << 20  # content of a whole frame
+
+
 class Archive:
     """frames: [packed bytes, raw size, checksum or None]; entries: dicts with the fields of a record."""
 
@@ -189,8 +194,11 @@ class Archive:
     def put(self, name, data):
         """Other content for a file of one frame."""
         e = self.entry(name)
-        e["size"] = len(data)
-        self.frames[e["first"]] = [zstd(data), len(data), None]
+        parts = [data[i : i + FRAME_RAW] for i in range(0, len(data), FRAME_RAW)]
+        for other in self.entries:
+            other["first"] += len(parts) - 1 if other["first"] > e["first"] else 0
+        e.update(size=len(data), frames=len(parts))
+        self.frames[e["first"] : e["first"] + 1] = [[zstd(p), len(p), None] for p in parts]
 
     def index_bytes(self):
         out, at = struct.pack("<II", len(self.frames), len(self.entries)), 16

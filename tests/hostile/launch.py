@@ -13,7 +13,7 @@ import sys
 def launch(words, folder, env, limits, clock):
     def restrict():
         for name, value in limits.items():
-            resource.setrlimit(getattr(resource, name), (value, value))
+            resource.setrlimit(getattr(resource, name), (value, value + (name == "RLIMIT_CPU")))
 
     with open(folder + "/.stdout", "wb") as out, open(folder + "/.stderr", "wb") as err:
         p = subprocess.Popen(

@@ -62,7 +62,9 @@ def run_all(tools, work, options, patterns):
     sanitized = "address" in str(tools)
     if sanitized:  # a huge allocation is a finding, too
         os.environ["ASAN_OPTIONS"] = ":".join(
-            filter(None, [os.environ.get("ASAN_OPTIONS"), "max_allocation_size_mb=1024", "exitcode=99"])
+            filter(
+                None, [os.environ.get("ASAN_OPTIONS"), "max_allocation_size_mb=1024:intercept_memmem=0", "exitcode=99"]
+            )
         )
     limits = net.Limits(sanitized)
     inputs.make(work / "good", tools)
