@@ -105,7 +105,7 @@ OBJ := $(B)/obj
 BIN := $(B)/bin
 
 # Without OpenBLAS: the cpu backend loads it when it is opened (lib/backend/cpu/blas.h).
-PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc
+PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc libcrypto
 PKG       := pkg-config
 MISSING   := $(shell for p in $(PACKAGES); do $(PKG) --exists $$p 2>/dev/null || echo $$p; done)
 ifeq ($(MISSING),)
@@ -116,7 +116,7 @@ endif
 # The objects of libvptq.a are those of libvptq.so: with hidden symbols -fPIC costs no speed.
 ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp -fPIC -fvisibility=hidden $(NUMERICS) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
              $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(EXTRA_CFLAGS)
-LDLIBS     = $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
+LDLIBS     = -Wl,--as-needed $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
 
 # Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, without a C++
 # run-time library.  CUDA's own names and enumerations do not pass -Wpedantic.
@@ -545,6 +545,7 @@ info:
 	$(call probe,$(PKG) --exists libzstd,zstd,libzstd-dev)
 	$(call probe,$(PKG) --exists libxxhash,xxhash,libxxhash-dev)
 	$(call probe,$(PKG) --exists libutf8proc,utf8proc,libutf8proc-dev)
+	$(call probe,$(PKG) --exists libcrypto,libcrypto,libssl-dev)
 	$(call probe,PATH="$$PATH:/sbin" ldconfig -p | grep -q libopenblas.so.0,openblas,libopenblas0-openmp)
 	@echo "cuda          $(if $(HAVE_CUDA),$(NVCC),$(or $(CUDA_WHY),not requested (CUDA=auto)))"
 	@echo "for the tests:"

@@ -1,6 +1,6 @@
-/* The public functions on contexts, models, Hessians, quantizing and packing: they open devices
- * and models around the operations of the modules.  Functions of lib/vptq.h that need neither
- * are implemented by the modules themselves. */
+/* The public functions on contexts, models and quantizing: they open devices and models around
+ * the operations of the modules.  Functions of lib/vptq.h that need neither are implemented by
+ * the modules themselves. */
 #include "lib/vptq.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
-#include "lib/pack/pack.h"
+#include "lib/model/model.h"
 #include "lib/quantize/quantize.h"
 #include "lib/vptq_internal.h"
 
@@ -124,7 +124,7 @@ void vptq_model_free(vptq_model *m)
     free(m);
 }
 
-/* ---- Quantizing and packing ------------------------------------------------------------- */
+/* ---- Quantizing ------------------------------------------------------------------------- */
 
 vptq_quantize_options vptq_quantize_defaults(void)
 {
@@ -148,43 +148,6 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
         o.kv_factor = 0;
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     return vptq_quantize_report(dev, &o, out, result ? result : &unused, err);
-}
-
-/* Lists the input of a dry run. */
-static vptq_status list_input(const vptq_ctx *ctx, const vptq_pack_options *opt,
-                              const vptq_output *out, vptq_err *err)
-{
-    const vptq_model_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
-    return opt->dry_run ? vptq_list(ctx, opt->input, &open, out, err) : VPTQ_OK;
-}
-
-vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt, const vptq_output *out,
-                      vptq_err *err)
-{
-    vptq_pack_result r;
-    VPTQ_CHECK(list_input(ctx, opt, out, err));
-    VPTQ_CHECK(vptq_pack_model(ctx, opt, &r, err));
-    return vptq_pack_report(opt, false, &r, out, err);
-}
-
-vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt, const vptq_output *out,
-                        vptq_err *err)
-{
-    vptq_device *dev;
-    vptq_pack_result r;
-    VPTQ_CHECK(list_input(ctx, opt, out, err));
-    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    VPTQ_CHECK(vptq_unpack_model(dev, opt, &r, err));
-    return vptq_pack_report(opt, true, &r, out, err);
-}
-
-vptq_status vptq_check(vptq_ctx *ctx, const char *path, const vptq_model_options *open,
-                       const vptq_output *out, uint32_t *errors, vptq_err *err)
-{
-    vptq_device *dev;
-    const vptq_checkpoint_options opt = checkpoint_options(open);
-    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_check_report(dev, path, &opt, out, errors, err);
 }
 
 /* ---- Output ----------------------------------------------------------------------------- */

@@ -10,7 +10,7 @@ set -eu
 # OpenBLAS is loaded when a backend opens, so only its library is needed.  The OpenMP variant is
 # required because the thread pool of the pthread variant competes with our own loops.
 packages=(gcc libc6-dev make libopenblas0-openmp libjansson-dev libpcre2-dev
-    libzstd-dev libxxhash-dev libutf8proc-dev)
+    libzstd-dev libxxhash-dev libutf8proc-dev libssl-dev)
 # Newer releases have it in another package.
 command -v pkg-config >/dev/null || packages+=(pkg-config)
 # The second implementation of archives is in Python (scripts/vptq_archive.py).

@@ -17,7 +17,7 @@ typedef struct checking {
     const vptq_model *m;
     vptq_finding_fn fn;
     void *arg;
-    uint32_t errors, warnings;
+    vptq_check_result *result;
     vptq_quirks quirks; /* of the matrices of a packed model */
 } checking;
 
@@ -31,10 +31,16 @@ static void report(checking *k, bool is_error, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     if (is_error)
-        k->errors++;
+        k->result->errors++;
     else
-        k->warnings++;
+        k->result->warnings++;
     k->fn(k->arg, is_error, text);
+}
+
+/* As `report`: a difference from SHA256SUMS. */
+static void report_sum(void *arg, bool is_error, const char *text)
+{
+    report(arg, is_error, "%s", text);
 }
 
 /* Reports a fault that opening the model found and continued after. */
@@ -328,26 +334,34 @@ static vptq_status check_opened(checking *k, vptq_err *err)
     return check_surroundings(k, err);
 }
 
-vptq_status vptq_check_model(vptq_device *dev, const char *path,
-                             const vptq_checkpoint_options *open, vptq_finding_fn fn, void *arg,
-                             uint32_t *errors, uint32_t *warnings, vptq_err *err)
+/* Opens the model and checks what is in it; faults of the file are findings. */
+static vptq_status check_content(checking *k, const char *path,
+                                 const vptq_checkpoint_options *open, vptq_err *err)
 {
-    checking k = {.dev = dev, .fn = fn, .arg = arg};
     vptq_checkpoint_options tolerant = open ? *open : (vptq_checkpoint_options){0};
-    vptq_err own = {0};
     vptq_model m;
     tolerant.shapes_only = true;
     tolerant.fault = report_fault;
-    tolerant.fault_arg = &k;
-    vptq_status st = vptq_model_open(dev->ctx, path, &tolerant, false, &m, &own);
-    if (st) {
-        st = judge(&k, st, &own);
-    } else {
-        k.m = &m;
-        st = check_opened(&k, &own);
-        vptq_model_release(&m);
-    }
-    *errors = k.errors;
-    *warnings = k.warnings;
+    tolerant.fault_arg = k;
+    vptq_status st = vptq_model_open(k->dev->ctx, path, &tolerant, false, &m, err);
+    if (st)
+        return judge(k, st, err);
+    k->m = &m;
+    st = check_opened(k, err);
+    vptq_model_release(&m);
+    return st;
+}
+
+vptq_status vptq_check_model(vptq_device *dev, const char *path,
+                             const vptq_checkpoint_options *open, vptq_finding_fn fn, void *arg,
+                             vptq_check_result *result, vptq_err *err)
+{
+    checking k = {.dev = dev, .fn = fn, .arg = arg, .result = result};
+    vptq_err own = {0};
+    *result = (vptq_check_result){.model = path};
+    vptq_status st = vptq_sums_check(dev->ctx, path, report_sum, &k, result, &own);
+    st = judge(&k, st, &own);
+    if (!st)
+        st = check_content(&k, path, open, &own);
     return st ? vptq_fail(err, st, "%s", own.text) : VPTQ_OK;
 }

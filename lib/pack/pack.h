@@ -45,13 +45,19 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
 
 typedef void (*vptq_finding_fn)(void *arg, bool is_error, const char *text);
 
+typedef struct vptq_check_result {
+    const char *model;
+    uint32_t errors, warnings;
+    bool has_sums;    /* the directory has a SHA256SUMS */
+    uint32_t digests; /* files that agree with it */
+} vptq_check_result;
+
 /* Reads everything and checks what opening does not: every index and number, checksums, missing
  * and extra tensors, portable config entries.  fn gets the findings; VPTQ_OK if the model could
  * be checked, whatever was found.  `open` may be NULL. */
 vptq_status vptq_check_model(vptq_device *dev, const char *path,
                              const vptq_checkpoint_options *open, vptq_finding_fn fn, void *arg,
-                             uint32_t *errors, uint32_t *warnings,
-                             vptq_err *err) VPTQ_MUST_CHECK;
+                             vptq_check_result *result, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- reports (print.c) ---- */
 

@@ -302,6 +302,7 @@ vptq_status vptq_package_write_dir(vptq_package *o, const char *path, bool force
     VPTQ_TRY(write_small_files(o, dir.tmp, err));
     VPTQ_TRY(vptq_safetensors_write_dir(
         dir.tmp, list, o->count, shard_bytes ? shard_bytes : SHARD_BYTES, fill_file, &w, err));
+    VPTQ_TRY(vptq_sums_write(o->ctx, dir.tmp, err));
     VPTQ_TRY(vptq_package_path_bytes(o->ctx, dir.tmp, bytes, err));
     vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
     VPTQ_TRY(vptq_dir_writer_commit(&dir, err));

@@ -192,6 +192,17 @@ vptq_status vptq_package_chat_template(const vptq_ctx *ctx, const vptq_checkpoin
                                        const char *given_tokenizer, vptq_arena *arena,
                                        const char **text, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* ---- SHA256SUMS (sums.c) ---- */
+
+/* Writes DIR/SHA256SUMS over all files of a directory that was just written. */
+vptq_status vptq_sums_write(const vptq_ctx *ctx, const char *dir,
+                            vptq_err *err) VPTQ_MUST_CHECK;
+/* Checks a directory against its list, if it has one, and reports each file that differs, is
+ * missing or is not listed.  Sets has_sums and digests.  A list that cannot be used is
+ * VPTQ_E_FORMAT. */
+vptq_status vptq_sums_check(const vptq_ctx *ctx, const char *dir, vptq_finding_fn report,
+                            void *arg, vptq_check_result *r, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* ---- gguf.c ---- */
 
 /* Writes the model as one GGUF file and fills r, except seconds. */

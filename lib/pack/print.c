@@ -120,14 +120,11 @@ static const vptq_column finding_columns[] = {
     {.name = "severity", VPTQ_TEXT(finding, severity)},
     {.name = "text", VPTQ_TEXT(finding, text)}};
 
-typedef struct check_result {
-    const char *model;
-    uint32_t errors, warnings;
-} check_result;
 static const vptq_column check_columns[] = {
-    {.name = "model", VPTQ_TEXT(check_result, model)},
-    {.name = "errors", VPTQ_INTEGER(check_result, errors)},
-    {.name = "warnings", VPTQ_INTEGER(check_result, warnings)}};
+    {.name = "model", VPTQ_TEXT(vptq_check_result, model)},
+    {.name = "errors", VPTQ_INTEGER(vptq_check_result, errors)},
+    {.name = "warnings", VPTQ_INTEGER(vptq_check_result, warnings)},
+    {.name = "digests", VPTQ_INTEGER(vptq_check_result, digests)}};
 
 typedef struct check_state {
     const vptq_output *out;
@@ -150,19 +147,24 @@ vptq_status vptq_check_report(vptq_device *dev, const char *path,
                               const vptq_checkpoint_options *open, const vptq_output *out,
                               uint32_t *errors, vptq_err *err)
 {
-    check_result r = {.model = path};
+    vptq_check_result r;
     check_state s = {out, VPTQ_OK, err};
+    char digests[48] = "";
 
-    VPTQ_CHECK(
-        vptq_check_model(dev, path, open, print_finding, &s, &r.errors, &r.warnings, err));
+    VPTQ_CHECK(vptq_check_model(dev, path, open, print_finding, &s, &r, err));
     VPTQ_CHECK(s.st);
     if (errors)
         *errors = r.errors;
     if (is_json(out))
         return vptq_print_object(out, VPTQ_COLUMNS(check_columns), &r, err);
-    return vptq_print_line(out, err, "%s: %" PRIu32 " error%s, %" PRIu32 " warning%s", path,
+    if (r.has_sums)
+        snprintf(digests, sizeof digests, ", %" PRIu32 " files agree with SHA256SUMS",
+                 r.digests);
+    else if (vptq_path_is_dir(path))
+        snprintf(digests, sizeof digests, ", no SHA256SUMS");
+    return vptq_print_line(out, err, "%s: %" PRIu32 " error%s, %" PRIu32 " warning%s%s", path,
                            r.errors, r.errors == 1 ? "" : "s", r.warnings,
-                           r.warnings == 1 ? "" : "s");
+                           r.warnings == 1 ? "" : "s", digests);
 }
 
 /* ---- pack and unpack ---- */

@@ -498,7 +498,7 @@ static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
     vptq_device dev;
     uint64_t bytes = 0;
     double bits = 0;
-    uint32_t errors = 0, warnings = 0;
+    vptq_check_result result;
     switch (w->what) {
     case 0: {
         vptq_pack_result r;
@@ -521,7 +521,7 @@ static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
     vptq_status st = vptq_device_open(&ctx, "ref", &dev, err);
     if (st)
         return st;
-    st = vptq_check_model(&dev, w->in, NULL, ignore_finding, NULL, &errors, &warnings, err);
+    st = vptq_check_model(&dev, w->in, NULL, ignore_finding, NULL, &result, err);
     vptq_device_close(&dev);
     return st;
 }

@@ -22,7 +22,7 @@ enum { PATH = 4096 };
 
 typedef struct findings {
     char text[16384];
-    uint32_t errors, warnings;
+    vptq_check_result result;
 } findings;
 
 static void take(void *arg, bool is_error, const char *text)
@@ -42,8 +42,7 @@ static void check(const char *path, findings *f)
     vptq_ctx ctx = {.mem = &mem, .threads = 1};
     memset(f, 0, sizeof *f);
     assert_ok(vptq_device_open(&ctx, "ref", &ref, &err), &err);
-    assert_ok(vptq_check_model(&ref, path, NULL, take, f, &f->errors, &f->warnings, &err),
-              &err);
+    assert_ok(vptq_check_model(&ref, path, NULL, take, f, &f->result, &err), &err);
     vptq_device_close(&ref);
     assert_int_equal(mem.used, 0);
 }
@@ -244,8 +243,8 @@ static void test_sound(void **state)
         archive ? vpacked_write_archive(&p, path) : vpacked_write_directory(&p, path);
         check(path, &f);
         assert_string_equal(strstr(f.text, "error") ? f.text : "", "");
-        assert_int_equal(f.errors, 0);
-        assert_int_equal(f.warnings, SOUND_WARNINGS);
+        assert_int_equal(f.result.errors, 0);
+        assert_int_equal(f.result.warnings, SOUND_WARNINGS);
     }
     vpacked_free(&p);
 }
@@ -273,8 +272,8 @@ static void test_each_fault(void **state)
                 expect = ".vptq";
             expect_line(&f, faults[i].is_warning ? "warning" : "error", expect);
             if (faults[i].is_warning)
-                assert_int_equal(f.errors, 0);
-            else if (faults[i].kind != CONFIG && f.errors != 1)
+                assert_int_equal(f.result.errors, 0);
+            else if (faults[i].kind != CONFIG && f.result.errors != 1)
                 fail_msg("'%s': one error expected:\n%s", expect, f.text);
             vpacked_free(&p);
         }
@@ -308,7 +307,7 @@ static void test_all_are_listed(void **state)
     vtest_path(path, sizeof path, *state, "many");
     vpacked_write_directory(&p, path);
     check(path, &f);
-    assert_int_equal(f.errors, planted);
+    assert_int_equal(f.result.errors, planted);
     assert_true(planted > 12);
     for (size_t i = 0; i < TOGETHER; i++)
         if (is_planted(i))
@@ -348,14 +347,14 @@ static void test_damaged_archive(void **state)
         flip(path, middle);
         check(path, &f);
         snprintf(expect, sizeof expect, "'%s' is damaged", e->name);
-        if (f.errors != 1)
+        if (f.result.errors != 1)
             fail_msg("%s: one error expected:\n%s", expect, f.text);
         expect_line(&f, "error", expect);
         flip(path, middle);
     }
     vptq_archive_close(a);
     check(path, &f);
-    assert_int_equal(f.errors, 0);
+    assert_int_equal(f.result.errors, 0);
     flip(path, at + 3); /* the index */
     check(path, &f);
     expect_line(&f, "error", "damaged archive");
@@ -378,7 +377,7 @@ static void test_cut_directory(void **state)
     expect_line(&f, "error", "model.safetensors");
     vtest_write_file(path, bytes, size);
     check(dir, &f);
-    assert_int_equal(f.errors, 0);
+    assert_int_equal(f.result.errors, 0);
     free(bytes);
     vpacked_free(&p);
 }
@@ -466,7 +465,7 @@ static void test_work(void **state)
     flip(w.layer, 2500);
     check(w.dir, &f);
     expect_line(&f, "error", LAYER_FILE);
-    assert_int_equal(f.errors, 1);
+    assert_int_equal(f.result.errors, 1);
     write_layer(&w, LAYER_FILE, 0.5);
     check(w.dir, &f);
     expect_line(&f, "error", LAYER_FILE ": its report has");
@@ -481,10 +480,10 @@ static void test_work(void **state)
     check(w.dir, &f);
     expect_line(&f, "error", "has fingerprint");
     expect_line(&f, "error", "is stored as F16, quantize.json says BF16");
-    assert_int_equal(f.errors, 2);
+    assert_int_equal(f.result.errors, 2);
     write_header(&w, w.fingerprint, "f16");
     check(w.dir, &f);
-    assert_int_equal(f.errors, 0);
+    assert_int_equal(f.result.errors, 0);
 }
 
 /* ---- repair ---- */
@@ -588,14 +587,14 @@ static void test_repair(void **state)
     vtest_path(again, sizeof again, *state, "again");
     vpacked_write_directory(&p, bad);
     check(bad, &f);
-    assert_int_equal(f.errors, 0);
+    assert_int_equal(f.result.errors, 0);
     /* warnings for all quirks but the absorbed permutation, and for the missing tokenizer */
-    assert_int_equal(f.warnings, 9);
+    assert_int_equal(f.result.warnings, 9);
     vptq_pack_result r = repair(bad, good, 1024);
     assert_memory_equal(r.repaired, repaired, sizeof repaired);
     check(good, &f);
-    assert_int_equal(f.errors, 0);
-    assert_int_equal(f.warnings, 1);
+    assert_int_equal(f.result.errors, 0);
+    assert_int_equal(f.result.warnings, 1);
     expect_line(&f, "warning", "the model has no tokenizer");
     vtest_path(path, sizeof path, good, "model.safetensors.index.json");
     assert_true(vptq_path_exists(path));
@@ -619,8 +618,7 @@ static vptq_status check_short_of_memory(void *arg, vptq_device *dev, vptq_err *
 {
     const oom_case *o = arg;
     findings f = {0};
-    const vptq_status st =
-        vptq_check_model(dev, o->in, NULL, take, &f, &f.errors, &f.warnings, err);
+    const vptq_status st = vptq_check_model(dev, o->in, NULL, take, &f, &f.result, err);
     assert_null(strstr(f.text, "memory"));
     return st;
 }
@@ -680,7 +678,7 @@ static void test_golden_model(void **state)
             continue;
         check(dir, &f);
         assert_string_equal(strstr(f.text, "error:") ? f.text : "", "");
-        assert_int_equal(f.errors, 0);
+        assert_int_equal(f.result.errors, 0);
     }
 }
 

@@ -1,0 +1,42 @@
+/* The public functions on packed models: each opens the device of its context for an operation
+ * of lib/pack. */
+#include "lib/pack/pack.h"
+#include "lib/vptq_internal.h"
+
+/* Lists the input of a dry run. */
+static vptq_status list_input(const vptq_ctx *ctx, const vptq_pack_options *opt,
+                              const vptq_output *out, vptq_err *err)
+{
+    const vptq_model_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
+    return opt->dry_run ? vptq_list(ctx, opt->input, &open, out, err) : VPTQ_OK;
+}
+
+vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt, const vptq_output *out,
+                      vptq_err *err)
+{
+    vptq_pack_result r;
+    VPTQ_CHECK(list_input(ctx, opt, out, err));
+    VPTQ_CHECK(vptq_pack_model(ctx, opt, &r, err));
+    return vptq_pack_report(opt, false, &r, out, err);
+}
+
+vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt, const vptq_output *out,
+                        vptq_err *err)
+{
+    vptq_device *dev;
+    vptq_pack_result r;
+    VPTQ_CHECK(list_input(ctx, opt, out, err));
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(vptq_unpack_model(dev, opt, &r, err));
+    return vptq_pack_report(opt, true, &r, out, err);
+}
+
+vptq_status vptq_check(vptq_ctx *ctx, const char *path, const vptq_model_options *open,
+                       const vptq_output *out, uint32_t *errors, vptq_err *err)
+{
+    vptq_device *dev;
+    const vptq_checkpoint_options opt = {.tokenizer = open ? open->tokenizer : NULL,
+                                         .base = open ? open->base : NULL};
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    return vptq_check_report(dev, path, &opt, out, errors, err);
+}
