@@ -260,10 +260,12 @@ def make(good, tools):
     for command in [
         "hessian -m m -c text -n 2 -l 32 -o h",
         "quantize -m m -H h -k 16 -o w",
+        "quantize -m m -H h -b 6 -o wb",
         "pack w -o p",
         "pack w -o m.vptq",
         "pack --unpack m -o m.gguf",
         "hessian --export h -o pt",
+        "eval ablate -m m -H h -o ab --text text --context 32 --text-windows 1 --table rows.json --no-seconds",
         "eval kld --base m --text text --context 32 --windows 2 --save-base base.kld",
     ]:
         tool, *words = command.split()

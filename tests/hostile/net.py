@@ -115,6 +115,18 @@ def warned(pattern):
     return check
 
 
+def without(name):
+    """The result of the good input, but that this file is not in the output."""
+
+    def check(r, good):
+        made = {k: v for k, v in good.made.items() if k != "out/" + name}
+        return (
+            None if r.status == 0 and r.made == made else f"expected all but {name}: {r.told()}, made {sorted(r.made)}"
+        )
+
+    return check
+
+
 def found(pattern):
     """Exit 3 of --check, and the pattern in a line of its report."""
 
@@ -209,6 +221,8 @@ def cost(r, limits, memory):
     bad = FORBIDDEN.search(r.out + r.err)
     if bad:
         return f"raw character {bad.group()!r}: {(r.out + r.err)[max(bad.start() - 60, 0):][:120]!r}"
+    if "out of memory" in r.err:
+        return f"out of memory: {r.err}"
     if SECRET in r.out + r.err:
         return f"shows the secret: {r.out}{r.err}"
     return None

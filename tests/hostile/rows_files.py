@@ -323,7 +323,9 @@ kind.row("a wrong checksum", frame(2, 1), refused("config.json"))
 kind.row("a wrong checksum, checking", frame(2, 1, 4), found("chat_template"), "pack --check {}")
 kind.row(
     "10^5 entries",
-    archive(lambda a: [a.add(f"f{i}", b"") or a.frames.pop() and a.entries[-1].update(frames=0) for i in range(10**5)]),
+    archive(
+        lambda a: [a.add(f"f{i}.txt", b"") or a.frames.pop() and a.entries[-1].update(frames=0) for i in range(10**5)]
+    ),
     shown("lm_head"),
     LIST,
 )

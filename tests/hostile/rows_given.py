@@ -5,7 +5,7 @@ import struct
 
 import forge
 import inputs
-from changes import BAD, at, both, cut, fifo, folder, link, sparse, write
+from changes import BAD, at, both, cut, fifo, folder, link, write
 from net import Kind, refused, shown
 
 # --- recipes, rows of an ablation ---
@@ -232,7 +232,6 @@ for name, change in [
     ("a pipe", fifo("")),
     ("a folder", folder("")),
     ("zeros for ever", link("", "/dev/zero")),
-    ("1 TiB of zeros", sparse("", 1 << 40)),
 ]:
     kind.row(name, change, refused("ids.i32"))
 
@@ -250,7 +249,6 @@ for name, change in [
     ("a folder", folder("")),
     ("zeros for ever", link("", "/dev/zero")),
     ("a link to itself", link("", "text")),
-    ("1 TiB of zeros", sparse("", 1 << 40)),
 ]:
     kind.row(name, change, refused("text"))
     kind.row(f"{name}, collecting", change, refused("text"), "hessian -q -m B/m -c {} -n 1 -l 16 -o out")
