@@ -125,6 +125,52 @@ kind.row(
     "pack -q --unpack {} -o out",
 )
 
+# --- digests of a directory ---
+
+kind = Kind("sums", "ps", "pack --check {}")
+ZERO = "0" * 64
+
+
+def line(text):
+    """A line more at the end of SHA256SUMS."""
+    return lambda t: (t / "SHA256SUMS").write_bytes((t / "SHA256SUMS").read_bytes() + text)
+
+
+for name, change in [
+    ("a secret", line(f"{ZERO}  ../secret.txt\n".encode())),
+    ("an absolute path", line(f"{ZERO}  /etc/passwd\n".encode())),
+    ("a device", line(f"{ZERO}  /dev/zero\n".encode())),
+    ("a file that is missing", line(f"{ZERO}  none\n".encode())),
+    ("a file without a name", line(f"{ZERO}  \n".encode())),
+    ("control characters", line(f"{ZERO}  ".encode() + BAD.encode() + b"\n")),
+    ("a name of 10,000 bytes", line(f"{ZERO}  {'a' * 10000}\n".encode())),
+    ("a name that is not UTF-8", line(ZERO.encode() + b"  \xff\xfe\n")),
+    ("a zero", line(b"\0")),
+    ("a short digest", line(b"0123  config.json\n")),
+    ("a digest that is none", line(b"g" * 64 + b"  config.json\n")),
+    ("a file twice", line(f"{ZERO}  config.json\n".encode())),
+    ("a line of 20 MiB", line(b"0" * (20 << 20))),
+    ("10^5 lines", line(b"".join(b"%064d  f%d\n" % (i, i) for i in range(10**5)))),
+    ("a line without an end", line(f"{ZERO}  config".encode())),
+    ("nothing", write("SHA256SUMS", "")),
+    ("text", write("SHA256SUMS", "hello\n")),
+    ("a changed file", write("chat_template.jinja", "{{ evil }}")),
+    ("a file less", lambda t: (t / "chat_template.jinja").unlink()),
+    ("a listed file is a link to a secret", link("chat_template.jinja", "../secret.txt")),
+    ("a listed file is a folder", folder("chat_template.jinja")),
+    ("a listed file is a pipe", fifo("chat_template.jinja")),
+    ("a listed file is zeros for ever", link("chat_template.jinja", "/dev/zero")),
+    ("a link to a secret", link("SHA256SUMS", "../secret.txt")),
+]:
+    kind.row(name, change, found("error: "))
+kind.row("a file more", write("evil.txt", "evil"), shown("warning: .*evil.txt"))
+for what, change in (
+    ("a pipe", fifo("SHA256SUMS")),
+    ("a folder", folder("SHA256SUMS")),
+    ("zeros for ever", link("SHA256SUMS", "/dev/zero")),
+):
+    kind.row(what, change, refused("SHA256SUMS"))
+
 # --- sensitivities, directories of ablations ---
 
 kind = Kind("sensitivity", "wb", "quantize -q -m B/m -H B/h -b 6 -o {}")
