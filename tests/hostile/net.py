@@ -84,7 +84,7 @@ class Result:
 
 
 def refused(pattern, begun=(), status=1):
-    """Exit 1 (2 for an impossible setting), nothing on stdout, one sentence in which the pattern is found, no output but these files of it."""
+    """Exit 1 (2 for an impossible setting), nothing on stdout, no output but `begun`, one sentence with the pattern."""
 
     def check(r, _):
         if r.status != status or r.out or set(r.made) - set(begun):
@@ -103,17 +103,6 @@ def harmless(r, good):
     if r.status != 0 or (TIMES.sub("", r.out), r.made) != (TIMES.sub("", good.out), good.made):
         return f"expected the result of the good input: {r.told()}"
     return f"expected no warning: {r.err}" if ": warning: " in r.err and ": warning: " not in good.err else None
-
-
-def warned(pattern):
-    """The result of the good input, and a warning in which the pattern is found."""
-
-    def check(r, good):
-        if r.status != 0 or (TIMES.sub("", r.out), r.made) != (TIMES.sub("", good.out), good.made):
-            return f"expected a warning and the result of the good input: {r.told()}, made {sorted(r.made)}"
-        return None if re.search(f": warning: .*{pattern}", r.err) else f"expected a warning {pattern!r}: {r.err!r}"
-
-    return check
 
 
 def without(name):
@@ -261,9 +250,10 @@ class Place:
     def outcome(self, command, folder):
         """Runs a command; checks that it changed nothing but its output, which it removes afterwards."""
         before = tree(folder)
+        size = sum(os.lstat(folder / k).st_blocks * 512 for k in before)
         r = run(command, folder, self.tools, self.limits)
+        r.read = size
         after = tree(folder)
-        r.read = sum(os.lstat(folder / k).st_blocks * 512 for k in before)
         words = command.split()
         output = words[words.index("-o") + 1] if "-o" in words else "out"
         mine = {k for k in before.keys() | after.keys() if k.split("/")[0] == output.split("/")[0]}

@@ -1,4 +1,4 @@
-"""Companions: files next to weights that packing copies, archives carry and nothing may trust; printed forms of names."""
+"""Companions: files next to weights that packing copies and archives carry; sensitivities, ablations, printed names."""
 
 import os
 

@@ -3,7 +3,7 @@
 import struct
 
 import forge
-from changes import BAD, archive, at, both, cut, fifo, gguf, json_file, link, sparse, tensors, write
+from changes import BAD, archive, at, both, cut, fifo, gguf, json_file, link, sparse, tensors
 from forge import ARRAY, F32, STRING, U32, U64, Raw
 from net import Kind, found, harmless, refused, shown
 

@@ -1,4 +1,4 @@
-"""Files that commands take besides a model: recipes, rows of an ablation, tasks, records, saved base logits, ids, texts."""
+"""What commands take besides a model: recipes, rows of an ablation, tasks, records, base logits, ids, texts."""
 
 import json
 import struct

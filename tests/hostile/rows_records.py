@@ -7,7 +7,7 @@ import struct
 import forge
 import inputs
 from changes import BAD, at, both, cut, fifo, folder, json_file, link, remove, replace, sparse, tensors, write
-from net import Kind, found, harmless, refused, shown, warned
+from net import Kind, found, harmless, refused, shown
 
 NAN, INF = float("nan"), float("inf")
 
@@ -138,6 +138,42 @@ kind.row(
     replace("hessian.json", '"format"', '"format": 1, "format"'),
     refused("hessian.json"),
 )
+
+# --- a collection that goes on ---
+
+kind = Kind("collect", "h", "hessian -q -m B/m -c B/text -n 2 -l 32 -o {}")
+STATE, LAST = "hidden.state", "layer_001_down.safetensors"
+UNFINISHED = remove(LAST)
+for name, change in [
+    ("nothing", write(STATE, "")),
+    ("zeros", write(STATE, b"\0" * 100000)),
+    ("1 TiB of zeros", both(write(STATE, ""), sparse(STATE, 1 << 40))),
+    ("the secret", link(STATE, "../secret.txt")),
+    ("zeros for ever", link(STATE, "/dev/zero")),
+    ("a pipe", fifo(STATE)),
+    ("a folder", folder(STATE)),
+]:
+    kind.row(f"hidden.state: {name}", both(UNFINISHED, change), shown("1 layers kept"))
+for name, change in [
+    ("nothing", write(QKV, "")),
+    ("zeros", write(QKV, b"\0" * 4096)),
+    ("cut short", cut(QKV, -1)),
+    ("a changed number", hessian(lambda s: s.floats("mean", 0, [1.0]), False)),
+    ("a link to the secret", link(QKV, "../secret.txt")),
+    ("a link out that is good", link(QKV, "../B/h/" + QKV)),
+]:
+    kind.row(f"a layer: {name}", change, shown("layers"))
+for name, change in [
+    ("a layer: a pipe", fifo(QKV)),
+    ("a layer: a folder", folder(QKV)),
+    ("lock: a link to the secret", link("lock", "../secret.txt")),
+    ("lock: a link to nothing", link("lock", "../made")),
+    ("lock: a pipe", fifo("lock")),
+    ("hessian.json: nothing", write("hessian.json", "")),
+    ("hessian.json: a link to the secret", link("hessian.json", "../secret.txt")),
+    ("hessian.json: of another model", settings(model_fingerprint="0123456789abcdef", fingerprint="0123456789abcdef")),
+]:
+    kind.row(name, change, refused("h/|another model"))
 
 # --- work directories ---
 

@@ -6,7 +6,7 @@ import struct
 
 import forge
 import inputs
-from changes import BAD, at, both, cut, json_file, replace, sparse, write
+from changes import BAD, both, fifo, json_file, link, replace, sparse, write
 from net import Kind, harmless, refused, shown
 
 TOKENS = "eval ppl -q -m {} --text B/text --tokens-only"
@@ -358,3 +358,32 @@ for what, text in [
         refused("messages.json|messages|steps"),
         CHAT + " --messages m/messages.json",
     )
+
+# --- generation_config.json ---
+
+kind = Kind("generation", "m", "eval generate -q -m {} -p the -n 1")
+
+
+def stop(value):
+    return json_file("generation_config.json", lambda g: g.update(eos_token_id=value))
+
+
+for name, change in [
+    ("id 2^40", stop(1 << 40)),
+    ("id -1", stop(-1)),
+    ("id 47", stop(47)),
+    ("an id as text", stop(BAD)),
+    ("10^5 ids", stop([2] * 10**5)),
+    ("an object", stop({})),
+    ("a list", write("generation_config.json", "[]")),
+]:
+    kind.row(name, change, harmless)
+for name, change in [
+    ("depth 10^6", write("generation_config.json", lambda: forge.deep(10**6))),
+    ("nothing", write("generation_config.json", "")),
+    ("zeros", write("generation_config.json", b"\0" * 4096)),
+    ("a pipe", fifo("generation_config.json")),
+    ("zeros for ever", link("generation_config.json", "/dev/zero")),
+    ("a secret", link("generation_config.json", "../secret.txt")),
+]:
+    kind.row(name, change, refused("generation_config.json"))
