@@ -7,12 +7,13 @@
 #include <string.h>
 
 #include "lib/base/file.h"
+#include "lib/base/utf8.h"
 
-/* Bound on the estimated number of values of a text.  jansson needs a few hundred bytes for a
- * container and a few dozen for any other value, so this limits the memory of a parse to about
- * half a gigabyte.  Tokenizers of 256,000 tokens and indexes of 100,000 tensors stay below a
- * third of it. */
-enum { CONTAINER_WEIGHT = 4, MAX_WEIGHT = 1 << 23 };
+/* Bound on the estimated number of values of a text: one for every BYTES_PER_VALUE bytes, and
+ * FEW_VALUES more.  jansson needs a few hundred bytes for a container and a few dozen for any
+ * other value, so a parse takes at most about 17 times the bytes of the text, and half a
+ * gigabyte.  Tokenizers, the densest of real files, have a value for every five bytes. */
+enum { CONTAINER_WEIGHT = 4, BYTES_PER_VALUE = 4, FEW_VALUES = 1 << 16, MAX_WEIGHT = 1 << 23 };
 
 static size_t text_weight(const char *text, size_t len)
 {
@@ -40,11 +41,12 @@ static size_t text_weight(const char *text, size_t len)
 static vptq_status parse(const char *text, size_t len, const char *name, size_t line,
                          size_t flags, json_t **out, vptq_err *err)
 {
-    size_t weight = text_weight(text, len);
-    if (weight > MAX_WEIGHT)
+    size_t weight = text_weight(text, len), limit = FEW_VALUES + len / BYTES_PER_VALUE;
+    limit = limit < MAX_WEIGHT ? limit : MAX_WEIGHT;
+    if (weight > limit)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: the JSON has about %zu values, expected at most %d", name, weight,
-                         (int)MAX_WEIGHT);
+                         "%s: the JSON of %zu bytes has about %zu values, expected at most %zu",
+                         name, len, weight, limit);
     json_error_t je;
     json_t *value =
         json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | flags, &je);
@@ -168,6 +170,16 @@ vptq_status vptq_json_unseal(json_t *object, const char *path, vptq_err *err)
     return vptq_fail(err, VPTQ_E_CHECKSUM,
                      "%s: the file is damaged: its checksum is %s, expected %s", path, found,
                      expected);
+}
+
+vptq_status vptq_json_check_text(const char *name, const char *what, const char *text,
+                                 vptq_err *err)
+{
+    const size_t n = strlen(text);
+    if (vptq_utf8_valid_prefix(text, n) == n)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: %s '%.200s' is not valid UTF-8, as JSON must be",
+                     name, what, text);
 }
 
 /* ---- getters ---- */

@@ -33,6 +33,11 @@ vptq_status vptq_json_text(const json_t *value, const char *name, bool indent, c
 vptq_status vptq_json_save(const char *path, const json_t *value,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Fails unless a text can be recorded: "NAME: WHAT 'TEXT' is not valid UTF-8, ...".  jansson
+ * refuses other texts as it does without memory. */
+vptq_status vptq_json_check_text(const char *name, const char *what, const char *text,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Sealed objects have the key `xxh3`, the checksum of all others; spaces and escapes do not
  * count.  This one seals the object and saves it. */
 vptq_status vptq_json_save_sealed(const char *path, json_t *object,

@@ -98,7 +98,7 @@ vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, co
     if (st)
         vptq_err_context(err, "layer %u: the hessian of %s", layer, input);
     for (size_t j = 0; !st && j < s->n; j++)
-        if (!isfinite(lower[j * (j + 1) / 2 + j]))
+        if (!vptq_hessian_usable(lower[j * (j + 1) / 2 + j]))
             st = vptq_fail(err, VPTQ_E_NUMERIC,
                            "layer %u: the input of %s has a value that is not finite in "
                            "column %zu (the model overflows on this text)",

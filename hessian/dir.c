@@ -143,7 +143,7 @@ vptq_status vptq_hessian_entry_load(const vptq_hessian_entry *s, uint32_t n, vpt
 {
     char path[4096];
     VPTQ_CHECK(read_entry(s, n, mem, path, h, err));
-    vptq_status st = vptq_hessian_file_check_finite(h, path, err);
+    vptq_status st = vptq_hessian_file_check(h, path, err);
     if (!st && h->diagonal && !n)
         st =
             vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s holds only the diagonal of a Hessian", path);

@@ -30,11 +30,12 @@ static vptq_status check_values(const char *path, const vptq_foreign *f, vptq_er
     const float *x = f->lower;
     for (size_t i = 0; i < f->n; i++)
         for (size_t j = 0; j <= i; j++, x++)
-            if (!isfinite(*x) || (i == j && *x < 0))
+            if (!vptq_hessian_usable(*x) || (i == j && *x < 0))
                 return vptq_fail(err, VPTQ_E_NUMERIC,
                                  "%s: row %zu, column %zu of the Hessian is %g, expected %s",
                                  path, i, j, (double)*x,
-                                 i == j ? "zero or a positive number" : "a finite number");
+                                 i == j ? "zero or a positive number below 1e24"
+                                        : "a finite number below 1e24");
     return VPTQ_OK;
 }
 

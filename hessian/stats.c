@@ -151,9 +151,9 @@ vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
     *s = (vptq_hessian_stats){.n = h->n, .tokens = h->tokens, .diagonal = h->diagonal != NULL};
     s->samples_per_dim = h->tokens ? (double)h->tokens / (double)n : (double)NAN;
     for (size_t i = 0; i < (h->diagonal ? n : n * (n + 1) / 2); i++)
-        s->nan += isfinite(values[i]) ? 0 : 1;
+        s->nan += vptq_hessian_usable(values[i]) ? 0 : 1;
     for (size_t i = 0; i < n; i++)
-        s->nan += isfinite(h->mean[i]) ? 0 : 1;
+        s->nan += vptq_hessian_usable(h->mean[i]) ? 0 : 1;
     if (s->nan) {
         s->trace = s->mean_diag = s->max_diag = s->mean_share = s->condition = NAN;
         s->verdict = "broken";

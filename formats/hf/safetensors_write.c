@@ -21,6 +21,7 @@ static vptq_status tensor_bytes(const char *path, const vptq_tensor *t, size_t *
                                 vptq_err *err)
 {
     size_t elements = 1;
+    VPTQ_CHECK(vptq_json_check_text(path, "tensor name", t->name, err));
     bool fits = vptq_dtype_get(t->type)->safetensors != NULL && t->dims <= VPTQ_MAX_DIMS;
     for (uint32_t i = 0; fits && i < t->dims; i++)
         fits = vptq_size_mul(elements, (size_t)t->shape[i], &elements);

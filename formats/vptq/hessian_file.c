@@ -218,24 +218,25 @@ void vptq_hessian_file_release(vptq_hessian_file *h)
     *h = (vptq_hessian_file){0};
 }
 
-vptq_status vptq_hessian_file_check_finite(const vptq_hessian_file *h, const char *path,
-                                           vptq_err *err)
+static vptq_status unusable(const char *path, const char *what, size_t row, size_t column,
+                            float x, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_NUMERIC,
+                     "%s: row %zu, column %zu of the %s is %g, expected a finite number below "
+                     "1e24",
+                     path, row, column, what, (double)x);
+}
+
+vptq_status vptq_hessian_file_check(const vptq_hessian_file *h, const char *path, vptq_err *err)
 {
     for (size_t row = 0, at = 0; row < h->n; row++) {
-        if (h->diagonal && !isfinite(h->diagonal[row]))
-            return vptq_fail(err, VPTQ_E_NUMERIC,
-                             "%s: the diagonal has a value that is not finite in column %zu",
-                             path, row);
+        if (h->diagonal && !vptq_hessian_usable(h->diagonal[row]))
+            return unusable(path, "diagonal", row, row, h->diagonal[row], err);
         for (size_t column = 0; !h->diagonal && column <= row; column++, at++)
-            if (!isfinite(h->lower[at]))
-                return vptq_fail(err, VPTQ_E_NUMERIC,
-                                 "%s: the Hessian has a value that is not finite in row %zu, "
-                                 "column %zu",
-                                 path, row, column);
-        if (!isfinite(h->mean[row]))
-            return vptq_fail(err, VPTQ_E_NUMERIC,
-                             "%s: the mean has a value that is not finite in column %zu", path,
-                             row);
+            if (!vptq_hessian_usable(h->lower[at]))
+                return unusable(path, "Hessian", row, column, h->lower[at], err);
+        if (!vptq_hessian_usable(h->mean[row]))
+            return unusable(path, "mean", 0, row, h->mean[row], err);
     }
     return VPTQ_OK;
 }

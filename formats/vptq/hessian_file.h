@@ -9,6 +9,8 @@
 #ifndef VPTQ_FORMATS_VPTQ_HESSIAN_FILE_H
 #define VPTQ_FORMATS_VPTQ_HESSIAN_FILE_H
 
+#include <math.h>
+
 #include "formats/hf/safetensors.h"
 #include "formats/json.h"
 #include "lib/vptq.h"
@@ -27,6 +29,13 @@ typedef struct vptq_hessian_file {
     const float *diagonal;   /* [n]; NULL if `lower` is in the file */
     const float *mean;       /* [n] */
 } vptq_hessian_file;
+
+/* Whether a value of a Hessian or a mean can be computed with: finite, and so small that sums
+ * of products with weights stay finite in F32.  Real ones are below 1e12. */
+static inline bool vptq_hessian_usable(float x)
+{
+    return fabsf(x) <= 1e24f;
+}
 
 /* Entries of the lower triangle of n columns; n is below 2^32. */
 static inline size_t vptq_triangle(size_t n)
@@ -55,10 +64,10 @@ vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h
  * the checksum. */
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
-/* VPTQ_E_NUMERIC naming row and column of the first NaN or infinity.  Separate from reading, so
- * that a faulty file can still be shown. */
-vptq_status vptq_hessian_file_check_finite(const vptq_hessian_file *h, const char *path,
-                                           vptq_err *err) VPTQ_MUST_CHECK;
+/* VPTQ_E_NUMERIC naming the column of the first value that is not usable.  Separate from
+ * reading, so that a faulty file can still be shown. */
+vptq_status vptq_hessian_file_check(const vptq_hessian_file *h, const char *path,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
 /* Makes `lower` from `diagonal`, zero outside it.  Allocates n (n + 1) / 2 numbers for n in the
  * file, so read it with an expected n. */
 vptq_status vptq_hessian_file_expand(vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;

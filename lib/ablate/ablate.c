@@ -86,8 +86,11 @@ static vptq_status hash_texts(ablation *a, vptq_err *err)
     a->text_hash = vptq_arena_alloc(&a->report->arena, count, sizeof *a->text_hash, err);
     if (!a->text_hash)
         return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        VPTQ_CHECK(vptq_json_check_text("ablate", "the text's name",
+                                        vptq_path_base(vptq_ablate_text(a->opt, i)), err));
         VPTQ_CHECK(hash_text(a->opt, i, &a->text_hash[i], err));
+    }
     return VPTQ_OK;
 }
 

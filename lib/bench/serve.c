@@ -118,12 +118,14 @@ static vptq_status check_names(const vptq_serve_plan *o, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG,
                          "nothing to measure: %zu models, %zu configurations, %" PRIu32 " runs",
                          o->model_count, o->config_count, o->runs);
-    for (size_t i = 0; i < o->model_count; i++)
+    for (size_t i = 0; i < o->model_count; i++) {
+        VPTQ_CHECK(vptq_json_check_text("serve", "the model's name", o->models[i].name, err));
         for (size_t j = 0; j < i; j++)
             if (!strcmp(o->models[i].name, o->models[j].name))
                 return vptq_fail(err, VPTQ_E_ARG,
                                  "two models have the name '%s'; name them with NAME=MODEL",
                                  o->models[i].name);
+    }
     for (size_t i = 0; i < o->config_count; i++)
         for (size_t j = 0; j < i; j++)
             if (!strcmp(o->configs[i].name, o->configs[j].name))

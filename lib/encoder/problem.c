@@ -32,10 +32,11 @@ static vptq_status check_hessian(const char *name, uint32_t in, const float *low
         return VPTQ_OK;
     for (size_t i = 0; i < in; i++, row += i) {
         for (size_t j = 0; j <= i; j++)
-            if (!isfinite(row[j]))
+            if (!vptq_hessian_usable(row[j]))
                 return vptq_fail(err, VPTQ_E_NUMERIC,
-                                 "%s entry (%zu, %zu) is %g, expected a finite number", name, i,
-                                 j, (double)row[j]);
+                                 "%s entry (%zu, %zu) is %g, expected a finite number below "
+                                 "1e24",
+                                 name, i, j, (double)row[j]);
         if (row[i] < 0)
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "%s diagonal %zu is %g, expected zero or a positive number", name,

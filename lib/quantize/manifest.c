@@ -81,8 +81,12 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
         snprintf(calibration, sizeof calibration, "sequential, correction up to %.15g",
                  q->opt->calibrate->correction);
     VPTQ_CHECK(resolve(q->opt->model, path, err));
-    if (q->opt->tokenizer)
+    VPTQ_CHECK(vptq_json_check_text("quantize.json", "the model's path", path, err));
+    if (q->opt->tokenizer) {
         VPTQ_CHECK(resolve(q->opt->tokenizer, tokenizer, err));
+        VPTQ_CHECK(
+            vptq_json_check_text("quantize.json", "the tokenizer's path", tokenizer, err));
+    }
     q->manifest = json_pack(
         "{s:i, s:s, s:s, s:s, s:s, s:s?, s:f, s:s?, s:s?, s:s, s:o, s:O?, s:o}", "format",
         VPTQ_WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model", path,

@@ -166,6 +166,20 @@ static bool put_bits(json_t *doc, const vptq_vq_bits *b)
            put_u64(doc, "total_bits", b->total);
 }
 
+/* The first step with a loss that is not finite, which JSON cannot hold; NULL if there is none.
+ */
+static const char *not_finite(const vptq_quantize_row *r)
+{
+    const vptq_encoder_report *p = &r->report;
+    for (uint32_t i = 0; i < p->num_steps; i++) {
+        const vptq_encoder_step *s = &p->steps[i];
+        if (!isfinite(s->loss) || (r->weighted && !isfinite(s->weighted)) ||
+            (r->held_out && !isfinite(s->held_out)))
+            return s->name;
+    }
+    return isfinite(p->loss) && isfinite(p->relative_mse) ? NULL : "the last step";
+}
+
 vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text, vptq_err *err)
 {
     const vptq_encoder_settings usual = vptq_encoder_defaults();
@@ -174,11 +188,15 @@ vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text,
 
     if (doc && put_u64(doc, "layer", r->layer) && put(doc, "name", json_string(r->name)) &&
         put_u64(doc, "rows", r->rows) && put_u64(doc, "columns", r->columns) &&
-        (isnan(r->predicted) || put_f64(doc, "predicted_loss", r->predicted)) &&
+        (!isfinite(r->predicted) || put_f64(doc, "predicted_loss", r->predicted)) &&
         (planned || put_losses(doc, r)) && put_shape(doc, r) && (planned || put_work(doc, r)) &&
         put_bits(doc, &r->bits) &&
         put(doc, "settings", vptq_settings_json(r->settings, &usual)))
         st = vptq_json_text(doc, r->name, false, text, err);
+    else if (!planned && not_finite(r))
+        st = vptq_fail(err, VPTQ_E_NUMERIC,
+                       "the loss after %s is not finite: weights or Hessian are too large",
+                       not_finite(r));
     else
         vptq_fail(err, st, "out of memory");
     json_decref(doc);

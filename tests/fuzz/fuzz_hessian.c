@@ -63,7 +63,7 @@ static void use_file(const char *path)
     if (vptq_hessian_file_read(path, 0, NULL, &h, &err) &&
         (!correct(path, err.text) || vptq_hessian_file_read(path, 0, NULL, &h, &err)))
         return;
-    bool finite = vptq_hessian_file_check_finite(&h, path, &err) == VPTQ_OK;
+    bool finite = vptq_hessian_file_check(&h, path, &err) == VPTQ_OK;
     if (h.n <= MAX_COLUMNS) {
         describe(&h);
         if (h.diagonal && vptq_hessian_file_expand(&h, &err))

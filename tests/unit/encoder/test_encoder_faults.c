@@ -502,12 +502,12 @@ static vptq_status quantize(const vptq_encoder_settings *s, const vptq_encoder_i
 static void test_bad_hessians(void **state)
 {
     (void)state;
-    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    static const float bad[] = {NAN, INFINITY, -INFINITY, 3e38F};
     problem p = problem_make(8, 10, 21);
     vptq_err err = {0};
     const vptq_encoder_settings s = everything(), other = published();
     for (int which = 0; which < 3; which++)
-        for (size_t i = 0; i < 4; i++) {
+        for (size_t i = 0; i < 5; i++) {
             static const char *const names[] = {"hessian entry", "weighted hessian entry",
                                                 "held-out hessian entry"};
             char part[80];
@@ -516,9 +516,9 @@ static void test_bad_hessians(void **state)
             input.metric = good;
             input.held_out = good;
             *(which == 0 ? &input.lower : which == 1 ? &input.metric : &input.held_out) = h;
-            if (i < 3) {
-                h[(size_t)6 * 7 / 2 + 2 * i] = bad[i];
-                snprintf(part, sizeof part, "%s (6, %zu) is", names[which], 2 * i);
+            if (i < 4) {
+                h[(size_t)6 * 7 / 2 + i] = bad[i];
+                snprintf(part, sizeof part, "%s (6, %zu) is", names[which], i);
             } else { /* a negative second moment */
                 h[(size_t)6 * 7 / 2 + 6] = -0.5F;
                 snprintf(part, sizeof part, "%.*s diagonal 6 is -0.5",

@@ -79,7 +79,7 @@ static void test_memory_estimate(void **state)
     for (size_t i = 1; i + 2 < len; i += 3)
         memcpy(text + i, "{},", 3);
     assert_fails(vptq_json_parse(text, len, "big.json", &value, &err), VPTQ_E_FORMAT, &err,
-                 "big.json: the JSON has about");
+                 "big.json: the JSON of 9000000 bytes has about");
     /* Brackets and commas inside strings do not count. */
     memset(text, ',', len);
     memcpy(text, "[\"\\\"", 4);
@@ -88,6 +88,74 @@ static void test_memory_estimate(void **state)
     assert_int_equal(json_string_length(json_array_get(value, 0)), len - 5);
     json_decref(value);
     free(text);
+}
+
+static size_t in_use, most;
+
+static void *count_alloc(size_t n)
+{
+    size_t *p = malloc(n + 16);
+    assert_non_null(p);
+    *p = n;
+    in_use += n;
+    most = in_use > most ? in_use : most;
+    return (char *)p + 16;
+}
+
+static void count_free(void *p)
+{
+    if (!p)
+        return;
+    size_t *whole = (size_t *)(void *)((char *)p - 16);
+    in_use -= *whole;
+    free(whole);
+}
+
+/* The densest texts that are accepted take at most MOST times their bytes. */
+static void test_memory(void **state)
+{
+    enum { LEN = 4 << 20, MOST = 20 };
+    static const char *const items[] = {
+        "{},", "[],", "0,", "\"a\",", "{\"a\":0},", "[[0],0],", "{\"abc\":{\"d\":\"e\"}},"};
+    json_malloc_t usual_malloc;
+    json_free_t usual_free;
+    char *text = malloc(LEN);
+    (void)state;
+    assert_non_null(text);
+    json_get_alloc_funcs(&usual_malloc, &usual_free);
+    for (size_t i = 0; i < sizeof items / sizeof *items; i++) {
+        vptq_err err = {0};
+        json_t *value = NULL;
+        size_t n = strlen(items[i]), step = n;
+        do { /* with more and more spaces, until it is accepted */
+            memset(text, ' ', LEN);
+            text[0] = '[';
+            for (size_t at = 1; at + step + 4 < LEN; at += step)
+                memcpy(text + at, items[i], n);
+            memcpy(text + LEN - 2, "0]", 2);
+            most = in_use = 0;
+            json_set_alloc_funcs(count_alloc, count_free);
+            value = NULL;
+            vptq_status st = vptq_json_parse(text, LEN, "x.json", &value, &err);
+            json_decref(value);
+            json_set_alloc_funcs(usual_malloc, usual_free);
+            assert_true(!st || strstr(err.text, "values, expected at most"));
+            assert_true(!st || most == 0);
+            step++;
+        } while (!value);
+        assert_true(most > LEN / 2);
+        assert_true(most <= (size_t)MOST * LEN);
+    }
+    free(text);
+}
+
+static void test_check_text(void **state)
+{
+    vptq_err err = {0};
+    (void)state;
+    assert_ok(vptq_json_check_text("f", "the path", "a\xc3\xa4", &err), &err);
+    assert_fails(vptq_json_check_text("f", "the path", "a\xe4", &err), VPTQ_E_FORMAT, &err,
+                 "f: the path 'a\\xe4' is not valid UTF-8, as JSON must be");
 }
 
 static void test_getters(void **state)
@@ -160,4 +228,5 @@ static void test_save(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_bad_text), cmocka_unit_test(test_zero_bytes),
            cmocka_unit_test(test_depth), cmocka_unit_test(test_memory_estimate),
+           cmocka_unit_test(test_memory), cmocka_unit_test(test_check_text),
            cmocka_unit_test(test_getters), scratch_test(test_save))

@@ -359,6 +359,9 @@ static void test_save_refuses(void **state)
                  "x.safetensors: duplicate tensor 'x'");
     assert_fails(vptq_safetensors_save(path, &block, 1, NULL, 0, &err), VPTQ_E_ARG, &err,
                  "tensor 'q' of type Q4_0 cannot be written");
+    const vptq_tensor latin = {.name = "\xe4", .type = VPTQ_U8, .dims = 1, .shape = {0}};
+    assert_fails(vptq_safetensors_save(path, &latin, 1, NULL, 0, &err), VPTQ_E_FORMAT, &err,
+                 "x.safetensors: tensor name '\\xe4' is not valid UTF-8");
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
