@@ -143,13 +143,19 @@ static vptq_status seal_of(const json_t *object, const char *path, char hex[17],
     return VPTQ_OK;
 }
 
-vptq_status vptq_json_save_sealed(const char *path, json_t *object, vptq_err *err)
+vptq_status vptq_json_seal(json_t *object, const char *path, vptq_err *err)
 {
     char hex[17];
     (void)json_object_del(object, seal_key); /* of an earlier save */
     VPTQ_CHECK(seal_of(object, path, hex, err));
     if (json_object_set_new(object, seal_key, json_string(hex)))
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing JSON", path);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_json_save_sealed(const char *path, json_t *object, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_json_seal(object, path, err));
     return vptq_json_save(path, object, err);
 }
 
@@ -170,6 +176,11 @@ vptq_status vptq_json_unseal(json_t *object, const char *path, vptq_err *err)
     return vptq_fail(err, VPTQ_E_CHECKSUM,
                      "%s: the file is damaged: its checksum is %s, expected %s", path, found,
                      expected);
+}
+
+vptq_status vptq_json_unseal_if(json_t *object, const char *path, vptq_err *err)
+{
+    return json_object_get(object, seal_key) ? vptq_json_unseal(object, path, err) : VPTQ_OK;
 }
 
 vptq_status vptq_json_check_text(const char *name, const char *what, const char *text,

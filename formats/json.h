@@ -39,11 +39,15 @@ vptq_status vptq_json_check_text(const char *name, const char *what, const char 
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Sealed objects have the key `xxh3`, the checksum of all others; spaces and escapes do not
- * count.  This one seals the object and saves it. */
+ * count. */
+vptq_status vptq_json_seal(json_t *object, const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_json_save_sealed(const char *path, json_t *object,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 /* Removes the key; VPTQ_E_CHECKSUM if it is missing or wrong. */
 vptq_status vptq_json_unseal(json_t *object, const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same, but the key may be missing. */
+vptq_status vptq_json_unseal_if(json_t *object, const char *path,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Getters from an object.  A missing key is VPTQ_E_FORMAT ("FILE: key 'x' is missing") except
  * in the _or forms, which return `fallback`; null counts as missing.  A wrong type is an error.

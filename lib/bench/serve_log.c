@@ -49,6 +49,7 @@ static vptq_status read_line(vptq_serve_log *log, const char *line, size_t n, si
     char where[4200];
     snprintf(where, sizeof where, "%s:%zu", log->path, number);
     VPTQ_TRY(vptq_json_parse(line, n, where, &record, err));
+    VPTQ_TRY(vptq_json_unseal_if(record, where, err));
     VPTQ_TRY(vptq_json_str_or(record, where, "run_name", NULL, &name, err));
     if (json_object_get(log->runs, name)) {
         st = vptq_fail(err, VPTQ_E_EXISTS, "%s: run '%s' appears twice", where, name);
@@ -261,6 +262,7 @@ vptq_status vptq_serve_log_add(vptq_serve_log *log, const vptq_serve_record *r, 
     vptq_buf_init(&line, log->mem);
     if (!record)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_NOMEM, "out of memory"));
+    VPTQ_TRY(vptq_json_seal(record, log->path, err));
     VPTQ_TRY(vptq_json_text(record, log->path, false, &text, err));
     VPTQ_TRY(vptq_buf_printf(&line, err, "%s\n", text));
     if (!vptq_write_at(log->fd, line.data, line.len, (uint64_t)log->end) || fsync(log->fd))

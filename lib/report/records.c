@@ -177,6 +177,7 @@ static vptq_status parse_line(vptq_records *r, const char *text, size_t len, con
         st = vptq_fail(err, VPTQ_E_FORMAT, "%s: not an object, expected a record {...}", where);
         goto out;
     }
+    VPTQ_TRY(vptq_json_unseal_if(value, where, err));
     VPTQ_TRY(read_record(&(reader){.to = r, .object = value, .where = where}, &record, err));
     VPTQ_TRY(append(r, &record, err));
 out:
