@@ -384,6 +384,7 @@ check:
 .PHONY: check-long
 check-long:
 	+$(Q)VPTQ_LONG=1 $(MAKE) check-cli T='common/limits'
+	+$(Q)VPTQ_LONG=1 TEST_TIMEOUT=3600 $(MAKE) check-cli T='common/bit_rot'
 	+$(Q)VPTQ_SIGNAL_MOMENTS=100 TEST_TIMEOUT=3600 $(MAKE) check-cli T='common/signals'
 
 # Needs packages from PyPI; not part of check.
