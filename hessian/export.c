@@ -18,9 +18,13 @@ static vptq_status lower_to_covariance(const vptq_hessian_file *h, float *covari
         return vptq_tensor_read(kept, 0, 1, covariance, err);
     }
     for (size_t i = 0, at = 0; i < h->n; i++)
-        for (size_t j = 0; j <= i; j++, at++)
+        for (size_t j = 0; j <= i; j++, at++) {
             covariance[at] =
                 (float)((double)h->lower[at] - (double)h->mean[i] * (double)h->mean[j]);
+            if (!isfinite(covariance[at]))
+                return vptq_fail(err, VPTQ_E_FORMAT, "%s: the mean is too large at column %zu",
+                                 h->set.tensors[0].file, i);
+        }
     return VPTQ_OK;
 }
 
