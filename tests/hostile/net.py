@@ -22,7 +22,7 @@ from pathlib import Path
 
 SECRET = "the-password-is-swordfish"
 KINDS = []
-GROWTH = 16  # bytes of memory that a byte of a file may take: JSON of small values
+GROWTH = 20  # bytes of memory that a byte of a file may take: JSON of small values
 
 # Control characters, those that change the direction of text or end lines, and bytes that are not UTF-8.
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -130,7 +130,7 @@ for name, shape in [
     ("2^63", [1 << 63]),
     ("negative", [-16]),
     ("of 9 dimensions", [1] * 8 + [16]),
-    ("of 10^6 dimensions", [1] * 10**6),
+    ("of 10^5 dimensions", [1] * 10**5),
     ("0 x 2^63", [0, 1 << 62]),
     ("text", "16"),
     ("none", None),
@@ -172,6 +172,7 @@ def many(count):
 
 
 weights.row("10^5 tensors", many(10**5), harmless, PLAN)
+weights.row("2 10^5 tensors", many(2 * 10**5), harmless, PLAN)
 weights.row("7 10^5 tensors", many(7 * 10**5), refused("model.safetensors"))
 weights.row(
     "metadata of 3 10^5 texts",
@@ -264,6 +265,29 @@ index.row("a shard that loops", link(FIRST, FIRST), refused(FIRST))
 index.row("a missing shard", remove(FIRST), refused(FIRST))
 index.row("an index that is a pipe", fifo(INDEX), refused(INDEX))
 index.row("total_size 2^63", json_file(INDEX, lambda v: v["metadata"].update(total_size=2**63 - 1)), harmless)
+
+
+def shard_text(change):
+    return tensors(change, FIRST)
+
+
+index.row(
+    "a tensor in both shards",
+    shard_text(lambda s: s.add("lm_head.weight", "F16", [0], b"")),
+    refused("lm_head"),
+)
+index.row(
+    "a file with control characters in its name",
+    both(remove(INDEX), write("x\x1b[2J\n.safetensors", "")),
+    refused(r"x\\x1b\[2J"),
+)
+index.row("a hidden file of weights", both(remove(INDEX), write(".x.safetensors", "evil")), refused(".x.safetensors"))
+index.row(
+    "10^4 files of weights",
+    both(remove(INDEX), lambda t: [(t / f"{i}.safetensors").touch() for i in range(10**4)]),
+    refused("safetensors"),
+)
+index.row("a pipe as weights", both(remove(INDEX), fifo("x.safetensors")), refused("x.safetensors"))
 
 # --- what is in place of a file ---
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import struct
 
 import forge
@@ -56,17 +57,23 @@ kind.row(
 )
 kind.row(
     "an indefinite Hessian",
-    hessian(lambda s: s.floats("hessian", 1, [1e30])),
+    hessian(lambda s: s.floats("hessian", 1, [1e20])),
     refused("q_proj.*positive definite", BEGUN),
     QUANTIZE,
 )
-for name, value in ("3e38", 3e38), ("1e-45", 1e-45):
+for name, value in ("1e24", 9e23), ("1e-45", 1e-45):
     kind.row(
         f"a Hessian of {name}",
         hessian(lambda s, value=value: s.floats("hessian", 0, [value] * 136)),
         shown("q_proj"),
         QUANTIZE,
     )
+kind.row(
+    "a Hessian of 3e38",
+    hessian(lambda s: s.floats("hessian", 0, [3e38] * 136)),
+    refused("qkv.*3e\\+38", BEGUN),
+    QUANTIZE,
+)
 for name, change in [
     ("a triangle of another size", lambda s: s.header["hessian"].update(shape=[8, 17])),
     ("no mean", lambda s: s.drop("mean")),
@@ -138,6 +145,53 @@ kind.row(
     replace("hessian.json", '"format"', '"format": 1, "format"'),
     refused("hessian.json"),
 )
+
+# --- Hessians that are merged and exported ---
+
+MERGE, EXPORT = "hessian -q --merge {} h2 -o out", "hessian -q --export {} -o out"
+kind = Kind("merge", "h", MERGE)
+
+
+def all_tokens(t, tokens):
+    """Every Hessian of this many tokens, and a copy of the directory next to it."""
+    for path in t.glob("layer_*"):
+        forge.edit_tensors(path, lambda s: s.header["__metadata__"].update(tokens=str(tokens)))
+    forge.edit_json(t / "hessian.json", lambda h: h.update(tokens=tokens))
+    twice(t)
+
+
+def twice(t):
+    shutil.copytree(t, t.parent / "h2")
+
+
+for name, change in [
+    ("2^62 tokens twice", lambda t: all_tokens(t, 1 << 62)),
+    ("2^63 - 1 tokens twice", lambda t: all_tokens(t, (1 << 63) - 1)),
+    ("3e38 twice", both(hessian(lambda s: s.floats("hessian", 0, [3e38] * 136)), twice)),
+    ("NaN", both(hessian(lambda s: s.floats("hessian", 0, [NAN])), twice)),
+    ("one without a layer", both(twice, remove(QKV))),
+    ("one of other layers", both(twice, settings(last_layer=0))),
+    ("one of another model", both(twice, settings(model_fingerprint="0123456789abcdef"))),
+    ("one of other weights", both(twice, settings(weights="attention"))),
+    ("one that is a secret", both(twice, link(QKV, "../secret.txt"))),
+    ("one that is a pipe", both(twice, fifo(QKV))),
+]:
+    kind.row(name, change, refused("h/|h2|layer|tokens|qkv"))
+for name, value in ("NaN", NAN), ("infinity", INF), ("3e38", 3e38):
+    kind.row(
+        f"exporting {name}",
+        hessian(lambda s, value=value: s.floats("hessian", 0, [value] * 136)),
+        refused("qkv"),
+        EXPORT,
+    )
+    kind.row(
+        f"exporting a mean of {name}",
+        hessian(lambda s, value=value: s.floats("mean", 0, [value])),
+        refused("qkv"),
+        EXPORT,
+    )
+
+kind.row("exporting a mean of 1e23", hessian(lambda s: s.floats("mean", 0, [1e23])), refused("qkv.*mean"), EXPORT)
 
 # --- a collection that goes on ---
 
