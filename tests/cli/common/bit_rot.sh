@@ -114,6 +114,16 @@ named()
     grep -a -q -F -e "$1" stdout stderr
 }
 
+# canonical FILE: indented JSON whose last line break, and digits of numbers that change no bit, do not count.
+canonical()
+{
+    awk 'match($0, /: -?[0-9][-+0-9.eE]*,?$/) {
+            printf "%s%.17g\n", substr($0, 1, RSTART + 1), substr($0, RSTART + 2)
+            next
+        }
+        { print }' "$1"
+}
+
 # answer: checks what the command did with the damaged file; prints a word for the log.
 answer()
 {
@@ -136,8 +146,10 @@ answer()
     passed.strict) fail "$what: not reported" ;;
     passed.heal)
         rm -f abl/rows/a.seconds
-        # JSON needs no line break at its end
-        case $file in *.json) [ -z "$(tail -c 1 "$file")" ] || echo >>"$file" ;; esac
+        case $file in *.json)
+            [ "$(canonical "$file")" != "$(canonical "../want/$file")" ] || cp "../want/$file" "$file"
+            ;;
+        esac
         diff -r "$top" "../want/$top" >/dev/null ||
             fail "$what: passed, and is not healed: $(diff -rq "$top" "../want/$top" | head -n 5)"
         ! named "$name" || word=healed
