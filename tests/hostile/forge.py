@@ -56,11 +56,30 @@ def zstd_bomb(says, makes):
 # --- JSON ---
 
 
+def real(x, digits):
+    """A fraction as sealed JSON has it."""
+    text = re.sub(r"e([+-])0*", lambda m: "e" + m[1].strip("+"), "%.*g" % (digits, x))
+    return text if re.search("[.e]", text) else text + ".0"
+
+
 def seal(value):
     """Gives sealed JSON (docs/formats/hessians.md) its checksum."""
+    floats = []
+
+    def mark(x):
+        """The value with a text in place of each fraction."""
+        if isinstance(x, float):
+            floats.append(x)
+            return f"\0{len(floats) - 1}\0"
+        if isinstance(x, list):
+            return [mark(y) for y in x]
+        return {k: mark(y) for k, y in x.items()} if isinstance(x, dict) else x
+
     if "xxh3" in value:
-        rest = {k: v for k, v in value.items() if k != "xxh3"}
-        text = re.sub(r"\\u00..", lambda m: "\\u" + m.group()[2:].upper(), json.dumps(rest, ensure_ascii=False))
+        text = json.dumps(mark({k: v for k, v in value.items() if k != "xxh3"}), ensure_ascii=False)
+        digits = next(n for n in (15, 16, 17) if n == 17 or all(float(real(x, n)) == x for x in floats))
+        text = re.sub(r'"\\u0000(\d+)\\u0000"', lambda m: real(floats[int(m[1])], digits), text)
+        text = re.sub(r"\\u00..", lambda m: "\\u" + m.group()[2:].upper(), text)
         value["xxh3"] = "%016x" % xxh3(text.encode())
     return value
 

@@ -5,7 +5,7 @@ import struct
 
 import forge
 import inputs
-from changes import BAD, at, both, cut, fifo, folder, link, write
+from changes import BAD, at, both, cut, fifo, folder, link, sparse, write
 from net import Kind, refused, shown
 
 # --- recipes, rows of an ablation ---
@@ -165,9 +165,47 @@ kind.row(
 )
 kind.row("a pipe", fifo(""), refused("records.jsonl"), COMPARE + "md")
 kind.row("zeros for ever", link("", "/dev/zero"), refused("records.jsonl"), COMPARE + "md")
-kind.row("continuing: a link to a secret", link("", "secret.txt"), refused("records.jsonl"), SERVE)
-kind.row("continuing: a pipe", fifo(""), refused("records.jsonl"), SERVE)
-kind.row("continuing: depth 10^6", write("", lambda: forge.deep(10**6) + "\n"), refused("records.jsonl"), SERVE)
+
+# --- records that serving goes on with ---
+
+kind = Kind("served", "served.jsonl", SERVE)
+
+
+def served(seal=True, **values):
+    """Other values in the record; sealed again or not."""
+
+    def change(t):
+        value = {**json.loads(t.read_text()), **values}
+        t.write_text(json.dumps(forge.seal(value) if seal else value) + "\n")
+
+    return change
+
+
+for name, change in [
+    ("a changed number", served(False, latency=1.0)),
+    ("another model", served(model_fingerprint="0123456789abcdef")),
+    ("another type of cache", served(kv="f32")),
+    ("batch -1", served(batch_size=-1)),
+    ("batch 2^62", served(batch_size=1 << 62)),
+    ("latency as text", served(latency=BAD)),
+    ("a name that is a list", served(run_name=[])),
+    ("a seed as text", served(seed=BAD)),
+    ("zeros after it", sparse("", 1 << 20)),
+    ("twice", lambda t: t.write_bytes(t.read_bytes() * 2)),
+    ("depth 10^6", write("", lambda: forge.deep(10**6) + "\n")),
+    ("a link to a secret", link("", "secret.txt")),
+    ("a link to nothing", link("", "made.jsonl")),
+    ("a pipe", fifo("")),
+    ("a folder", folder("")),
+    ("zeros for ever", link("", "/dev/zero")),
+]:
+    kind.row(name, change, refused("served.jsonl"))
+for name, change in [
+    ("latency -1", served(latency=-1)),
+    ("a name with control characters", served(run_name=BAD)),
+    ("cut short", cut("", -20)),
+]:
+    kind.row(name, change, shown("m  +b2_i4_o2"))
 
 # --- saved base logits ---
 
