@@ -5,6 +5,8 @@ import shutil
 
 import forge
 
+OUTSIDE = "/tmp/vptq-hostile-evil"  # a file that nothing may make
+
 # Text that moves the cursor, rings, turns the direction of text, ends lines, and is not a number.
 BAD = "x\x1b[2J\x07\x7f\x9b31m\u202e\u2028\u2066\rnew\nforged: line"
 

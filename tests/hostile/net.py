@@ -64,14 +64,8 @@ class Result:
     """One command: status (negative: the signal), texts, cost, and what is in the folder afterwards."""
 
     def __init__(self, command, status, out, err, seconds, memory):
-        self.command, self.status, self.out, self.err, self.seconds, self.memory = (
-            command,
-            status,
-            out,
-            err,
-            seconds,
-            memory,
-        )
+        self.command, self.status, self.out, self.err = command, status, out, err
+        self.seconds, self.memory = seconds, memory
 
     def sentences(self):
         return [x for x in self.err.splitlines() if ": warning: " not in x]
@@ -259,7 +253,9 @@ class Place:
         mine = {k for k in before.keys() | after.keys() if k.split("/")[0] == output.split("/")[0]}
         r.made = {k: v for k, v in after.items() if k in mine} if output not in before else {}
         changed = sorted(k for k in (before.keys() | after.keys()) - mine if before.get(k) != after.get(k))
-        r.wrong = f"changed {changed[:3]}" if changed else leaked(folder, mine - before.keys())
+        r.wrong = (
+            f"changed {changed[:3]}" if changed else leaked(folder, [k for k in mine if before.get(k) != after.get(k)])
+        )
         left = [k for k in after if LEFT_OVER.search(k) and k not in before]
         r.wrong = r.wrong or (f"left {left[0]}" if left else None)
         r.made.pop(output + "/lock", None)

@@ -3,7 +3,7 @@
 import struct
 
 import forge
-from changes import BAD, archive, at, both, cut, fifo, gguf, json_file, link, sparse, tensors
+from changes import BAD, OUTSIDE, archive, at, both, cut, fifo, gguf, json_file, link, sparse, tensors
 from forge import ARRAY, F32, STRING, U32, U64, Raw
 from net import Kind, found, harmless, refused, shown
 
@@ -260,7 +260,7 @@ for name, change in [
     kind.row(name, change, refused("m.vptq|archive"))
 for name, text in [
     ("in the folder above", b"../evil"),
-    ("absolute", b"/tmp/evil"),
+    ("absolute", OUTSIDE.encode()),
     ("in a folder", b"a/b"),
     ("..", b".."),
     (".", b"."),

@@ -5,7 +5,7 @@ import struct
 
 import forge
 import inputs
-from changes import BAD, at, both, cut, fifo, folder, link, sparse, write
+from changes import BAD, OUTSIDE, at, both, cut, fifo, folder, link, sparse, write
 from net import Kind, refused, shown
 
 # --- recipes, rows of an ablation ---
@@ -56,7 +56,7 @@ kind.row("zeros for ever", link("", "/dev/zero"), refused("recipe.json"))
 kind = Kind("rows", "rows.json", "eval ablate -q -m B/m --text B/text --table {} --dry-run")
 for name, rows in [
     ("a name in the folder above", [{"name": "../evil"}]),
-    ("a name with an absolute path", [{"name": "/tmp/evil"}]),
+    ("a name with an absolute path", [{"name": OUTSIDE}]),
     ("a name ..", [{"name": ".."}]),
     ("a hidden name", [{"name": ".bashrc"}]),
     ("a name of 65 characters", [{"name": "a" * 65}]),

@@ -31,6 +31,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).parent))
+import changes  # noqa: E402
 import inputs  # noqa: E402
 import net  # noqa: E402
 
@@ -68,6 +69,7 @@ def run_all(tools, work, options, patterns):
         )
     limits = net.Limits(sanitized)
     inputs.make(work / "good", tools)
+    before = net.tree(work / "good")
     place = net.Place(tools, work / "good", work, limits)
     jobs = [
         (k, r, place)
@@ -78,6 +80,9 @@ def run_all(tools, work, options, patterns):
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         answers = dict(zip([j[:2] for j in jobs], pool.imap(judge, jobs, chunksize=4)))
     passed = failed = 0
+    if net.tree(work / "good") != before or os.path.exists(changes.OUTSIDE):
+        failed += 1
+        print("not ok hostile: a row changed the good inputs or wrote outside of its folder")
     for k, kind in enumerate(net.KINDS):
         mine = {r: a for (i, r), a in answers.items() if i == k}
         bad = {r: a for r, a in mine.items() if a[0]}
