@@ -215,6 +215,7 @@ row()
         cd ../run || exit
         places_of "${damage[@]}"
         rm -rf "$here/row.$id"
+        : >"$here/done.$id"
     ) &
 }
 
@@ -276,12 +277,13 @@ row heal 'abl/hessians/*' "$ablate -o abl"
 row heal 'abl/work/a/*' "$ablate -o abl"
 row read 'abl/packed/*' "$pack" abl/packed/a.vptq -o out
 row strict 'p/[!S]*' "$pack" --check p
-row read p/SHA256SUMS "$pack" --check p
+row told p/SHA256SUMS "$pack" --check p
 row strict 'u/[!S]*' "$pack" --check u
 row free 'p/*' "$ppl" -m p
 row free 'u/*' "$ppl" -m u
 row free u.gguf "$ppl" -m u.gguf
-while [ -n "$(jobs -rp)" ]; do wait -n || exit; done
+wait
+for ((n = 1; n <= id; n++)); do [ -e "done.$n" ] || exit 1; done
 again losses "$ppl" -m a.vptq --dump losses -f
 again samples.jsonl "$samples" --samples samples.jsonl -f
 again errors.csv "$errors" -o errors.csv -f
