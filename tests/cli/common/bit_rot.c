@@ -1,8 +1,9 @@
 /* Damages a copy of a file at a seeded place, and prints what was done.
- * usage: bit_rot FILE COPY flip|cut|line SEED NUMBER
+ * usage: bit_rot FILE COPY flip|text|cut|line SEED NUMBER
  *
- * flip changes one bit, cut leaves the first bytes, line does so within a line.  The first cuts
- * are to 0, 1, half and all but one of the bytes.  A file without bytes gets one. */
+ * flip changes one bit, text one before the last line break; cut leaves the first bytes, line
+ * does so within a line.  The first cuts are to 0, 1, half and all but one of the bytes.  A
+ * file without bytes gets one. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,8 +43,8 @@ int main(int argc, char **argv)
     if (size == 0) {
         data[keep++] = (unsigned char)(place % 255 + 1);
         printf("a byte more\n");
-    } else if (strcmp(argv[3], "flip") == 0) {
-        const size_t at = (size_t)(place % size);
+    } else if (strcmp(argv[3], "flip") == 0 || strcmp(argv[3], "text") == 0) {
+        const size_t at = (size_t)(place % (size - (argv[3][0] == 't')));
         const unsigned bit = (unsigned)(mix(place) % 8);
         data[at] = (unsigned char)(data[at] ^ (1U << bit));
         printf("bit %u of byte %zu flipped\n", bit, at);

@@ -187,7 +187,8 @@ places_of()
 #     redo    it reports the file, or all runs are in it afterwards
 #     strict  it reports the file
 #     free    the format has no checksum: it ends with a result or a sentence
-# with _flip or _cut after it if only those are meant.
+# with _flip or _cut after it if only those are meant, in the middle of a line: without its end the last one is a
+# record that a killed run left.
 id=0
 row()
 {
@@ -199,7 +200,7 @@ row()
     [ "${#files[@]}" -gt 0 ] || fail "the tools wrote no $pattern"
     # slow ones
     case $2 in abl/* | w[bsi]/* | hs/*) [ -n "${VPTQ_LONG:-}" ] || few=$(((places + 2) / 3)) ;; esac
-    case $1 in *_flip) damage=(flip) ;; *_cut) damage=(line) ;; esac
+    case $1 in *_flip) damage=(text) ;; *_cut) damage=(line) ;; esac
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || exit; done # whose message is printed
     (
         mkdir -p "row.$id/want" "row.$id/run"
