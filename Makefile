@@ -51,6 +51,12 @@ STANDARD := -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
 NUMERICS := -ffp-contract=off
 OPTIMIZE := -O3 -g
 
+# What costs nothing that can be measured: checked buffers and stacks, addresses at random, tables of
+# the linker that cannot be written to.  Sanitizers check more, and clash with the first of these.
+HARDEN      := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong -fstack-clash-protection \
+               $(if $(filter x86_64,$(shell uname -m)),-fcf-protection,-mbranch-protection=standard)
+HARDEN_LINK := -Wl,-z,relro,-z,now,-z,noexecstack
+
 CONFIG := release
 ifeq ($(DEVELOPER),1)
 # gcc follows impossible null pointers through inlined calls: worth reading, but not an error.
@@ -65,6 +71,7 @@ ifneq ($(SANITIZE),)
 CONFIG   := $(CONFIG)-$(subst $(comma),-,$(SANITIZE))
 OPTIMIZE := -O1 -g -fno-omit-frame-pointer
 SAN      := -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
+HARDEN   :=
 endif
 ifneq ($(strip $(EXTRA_CFLAGS)$(filter-out gcc,$(CC))),)
 CONFIG := $(CONFIG)-$(firstword $(shell printf '%s' '$(CC) $(EXTRA_CFLAGS)' | cksum))
@@ -114,14 +121,14 @@ PKG_LIBS   := $(shell $(PKG) --libs $(PACKAGES))
 endif
 
 # The objects of libvptq.a are those of libvptq.so: with hidden symbols -fPIC costs no speed.
-ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp -fPIC -fvisibility=hidden $(NUMERICS) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
+ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp -fPIC -fvisibility=hidden $(NUMERICS) $(HARDEN) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
              $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(EXTRA_CFLAGS)
-LDLIBS     = -Wl,--as-needed $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
+LDLIBS     = $(HARDEN_LINK) -Wl,--as-needed $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
 
 # Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, without a C++
 # run-time library.  CUDA's own names and enumerations do not pass -Wpedantic.
 EMU_CXXFLAGS = -std=c++20 -fno-exceptions -fno-rtti -fno-threadsafe-statics $(OPTIMIZE) \
-               $(NUMERICS) -Wall -Wextra -Wshadow -Wdouble-promotion -Wcast-qual -Wundef \
+               -fPIC $(NUMERICS) -Wall -Wextra -Wshadow -Wdouble-promotion -Wcast-qual -Wundef \
                -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion \
                -Wno-deprecated-enum-float-conversion -Wno-unknown-pragmas \
                $(filter -Werror,$(WARNINGS)) -I. \
@@ -243,7 +250,7 @@ $(LIBVPTQ) $(LIBCLI) $(LIBTEST) $(LIBEMU): | $(B)/probe
 
 define link
 	$(Q)mkdir -p $(@D)
-	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS)
+	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) -pie -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS)
 endef
 
 $(SHARED): $(LIBVPTQ)
@@ -435,8 +442,8 @@ layers:
 	$(Q)scripts/check_layers.sh
 cuda-check:
 	$(Q)NVCC=$(NVCC) OUT=build/cuda scripts/cuda_check.sh $(CU_SRC)
-symbols: $(LIBVPTQ) $(SHARED)
-	$(Q)scripts/check_symbols.sh $(LIBVPTQ) $(SHARED) lib/vptq.h
+symbols: $(LIBVPTQ) $(SHARED) $(BIN)/vptq-eval
+	$(Q)scripts/check_symbols.sh $(LIBVPTQ) $(SHARED) lib/vptq.h $(if $(SANITIZE),,$(BIN)/vptq-eval)
 
 # --- installing ----------------------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 # Every external symbol that the library defines begins with vptq_, and no object of it prints,
 # exits or aborts; lib/base/status.c alone may, for VPTQ_BUG_IF.
 # The shared library exports exactly the functions that the public header declares.
-# usage: check_symbols.sh LIBVPTQ.A LIBVPTQ.SO VPTQ.H
+# A tool, if one is given, and the shared library are hardened as the Makefile says (HARDEN).
+# usage: check_symbols.sh LIBVPTQ.A LIBVPTQ.SO VPTQ.H [TOOL]
 set -u
 
-usage='usage: check_symbols.sh LIBVPTQ.A LIBVPTQ.SO VPTQ.H'
-lib=${1:?$usage} shared=${2:?$usage} header=${3:?$usage}
+usage='usage: check_symbols.sh LIBVPTQ.A LIBVPTQ.SO VPTQ.H [TOOL]'
+lib=${1:?$usage} shared=${2:?$usage} header=${3:?$usage} tool=${4:-}
 [ -f "$lib" ] || { echo "check_symbols: '$lib' is not there" >&2; exit 1; }
 
 # nm -A prints "archive:object:value type name"; undefined symbols have no value.
@@ -44,4 +45,19 @@ if [ -n "$differences" ]; then
     echo "$differences" >&2
     bad=1
 fi
+
+# lacks FILE WHAT PATTERN: complains unless readelf's view of the file matches.
+lacks()
+{
+    grep -q -E "$3" <<<"$view" || { echo "check_symbols: $1 is not hardened: $2" >&2; bad=1; }
+}
+for file in ${tool:+"$shared" "$tool"}; do
+    view=$(readelf -hlW --dyn-syms -d "$file")
+    lacks "$file" "its addresses are fixed" 'Type: +DYN'
+    lacks "$file" "its relocations stay writable" 'GNU_RELRO'
+    lacks "$file" "its functions are bound late" 'BIND_NOW'
+    lacks "$file" "its stack is executable" 'GNU_STACK .* RW '
+    lacks "$file" "no stack protector" '__stack_chk_fail'
+    lacks "$file" "no checked copies" '__(memcpy|memset|snprintf|vsnprintf)_chk'
+done
 exit "$bad"

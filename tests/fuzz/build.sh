@@ -13,7 +13,7 @@ mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 cd "$src"
 
-${MAKE:-make} -s -j"$(nproc)" CC="$CC" EXTRA_CFLAGS="${CFLAGS:--g -O1 -fsanitize=address,fuzzer-no-link}" \
+${MAKE:-make} -s -j"$(nproc)" CC="$CC" HARDEN= EXTRA_CFLAGS="${CFLAGS:--g -O1 -fsanitize=address,fuzzer-no-link}" \
     LIBFUZZER="$engine" FUZZ_OUT="$OUT" fuzz-oss
 for dict in tests/fuzz/dict/*.dict; do
     name=$(basename "$dict" .dict)
