@@ -14,7 +14,8 @@ enum { TILE_ROWS = 256, F16_MAX = 65504 };
 
 typedef struct checking {
     vptq_device *dev;
-    const vptq_model *m;
+    vptq_model model;
+    const vptq_model *m; /* the model, once it is open */
     vptq_finding_fn fn;
     void *arg;
     vptq_check_result *result;
@@ -339,16 +340,15 @@ static vptq_status check_content(checking *k, const char *path,
                                  const vptq_checkpoint_options *open, vptq_err *err)
 {
     vptq_checkpoint_options tolerant = open ? *open : (vptq_checkpoint_options){0};
-    vptq_model m;
     tolerant.shapes_only = true;
     tolerant.fault = report_fault;
     tolerant.fault_arg = k;
-    vptq_status st = vptq_model_open(k->dev->ctx, path, &tolerant, false, &m, err);
+    vptq_status st = vptq_model_open(k->dev->ctx, path, &tolerant, false, &k->model, err);
     if (st)
         return judge(k, st, err);
-    k->m = &m;
+    k->m = &k->model;
     st = check_opened(k, err);
-    vptq_model_release(&m);
+    vptq_model_release(&k->model);
     return st;
 }
 
