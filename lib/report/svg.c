@@ -46,9 +46,11 @@ static size_t linear_ticks(double low, double high, size_t max_count, double *ti
 {
     size_t n = 0;
     double step = round_step(high - low, max_count);
-    for (double k = ceil(low / step - 1e-9); k * step <= high + 1e-9 * step && n < max_count;
-         k++)
-        ticks[n++] = k * step + 0.0;
+    const double first = ceil(low / step - 1e-9);
+    while (n < max_count && (first + (double)n) * step <= high + 1e-9 * step) {
+        ticks[n] = (first + (double)n) * step + 0.0;
+        n++;
+    }
     return n;
 }
 
