@@ -155,6 +155,27 @@ static vptq_status check_target(const char *path, const char *inner, bool force,
     return VPTQ_OK;
 }
 
+/* Makes and claims the directory that is filled. */
+static vptq_status create_temporary(vptq_dir_writer *w, vptq_err *err)
+{
+    char tmp[VPTQ_PATH_MAX];
+    for (;;) {
+        VPTQ_CHECK(vptq_path_temporary(tmp, w->path, "tmp", err));
+        if (mkdir(tmp, 0777))
+            return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'",
+                                   w->path);
+        const vptq_status st = vptq_dir_hold(tmp, &w->held, err);
+        if (!st && vptq_path_claim(AT_FDCWD, tmp, w->held.fd)) {
+            memcpy(w->tmp, tmp,
+                   sizeof tmp); /* only now, because abort removes this directory */
+            return VPTQ_OK;
+        }
+        vptq_dir_unhold(&w->held);
+        if (st && (rmdir(tmp) == 0 || errno != ENOENT))
+            return st; /* no sweep was the cause */
+    }
+}
+
 vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force,
                                  vptq_dir_writer *w, vptq_err *err)
 {
@@ -167,18 +188,9 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
                          n ? "too long" : "empty");
     memcpy(w->path, path, n);
     w->path[n] = 0;
-    char tmp[VPTQ_PATH_MAX];
     VPTQ_CHECK(check_target(w->path, inner, force, err));
-    VPTQ_CHECK(vptq_path_temporary(tmp, w->path, "tmp", err));
     vptq_path_sweep(w->path, "tmp", inner);
-    if (mkdir(tmp, 0777))
-        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
-    const vptq_status st = vptq_dir_hold(tmp, &w->held, err);
-    if (st)
-        rmdir(tmp);
-    else
-        memcpy(w->tmp, tmp, sizeof tmp); /* only now, because abort removes this directory */
-    return st;
+    return create_temporary(w, err);
 }
 
 void vptq_dir_writer_abort(vptq_dir_writer *w)
@@ -190,16 +202,11 @@ void vptq_dir_writer_abort(vptq_dir_writer *w)
     w->tmp[0] = 0;
 }
 
-/* rename replaces an empty directory.  Any other is moved aside first, and back if the rename
- * of the new one fails. */
-static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
+/* Replaces a directory that is not empty: moves it aside, and back if the new one does not get
+ * its name. */
+static vptq_status replace_old(const vptq_dir_writer *w, vptq_err *err)
 {
     char aside[VPTQ_PATH_MAX];
-    if (rename(w->tmp, w->path) == 0)
-        return VPTQ_OK;
-    if (errno != ENOTEMPTY && errno != EEXIST)
-        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
-    VPTQ_CHECK(check_target(w->path, w->inner, w->force, err));
     VPTQ_CHECK(vptq_path_temporary(aside, w->path, "old", err));
     vptq_path_sweep(w->path, "old", w->inner);
     if (rename(w->path, aside))
@@ -215,6 +222,24 @@ static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
     }
     vptq_dir_remove_flat(aside, w->inner);
     return VPTQ_OK;
+}
+
+static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
+{
+    int old;
+    if (rename(w->tmp, w->path) == 0) /* there is none, or an empty one */
+        return VPTQ_OK;
+    if (errno != ENOTEMPTY && errno != EEXIST)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
+    VPTQ_CHECK(check_target(w->path, w->inner, w->force, err));
+    VPTQ_CHECK(vptq_dir_open(w->path, &old, err));
+    const vptq_status st =
+        vptq_path_claim(AT_FDCWD, w->path, old)
+            ? replace_old(w, err)
+            : vptq_fail(err, VPTQ_E_LOCKED, "'%s' is being replaced by another process",
+                        w->path);
+    close(old);
+    return st;
 }
 
 /* Makes the names inside a directory durable. */

@@ -1,9 +1,9 @@
 /* Internal: files that are mapped or read in pieces, atomic writes of files and directories,
  * locks.
  *
- * A vptq_file_writer writes to "PATH.tmp.PID" next to the target; commit does fsync, rename and
- * fsync of the folder.  A reader sees the old file or the new one, and a killed run leaves only
- * a temporary file, which the next writer of that path removes.
+ * A vptq_file_writer writes to "PATH.tmp.RANDOM" next to the target; commit does fsync, rename
+ * and fsync of the folder.  A reader sees the old file or the new one, and a killed run leaves
+ * only a temporary file, which the next writer of that path removes.
  *
  * Others may have filled the directories that are written to.  Their links are treated thus:
  * - a path that the user names is followed as usual: WORK may be a link to a directory;

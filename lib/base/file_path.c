@@ -4,12 +4,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,7 +43,10 @@ vptq_status vptq_path_beside(char *out, size_t size, const char *path, const cha
 vptq_status vptq_path_temporary(char out[VPTQ_PATH_MAX], const char *path, const char *kind,
                                 vptq_err *err)
 {
-    int n = snprintf(out, VPTQ_PATH_MAX, "%s.%s.%ld", path, kind, (long)getpid());
+    uint64_t random;
+    if (getentropy(&random, sizeof random))
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot make a temporary name");
+    int n = snprintf(out, VPTQ_PATH_MAX, "%s.%s.%016" PRIx64, path, kind, random);
     if (n < 0 || n >= VPTQ_PATH_MAX)
         return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);
     return VPTQ_OK;
@@ -248,17 +252,41 @@ bool vptq_dir_remove_flat(const char *path, const char *inner)
 
 /* --- temporary names --------------------------------------------------------------------- */
 
-/* The process number at the end of "BASE.KIND.PID", 0 when the name is another one. */
-static long owner_of(const char *name, const char *base, const char *kind)
+/* Whether the name is that of a temporary of `base`. */
+static bool is_temporary(const char *name, const char *base, const char *kind)
 {
     size_t b = strlen(base), k = strlen(kind);
     if (strncmp(name, base, b) || name[b] != '.' || strncmp(name + b + 1, kind, k) ||
         name[b + 1 + k] != '.')
-        return 0;
-    const char *digits = name + b + k + 2;
-    if (*digits < '1' || *digits > '9' || strspn(digits, "0123456789") != strlen(digits))
-        return 0;
-    return strtol(digits, NULL, 10);
+        return false;
+    const char *random = name + b + k + 2;
+    return strlen(random) == 16 && strspn(random, "0123456789abcdef") == 16;
+}
+
+bool vptq_path_claim(int dir, const char *name, int fd)
+{
+    struct stat mine, there;
+    if (flock(fd, LOCK_EX | LOCK_NB))
+        return errno != EWOULDBLOCK; /* without locks nobody sweeps either */
+    return fstat(fd, &mine) == 0 && fstatat(dir, name, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+           mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+}
+
+/* Removes a temporary that nobody has claimed. */
+static void sweep_entry(int dir, const char *name, const char *inner)
+{
+    struct stat sb;
+    if (fstatat(dir, name, &sb, AT_SYMLINK_NOFOLLOW) ||
+        (!S_ISREG(sb.st_mode) && !S_ISDIR(sb.st_mode)))
+        return;
+    /* Network file systems lock only files that are open for writing. */
+    const int mode = S_ISDIR(sb.st_mode) ? O_RDONLY | O_DIRECTORY : O_RDWR | O_NONBLOCK;
+    const int fd = openat(dir, name, mode | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && unlinkat(dir, name, 0))
+        remove_flat(dir, name, inner);
+    close(fd);
 }
 
 void vptq_path_sweep(const char *path, const char *kind, const char *inner)
@@ -268,13 +296,9 @@ void vptq_path_sweep(const char *path, const char *kind, const char *inner)
     if (vptq_path_open_parent(path, "sweep", &fd, NULL))
         return;
     DIR *d = open_entries(fd, ".");
-    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
-        long pid = owner_of(e->d_name, base, kind);
-        if (pid <= 0 || (pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno != ESRCH)))
-            continue;
-        if (unlinkat(fd, e->d_name, 0))
-            remove_flat(fd, e->d_name, inner);
-    }
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d))
+        if (is_temporary(e->d_name, base, kind))
+            sweep_entry(fd, e->d_name, inner);
     if (d)
         closedir(d);
     close(fd);

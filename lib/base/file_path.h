@@ -6,12 +6,18 @@
 
 enum { VPTQ_PATH_MAX = 4096 };
 
-/* "PATH.KIND.PID" of this process. */
+/* "PATH.KIND.RANDOM", a new name. */
 vptq_status vptq_path_temporary(char out[VPTQ_PATH_MAX], const char *path, const char *kind,
                                 vptq_err *err);
 
-/* Removes the "PATH.KIND.PID" of processes that no longer run.  Failures are ignored: the next
- * writer tries again.  `inner` as below. */
+/* Claims the file or directory `fd` until it is closed or its process ends, so that nobody
+ * sweeps it.  It is a lock, because process numbers mean nothing in other containers and on
+ * other machines.  Returns false if somebody else was faster, and `name` in `dir` is claimed
+ * or gone. */
+bool vptq_path_claim(int dir, const char *name, int fd);
+
+/* Removes the temporaries of `path` that nobody claims.  Failures are ignored: the next writer
+ * tries again.  `inner` as below. */
 void vptq_path_sweep(const char *path, const char *kind, const char *inner);
 
 /* Opens a directory for *at calls; fails below or at a held one as file.h says. */

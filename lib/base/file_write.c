@@ -27,6 +27,20 @@ bool vptq_write_at(int fd, const void *data, size_t bytes, uint64_t offset)
     return true;
 }
 
+static vptq_status create_temporary(vptq_file_writer *w, vptq_err *err)
+{
+    for (;;) {
+        VPTQ_CHECK(vptq_path_temporary(w->tmp, w->path, "tmp", err));
+        const char *name = vptq_path_base(w->tmp);
+        w->fd = openat(w->dir, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (w->fd < 0)
+            return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create '%s'", w->path);
+        if (vptq_path_claim(w->dir, name, w->fd))
+            return VPTQ_OK;
+        close(w->fd);
+    }
+}
+
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err)
 {
@@ -41,20 +55,15 @@ vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer
     if (n >= sizeof w->path)
         return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);
     memcpy(w->path, path, n + 1);
-    VPTQ_CHECK(vptq_path_temporary(w->tmp, path, "tmp", err));
     VPTQ_CHECK(vptq_path_open_parent(path, "create", &w->dir, err));
     vptq_path_sweep(path, "tmp", NULL);
-    w->fd = openat(w->dir, vptq_path_base(w->tmp),
-                   O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (w->fd < 0) {
-        const int errnum = errno;
+    const vptq_status st = create_temporary(w, err);
+    if (st)
         close(w->dir);
-        return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot create '%s'", path);
-    }
-    return VPTQ_OK;
+    return st;
 }
 
-/* Removes the temporary file, whose descriptor is closed. */
+/* Removes the name of the temporary file. */
 static void discard(const vptq_file_writer *w)
 {
     unlinkat(w->dir, vptq_path_base(w->tmp), 0);
@@ -65,9 +74,9 @@ void vptq_file_writer_abort(vptq_file_writer *w)
 {
     if (w->fd < 0)
         return;
+    discard(w);
     close(w->fd);
     w->fd = -1;
-    discard(w);
 }
 
 /* A failed write discards the whole file. */
@@ -117,22 +126,19 @@ vptq_status vptq_file_writer_commit(vptq_file_writer *w, vptq_err *err)
 {
     if (w->fd < 0)
         return vptq_fail(err, VPTQ_E_IO, "cannot write '%s': not open", w->path);
-    if (fsync(w->fd))
+    /* Closing a copy reports what a network file system has held back; the claim stays until
+     * the file has its name. */
+    const int copy = fsync(w->fd) ? -1 : dup(w->fd);
+    if (copy < 0 || close(copy))
         return give_up(w, errno, err);
-    int fd = w->fd;
-    w->fd = -1;
-    if (close(fd)) {
-        int errnum = errno;
-        discard(w);
-        return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot write '%s'", w->path);
-    }
     if (move_into_place(w)) {
-        int errnum = errno;
-        discard(w);
-        if (errnum == EEXIST)
-            return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", w->path);
-        return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot write '%s'", w->path);
+        if (errno != EEXIST)
+            return give_up(w, errno, err);
+        vptq_file_writer_abort(w);
+        return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", w->path);
     }
+    close(w->fd);
+    w->fd = -1;
     const vptq_status st = vptq_dir_sync(w->dir, w->path, err);
     close(w->dir);
     return st;

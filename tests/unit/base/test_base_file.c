@@ -8,10 +8,10 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "lib/base/file.h"
+#include "lib/base/file_path.h"
 #include "tests/support/vtest.h"
 
 static size_t entries_of(const char *dir)
@@ -40,17 +40,6 @@ static void write_text(vptq_file_writer *w, const char *path, bool replace, cons
     vptq_err err;
     assert_ok(vptq_file_writer_open(path, replace, w, &err), &err);
     assert_ok(vptq_file_write(w, text, strlen(text), &err), &err);
-}
-
-/* Returns the process id of a process that has ended. */
-static long dead_process(void)
-{
-    pid_t pid = fork();
-    if (pid == 0)
-        _exit(0);
-    assert_true(pid > 0);
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
-    return (long)pid;
 }
 
 static void test_reading(void **state)
@@ -275,23 +264,66 @@ static void test_writer_races(void **state)
     assert_int_equal(entries_of(dir), 1);
 }
 
+/* A temporary is swept unless it is claimed, whoever holds the claim. */
 static void test_stale_temporaries(void **state)
 {
     const char *dir = *state;
-    char path[4096], dead[4200], alive[4200], other[4096];
+    char path[4096], stale[4200], claimed[4200], other[4096], link[4200];
     vptq_err err;
     vtest_path(path, sizeof path, dir, "out");
-    vtest_path(other, sizeof other, dir, "out.tmp.x1");
-    snprintf(dead, sizeof dead, "%s.tmp.%ld", path, dead_process());
-    snprintf(alive, sizeof alive, "%s.tmp.%ld", path, (long)getppid());
-    vtest_write_file(dead, "d", 1);
-    vtest_write_file(alive, "a", 1);
+    vtest_path(other, sizeof other, dir, "out.tmp.0123456789abcdeg");
+    snprintf(stale, sizeof stale, "%s.tmp.0123456789abcdef", path);
+    snprintf(claimed, sizeof claimed, "%s.tmp.0000000000000000", path);
+    snprintf(link, sizeof link, "%s.tmp.1111111111111111", path);
+    vtest_write_file(stale, "s", 1);
+    vtest_write_file(claimed, "c", 1);
     vtest_write_file(other, "o", 1);
+    assert_int_equal(symlink(other, link), 0);
+    const int fd = open(claimed, O_RDWR | O_CLOEXEC);
+    assert_true(vptq_path_claim(AT_FDCWD, claimed, fd));
     assert_ok(vptq_file_replace(path, "x", 1, &err), &err);
-    assert_false(vptq_path_exists(dead));
-    assert_true(vptq_path_exists(alive));
-    assert_true(vptq_path_exists(other));
-    assert_int_equal(entries_of(dir), 3);
+    assert_false(vptq_path_exists(stale));
+    assert_true(vptq_path_exists(claimed));
+    expect_content(other, "o");
+    assert_int_equal(entries_of(dir), 4);
+    close(fd);
+    assert_ok(vptq_file_replace(path, "x", 1, &err), &err);
+    assert_false(vptq_path_exists(claimed));
+}
+
+/* A claim fails where somebody else holds it and where the name is gone. */
+static void test_claim(void **state)
+{
+    const char *dir = *state;
+    char path[4096];
+    vtest_path(path, sizeof path, dir, "out");
+    vtest_write_file(path, "x", 1);
+    const int a = open(path, O_RDWR | O_CLOEXEC), b = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(vptq_path_claim(AT_FDCWD, path, a));
+    assert_false(vptq_path_claim(AT_FDCWD, path, b));
+    close(a);
+    assert_true(vptq_path_claim(AT_FDCWD, path, b));
+    assert_int_equal(unlink(path), 0);
+    assert_false(vptq_path_claim(AT_FDCWD, path, b));
+    close(b);
+}
+
+/* Two writers of one path, in one process: neither sweeps the other's file. */
+static void test_two_writers(void **state)
+{
+    const char *dir = *state;
+    char path[4096];
+    vptq_file_writer a, b;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    write_text(&a, path, true, "first");
+    write_text(&b, path, true, "second");
+    assert_int_equal(entries_of(dir), 2);
+    assert_ok(vptq_file_writer_commit(&a, &err), &err);
+    expect_content(path, "first");
+    assert_ok(vptq_file_writer_commit(&b, &err), &err);
+    expect_content(path, "second");
+    assert_int_equal(entries_of(dir), 1);
 }
 
 /* Simulates a full disk by a limit on file sizes: the write stops half-way. */
@@ -496,17 +528,41 @@ static void test_dir_writer_inner(void **state)
 static void test_dir_writer_stale(void **state)
 {
     const char *dir = *state;
-    char path[4096], dead[4200], file[4300];
+    char path[4096], stale[4200], file[4300];
+    vptq_dir_writer a, b;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    snprintf(stale, sizeof stale, "%s.tmp.0123456789abcdef", path);
+    vtest_path(file, sizeof file, stale, "half");
+    assert_ok(vptq_dir_make(stale, &err), &err);
+    vtest_write_file(file, "x", 1);
+    fill(&a, path, true, "one");
+    assert_false(vptq_path_exists(stale));
+    fill(&b, path, true, "two");
+    assert_int_equal(entries_of(dir), 2);
+    assert_ok(vptq_dir_writer_commit(&a, &err), &err);
+    assert_ok(vptq_dir_writer_commit(&b, &err), &err);
+    assert_int_equal(entries_of(dir), 1);
+}
+
+/* A directory that another run is replacing is left to it. */
+static void test_dir_writer_claimed(void **state)
+{
+    const char *dir = *state;
+    char path[4096], file[4200];
     vptq_dir_writer w;
     vptq_err err;
     vtest_path(path, sizeof path, dir, "out");
-    snprintf(dead, sizeof dead, "%s.tmp.%ld", path, dead_process());
-    vtest_path(file, sizeof file, dead, "half");
-    assert_ok(vptq_dir_make(dead, &err), &err);
+    vtest_path(file, sizeof file, path, "old");
+    assert_ok(vptq_dir_make(path, &err), &err);
     vtest_write_file(file, "x", 1);
-    fill(&w, path, false, "one");
-    assert_false(vptq_path_exists(dead));
-    assert_ok(vptq_dir_writer_commit(&w, &err), &err);
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    assert_true(vptq_path_claim(AT_FDCWD, path, fd));
+    fill(&w, path, true, "one");
+    assert_fails(vptq_dir_writer_commit(&w, &err), VPTQ_E_LOCKED, &err,
+                 "out' is being replaced by another process");
+    close(fd);
+    expect_content(file, "x");
     assert_int_equal(entries_of(dir), 1);
 }
 
@@ -627,10 +683,12 @@ VTEST_MAIN(scratch_test(test_reading), scratch_test(test_reading_refusals),
            scratch_test(test_reading_at_offsets), scratch_test(test_reading_ahead),
            scratch_test(test_memory_walks), scratch_test(test_writer),
            scratch_test(test_writer_refusals), scratch_test(test_writer_races),
-           scratch_test(test_stale_temporaries), scratch_test(test_full_disk),
+           scratch_test(test_stale_temporaries), scratch_test(test_claim),
+           scratch_test(test_two_writers), scratch_test(test_full_disk),
            cmocka_unit_test(test_paths), scratch_test(test_directories),
            scratch_test(test_dir_writer), scratch_test(test_dir_writer_refusals),
            scratch_test(test_dir_writer_inner), scratch_test(test_dir_writer_stale),
-           scratch_test(test_lock), scratch_test(test_foreign_lock),
-           scratch_test(test_replaced_directory), scratch_test(test_output_is_a_link),
-           scratch_test(test_own_directory), cmocka_unit_test(test_hash))
+           scratch_test(test_dir_writer_claimed), scratch_test(test_lock),
+           scratch_test(test_foreign_lock), scratch_test(test_replaced_directory),
+           scratch_test(test_output_is_a_link), scratch_test(test_own_directory),
+           cmocka_unit_test(test_hash))
