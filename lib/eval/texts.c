@@ -42,18 +42,25 @@ static vptq_ppl_options text_options(const vptq_ppl_options *o, size_t i)
 /* ---- ids ---- */
 
 /* Prints ids one per line, after an empty line unless they are the *first. */
-static vptq_status print_ids(const vptq_output *out, const int32_t *ids, size_t count,
-                             bool *first, vptq_err *err)
+static vptq_status print_ids(const vptq_ctx *ctx, const vptq_output *out, const int32_t *ids,
+                             size_t count, bool *first, vptq_err *err)
 {
+    const size_t block = 32768; /* bytes printed between two looks at the cancel flag */
     vptq_status st = VPTQ_OK;
     vptq_buf text;
-    vptq_buf_init(&text, NULL);
+    vptq_buf_init(&text, ctx->mem);
     if (!*first)
         VPTQ_TRY(vptq_buf_add(&text, "\n", 1, err));
     *first = false;
-    for (size_t i = 0; i < count; i++)
-        VPTQ_TRY(vptq_buf_printf(&text, err, "%" PRId32 "\n", ids[i]));
-    st = vptq_print_text(out, err, "%s", text.data);
+    for (size_t i = 0; i <= count; i++) {
+        if (i == count || text.len >= block) {
+            VPTQ_TRY(vptq_check_cancel(ctx, err));
+            VPTQ_TRY(vptq_print_text(out, err, "%s", text.data));
+            vptq_buf_clear(&text);
+        }
+        if (i < count)
+            VPTQ_TRY(vptq_buf_printf(&text, err, "%" PRId32 "\n", ids[i]));
+    }
 out:
     vptq_buf_release(&text);
     return st;
@@ -74,8 +81,8 @@ static vptq_status print_documents(const vptq_ctx *ctx, const vptq_model *m,
     if (o->document_limit && count > o->document_limit)
         count = o->document_limit;
     for (size_t i = 0; i < count; i++)
-        VPTQ_TRY(
-            print_ids(out, ids.data + offsets[i], offsets[i + 1] - offsets[i], first, err));
+        VPTQ_TRY(print_ids(ctx, out, ids.data + offsets[i], offsets[i + 1] - offsets[i], first,
+                           err));
 out:
     vptq_ids_release(&ids);
     vptq_arena_release(&arena);
@@ -96,7 +103,7 @@ vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m, const vptq_ppl_opt
         vptq_status st =
             vptq_corpus_load(ctx, &o.corpus, m->tokenizer, m->desc->vocab, &text, err);
         if (!st)
-            st = print_ids(out, text.ids.data, text.ids.count, &first, err);
+            st = print_ids(ctx, out, text.ids.data, text.ids.count, &first, err);
         vptq_corpus_release(&text);
         if (st)
             return st;

@@ -12,7 +12,7 @@ place=$(mktemp -d "/tmp/vptq-limits.XXXXXX")
 trap 'chmod -R u+rwx "$place"; rm -rf "$place"' EXIT
 chmod 755 "$place"
 cd "$place" || exit
-mkdir bin run ro disk want
+mkdir bin run want
 cp "$BIN"/vptq-* bin
 cp -rL "$model" model
 head -c 6000 "$tiny" >text
@@ -205,4 +205,21 @@ if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
 fi
 if unshare -m umount -l /proc 2>/dev/null; then
     condition "no /proc" c run "set -- unshare -m sh -c 'umount -l /proc && exec \"\$@\"' sh \"\$@\""
+fi
+
+# A disk of 4 MiB with little room left; what the command leaves there is brought to run.
+cat >small_disk <<'E'
+exec 3<. && mount -t tmpfs -o size=4m small "$PWD" && cd "$PWD" || exit 100
+head -c $((4096 - $1))K /dev/zero >filler
+shift
+status=0
+"$@" || status=$?
+rm filler
+cp -a . /proc/self/fd/3 || exit 100
+exit "$status"
+E
+if (cd run && unshare -m bash ../small_disk 64 true) 2>/dev/null; then
+    for kib in 64 ${VPTQ_LONG:+16 256}; do
+        condition "a disk of 4 MiB with $kib KiB left" - run "set -- unshare -m bash ../small_disk $kib \"\$@\""
+    done
 fi

@@ -9,3 +9,39 @@ wait_for 60 scoring
 interrupt "$pid"
 expect_line err.txt 'interrupted'
 [ ! -s out.txt ] || fail "something on stdout"
+
+# ids that nobody reads any further: the pipe takes 64 KiB
+mkfifo ids
+for _ in 1 2 3 4 5 6 7 8; do cat "$text"; done >texts
+"$BIN/vptq-eval" ppl -m "$model" --text texts --tokens-only >ids 2>err.txt &
+pid=$!
+{
+    read -r _
+    kill -INT "$pid"
+    cat >rest
+} <ids
+expect_exit 130 wait "$pid"
+expect_line err.txt 'interrupted'
+[ "$(wc -l <rest)" -lt 100000 ] || fail "went on to $(wc -l <rest) ids"
+
+# What was finished before the interruption stays: rows, losses, samples.
+head -c 3000 "$text" >short
+"$BIN/vptq-eval" ppl -q -m "$model" --text short --context 64 --dump want.f64 >/dev/null
+"$BIN/vptq-eval" ppl -m "$model" --text short --text texts --context 64 --dump got.f64 >out.txt 2>err.txt &
+pid=$!
+first_text() { grep -q '^short' out.txt; }
+wait_for 60 first_text
+interrupt "$pid"
+expect_same want.f64 got.f64
+[ "$(wc -l <out.txt)" = 2 ] || fail "not a head and a row: $(cat out.txt)"
+
+items=$SRC/tests/golden/tasks/copa.jsonl
+for _ in {1..500}; do cat "$items"; done >many
+"$BIN/vptq-eval" tasks -q -m "$model" --task a="$items" --samples want.jsonl >want.txt
+"$BIN/vptq-eval" tasks -m "$model" --task a="$items" --task b=many --backend ref --samples got.jsonl >out.txt 2>err.txt &
+pid=$!
+second_task() { grep -q 'tasks: 42500' err.txt; }
+wait_for 60 second_task
+interrupt "$pid"
+expect_line out.txt '^a  *3 '
+[ "$(wc -l <got.jsonl)" = "$(wc -l <want.jsonl)" ] || fail "samples: $(wc -l <got.jsonl)"
