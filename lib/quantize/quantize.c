@@ -202,8 +202,14 @@ static vptq_status run(vptq_quantizer *q, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
     const char *work = q->opt->work;
+    double one = 1;
+    size_t bad_pivot;
 
     VPTQ_TRY(vptq_manifest_make(q, err));
+    /* The first factorization loads a library that may be missing: not after the calibration.
+     */
+    if (q->opt->calibrate)
+        VPTQ_TRY(vptq_hessian_cholesky(q->dev, 1, &one, &bad_pivot, err));
     /* writing a manifest into a model's directory would make it unreadable as a model */
     VPTQ_TRY(vptq_work_check_own(q, err));
     VPTQ_TRY(vptq_dir_make(work, err));
