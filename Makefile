@@ -332,7 +332,7 @@ run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 
 # Fuzzes with clang's libFuzzer, T seconds or RUNS executions per target, whichever comes first;
-# FUZZ='gguf npy' selects targets.
+# FUZZ='gguf npy' selects targets; STATE=DIR keeps corpora and counts, so that a later run continues.
 LIBFUZZER_MAKE = $(MAKE) CC=clang SANITIZE=fuzzer-no-link,address,undefined LIBFUZZER=1
 fuzz:
 	+$(Q)$(LIBFUZZER_MAKE) run-libfuzzer
@@ -341,7 +341,7 @@ fuzz-programs:
 .PHONY: fuzz-programs libfuzzer-programs run-libfuzzer
 libfuzzer-programs: $(FUZZ_BIN)
 run-libfuzzer: $(FUZZ_BIN)
-	$(Q)scripts/fuzz.sh $(or $(T),$(if $(RUNS),0,60)) $(or $(RUNS),0) $(FUZZ_BIN)
+	$(Q)STATE=$(STATE) scripts/fuzz.sh $(or $(T),$(if $(RUNS),0,60)) $(or $(RUNS),0) $(FUZZ_BIN)
 # All fuzz programs copied to FUZZ_OUT, for tests/fuzz/build.sh.
 .PHONY: fuzz-oss
 fuzz-oss: $(FUZZ_BIN)

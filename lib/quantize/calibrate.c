@@ -13,7 +13,7 @@
 #include "lib/base/file.h"
 #include "lib/encoder/target.h"
 
-enum { NO_LAYER = UINT32_MAX };
+static const uint32_t NO_LAYER = UINT32_MAX;
 
 /* Moments of one part of the windows for the current block; sequential: for the current input.
  */

@@ -9,6 +9,12 @@
 
 enum { MAX_LOAD = 16 << 20 };
 
+static bool has_suffix(const char *name, const char *suffix)
+{
+    const size_t n = strlen(name), s = strlen(suffix);
+    return n >= s && !strcmp(name + n - s, suffix);
+}
+
 static void read_all(const char *path)
 {
     vptq_archive *a = NULL;
@@ -17,6 +23,11 @@ static void read_all(const char *path)
     for (size_t i = 0; i < vptq_archive_count(a); i++) {
         const vptq_archive_entry *e = vptq_archive_at(a, i);
         if (vptq_archive_find(a, e->name, e->is_tensor) != e)
+            abort();
+        /* no companion is read as weights or lies elsewhere */
+        if (!e->is_tensor &&
+            (strchr(e->name, '/') || e->name[0] == '.' || has_suffix(e->name, ".safetensors") ||
+             has_suffix(e->name, ".bin") || has_suffix(e->name, ".py")))
             abort();
         uint8_t *data = e->size <= MAX_LOAD ? malloc((size_t)e->size + 1) : NULL;
         unsigned sum = 0;

@@ -19,24 +19,38 @@ static vptq_model make_model(vptq_vocab *v, const vptq_model_desc *desc, vptq_to
     return m;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+/* The same for all inputs. */
+static vptq_vocab v = {.source = "fuzz"};
+static vptq_tokenizer *t;
+static char template_file[FUZZ_PATH_MAX];
+
+static void clean_up(void)
+{
+    unlink(template_file);
+}
+
+static void make_once(const vptq_ctx *ctx)
 {
     static fuzz_bytes bytes;
+    fuzz_bytes_fill(&bytes, &v);
+    if (!fuzz_input_file(template_file, (const uint8_t *)template_text,
+                         sizeof template_text - 1) ||
+        atexit(clean_up) || vptq_tokenizer_open(ctx, &v, &t, NULL))
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
     static const vptq_model_desc desc = {.vocab = 256};
     const vptq_ctx ctx = {.threads = 1};
-    char messages[FUZZ_PATH_MAX], template_file[FUZZ_PATH_MAX];
+    char messages[FUZZ_PATH_MAX];
     vptq_err err;
     vptq_ids stop;
     vptq_buf out;
-    vptq_tokenizer *t = NULL;
-    vptq_vocab v = {.source = "fuzz"};
-    fuzz_bytes_fill(&bytes, &v);
+    if (!t)
+        make_once(&ctx);
     if (!fuzz_input_file(messages, data, size))
         return 0;
-    if (!fuzz_input_file(template_file, (const uint8_t *)template_text,
-                         sizeof template_text - 1) ||
-        vptq_tokenizer_open(&ctx, &v, &t, &err))
-        abort();
     vptq_model m = make_model(&v, &desc, t);
     vptq_chat_options o = {.template_file = template_file,
                            .messages = messages,
@@ -49,8 +63,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     vptq_buf_release(&out);
     vptq_ids_release(&stop);
-    vptq_tokenizer_close(t);
-    unlink(template_file);
     unlink(messages);
     return 0;
 }

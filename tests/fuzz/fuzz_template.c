@@ -20,8 +20,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     vptq_err err;
     vptq_template *t;
     vptq_buf out;
-    json_t *variables;
-    if (vptq_json_parse(conversation, strlen(conversation), "conversation", &variables, &err))
+    static json_t *variables; /* of all inputs */
+    if (!variables &&
+        vptq_json_parse(conversation, strlen(conversation), "conversation", &variables, &err))
         abort();
     vptq_buf_init(&out, NULL);
     if (!vptq_template_parse((const char *)data, size, "template", NULL, &t, &err)) {
@@ -32,6 +33,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         vptq_template_free(t);
     }
     vptq_buf_release(&out);
-    json_decref(variables);
     return 0;
 }
