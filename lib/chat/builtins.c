@@ -7,10 +7,10 @@
 #include "lib/chat/internal.h"
 
 /* Variants of functions that have several rows. */
-enum { UPPER, LOWER, CAPITALIZE, TITLE };
+enum { UPPER, LOWER, TITLE };
 enum { LEFT = 1, RIGHT = 2 };
 enum { ATTRIBUTE = 1, REJECT = 2 };
-enum { KEYS, VALUES, ITEMS, ITEMS_FILTER };
+enum { ITEMS, ITEMS_FILTER };
 enum {
     SEQUENCE = 1 << TPL_UNDEFINED | 1 << TPL_STR | 1 << TPL_LIST | 1 << TPL_TUPLE |
                1 << TPL_RANGE | 1 << TPL_DICT
@@ -60,7 +60,7 @@ static tpl_value change_case(tpl_call *c)
 {
     tpl_value s = vptq_tpl_str(c->run, c->self);
     size_t start = c->run->text->len;
-    bool begins = true; /* a word, or the text */
+    bool begins = true; /* a word */
     for (size_t at = 0, bytes; at < s.len && !c->run->status; at += bytes) {
         char text[4];
         uint32_t cp;
@@ -68,10 +68,9 @@ static tpl_value change_case(tpl_call *c)
         utf8proc_int32_t u = (utf8proc_int32_t)cp;
         utf8proc_category_t category = utf8proc_category(u);
         u = c->variant == UPPER             ? utf8proc_toupper(u)
-            : begins && c->variant != LOWER ? utf8proc_totitle(u)
+            : c->variant == TITLE && begins ? utf8proc_totitle(u)
                                             : utf8proc_tolower(u);
-        begins = c->variant == TITLE &&
-                 (category < UTF8PROC_CATEGORY_LU || category > UTF8PROC_CATEGORY_LT);
+        begins = category < UTF8PROC_CATEGORY_LU || category > UTF8PROC_CATEGORY_LT;
         if (cp == 0xdf && (uint32_t)u != cp)
             vptq_tpl_add(c->run, c->variant == UPPER ? "SS" : "Ss", 2);
         else
@@ -235,19 +234,16 @@ static tpl_value minimum(tpl_call *c)
     return end_of(c);
 }
 
-/* Keys, values or (key, value) of a dict, which shares its pairs. */
+/* (key, value) of a dict, which shares its pairs. */
 static tpl_value dict_view(tpl_call *c)
 {
     tpl_value d = c->self.kind == TPL_UNDEFINED ? TPL_EMPTY : c->self;
     if (c->self.kind != TPL_DICT && c->self.kind != TPL_UNDEFINED)
         return TPL_ERROR(c->run, "items of %s, expected a dict", vptq_tpl_type(c->self));
     tpl_value view = vptq_tpl_list(c->run, TPL_VIEW, d.len / 2);
-    for (uint32_t i = 0; i < view.len && vptq_tpl_step(c->run, 1); i++) {
-        tpl_value *pair = &d.u.items[2 * i];
-        view.u.items[i] = c->variant >= ITEMS
-                              ? (tpl_value){.kind = TPL_TUPLE, .len = 2, .u.items = pair}
-                              : pair[c->variant];
-    }
+    for (uint32_t i = 0; i < view.len && vptq_tpl_step(c->run, 1); i++)
+        view.u.items[i] =
+            (tpl_value){.kind = TPL_TUPLE, .len = 2, .u.items = &d.u.items[2 * i]};
     if (c->variant == ITEMS_FILTER)
         view.kind = TPL_ITERATOR;
     return view;
@@ -348,11 +344,6 @@ static tpl_value compares(tpl_call *c)
     return vptq_tpl_binary(c->run, c->variant, c->self, c->arg[0]);
 }
 
-static tpl_value differs(tpl_call *c)
-{
-    return TPL_BOOLEAN(!vptq_tpl_equal(c->run, c->self, c->arg[0]));
-}
-
 /* ---- global functions ---- */
 
 static tpl_value range(tpl_call *c)
@@ -412,9 +403,6 @@ static tpl_value strftime_now(tpl_call *c)
 enum { F = TPL_FILTER, T = TPL_TEST, S = TPL_STR_METHOD, D = TPL_DICT_METHOD, G = TPL_GLOBAL };
 static const tpl_function table[] = {
     {"boolean", T, has_kind, "", 0, 1 << TPL_BOOL},
-    {"capitalize", F | S, change_case, "", 0, CAPITALIZE},
-    {"count", F, length, "", 0, 0},
-    {"d", F, or_default, "default_value boolean", 0, 0},
     {"default", F, or_default, "default_value boolean", 0, 0},
     {"defined", T, has_kind, "", 0, ~(1 << TPL_UNDEFINED)},
     {"dictsort", F, dictsort, "", 0, ITEMS},
@@ -423,26 +411,21 @@ static const tpl_function table[] = {
     {"equalto", T, compares, "other", 1, '='},
     {"false", T, is_boolean, "", 0, false},
     {"first", F, end_of, "", 0, LEFT},
-    {"float", T, has_kind, "", 0, 1 << TPL_FLOAT},
     {"get", D, dict_get, "key default", 1, 0},
-    {"in", T, compares, "other", 1, 'i'},
     {"indent", F, indent, "width first", 0, 0},
-    {"integer", T, has_kind, "", 0, 1 << TPL_INT},
     {"items", F, dict_view, "", 0, ITEMS_FILTER},
     {"items", D, dict_view, "", 0, ITEMS},
     {"iterable", T, has_kind, "", 0, SEQUENCE | 1 << TPL_VIEW | 1 << TPL_ITERATOR},
     {"join", F, join, "d", 0, 0},
-    {"keys", D, dict_view, "", 0, KEYS},
     {"last", F, end_of, "", 0, RIGHT},
     {"length", F, length, "", 0, 0},
     {"list", F, list, "", 0, 0},
-    {"lower", F | S, change_case, "", 0, LOWER},
+    {"lower", F, change_case, "", 0, LOWER},
     {"lstrip", S, strip, "chars", 0, LEFT},
     {"map", F, map, "*", 0, 0},
     {"mapping", T, has_kind, "", 0, 1 << TPL_DICT},
     {"min", F, minimum, "", 0, LEFT},
     {"namespace", G, new_namespace, "*", 0, 0},
-    {"ne", T, differs, "other", 1, 0},
     {"none", T, has_kind, "", 0, 1 << TPL_NONE},
     {"number", T, has_kind, "", 0, 1 << TPL_BOOL | 1 << TPL_INT | 1 << TPL_FLOAT},
     {"raise_exception", G, raise_exception, "message", 1, 0},
@@ -452,7 +435,6 @@ static const tpl_function table[] = {
     {"replace", F | S, replace, "old new", 2, 0},
     {"rstrip", S, strip, "chars", 0, RIGHT},
     {"safe", F, string, "", 0, true},
-    {"select", F, choose, "*", 0, 0},
     {"selectattr", F, choose, "*", 0, ATTRIBUTE},
     {"sequence", T, has_kind, "", 0, SEQUENCE},
     {"sort", F, sort, "attribute", 0, 0},
@@ -467,8 +449,7 @@ static const tpl_function table[] = {
     {"trim", F, strip, "chars", 0, LEFT | RIGHT},
     {"true", T, is_boolean, "", 0, true},
     {"undefined", T, has_kind, "", 0, 1 << TPL_UNDEFINED},
-    {"upper", F | S, change_case, "", 0, UPPER},
-    {"values", D, dict_view, "", 0, VALUES}};
+    {"upper", F | S, change_case, "", 0, UPPER}};
 
 const tpl_function *vptq_tpl_function(tpl_value name, int use)
 {

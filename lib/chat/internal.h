@@ -1,11 +1,9 @@
 /* Internal: the interpreter of chat templates.
  *
- *   template.c  parsing and rendering; limits and failures
  *   lex.c       text -> tokens
  *   parse.c     tokens -> tree
- *   eval.c      tree -> text: expressions, statements, macros
- *   value.c     values: containers, operators, attributes, slices
- *   print.c     values -> text: str(), repr(), JSON
+ *   template.c  tree -> text: expressions, statements, macros; limits and failures
+ *   value.c     values: containers, operators, attributes, slices, their text
  *   builtins.c  filters, tests, methods and global functions by name
  *
  * Values never change, except namespaces, and live in one arena until the end of the run.  All
@@ -185,8 +183,38 @@ void vptq_tpl_add(tpl_run *r, const char *s, size_t len);
 tpl_value vptq_tpl_take(tpl_run *r, size_t start);
 
 tpl_node *vptq_tpl_parse(tpl_run *r, const char *text, size_t len); /* statements */
-/* Runs the statements of a template or macro: its output follows r->text. */
-void vptq_tpl_run(tpl_run *r, const tpl_node *body);
+
+/* ---- lex.c ---- */
+
+typedef enum {
+    T_END,
+    T_TEXT,
+    T_OPEN,  /* {{ or {% */
+    T_CLOSE, /* }} or %} */
+    T_NAME,
+    T_OPERATOR, /* also "in", "and", "or" */
+    T_STRING,
+    T_NUMBER
+} tpl_token;
+
+typedef struct tpl_parser {
+    tpl_run *r;    /* its line: that of the current token */
+    const char *s; /* the template with '\n' for every line end, and without the last one */
+    size_t len, pos;
+    uint32_t line;     /* at pos */
+    bool line_starts;  /* at pos */
+    char tag;          /* '{' or '%' if pos is in such a tag, else 0 */
+    unsigned brackets; /* open ones of the tag */
+    tpl_token kind;    /* of the current token, which ends at pos */
+    tpl_value value;   /* STRING: without escapes; others: as written */
+    tpl_node failed;   /* stands for nodes that cannot be allocated */
+} tpl_parser;
+
+/* Begins at the first token of a text, of which the parser keeps a copy. */
+void vptq_tpl_lex(tpl_parser *p, const char *text, size_t len);
+void vptq_tpl_next(tpl_parser *p); /* reads the next token */
+/* Offset of what follows the white space at `at`. */
+size_t vptq_tpl_skip_space(const tpl_parser *p, size_t at);
 
 /* ---- builtins.c ---- */
 
@@ -251,8 +279,6 @@ size_t vptq_tpl_char(const char *s, size_t len, uint32_t *cp);
 tpl_value vptq_tpl_strip(tpl_run *r, tpl_value v, tpl_value chars, bool left, bool right);
 /* Byte offset of `part` in s from `from` on, or SIZE_MAX.  Takes linear time and charges it. */
 size_t vptq_tpl_find(tpl_run *r, tpl_value s, tpl_value part, size_t from);
-
-/* ---- print.c ---- */
 
 void vptq_tpl_print(tpl_run *r, tpl_value v); /* appends str(v) */
 tpl_value vptq_tpl_str(tpl_run *r, tpl_value v);

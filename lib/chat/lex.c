@@ -1,5 +1,5 @@
 /* Splits a template into tokens, as jinja2's lexer does with trim_blocks and lstrip_blocks. */
-#include "lib/chat/lex.h"
+#include "lib/chat/internal.h"
 
 /* ---- outside of tags ---- */
 
@@ -107,10 +107,9 @@ static size_t name_length(const char *s)
 
 static void read_number(tpl_parser *p)
 {
-    bool index = p->s[p->pos - 1] == '.'; /* as in x.0.y */
     set_token(p, T_NUMBER, p->pos + strspn(p->s + p->pos, digits));
     const char *after = p->s + p->pos;
-    if (name_length(after) > 0 || (!index && *after == '.' && strspn(after + 1, digits) > 0))
+    if (name_length(after) > 0 || (*after == '.' && strspn(after + 1, digits) > 0))
         TPL_UNSUPPORTED(p->r, "a number that is not a decimal integer is not supported");
 }
 

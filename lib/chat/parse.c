@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "lib/chat/lex.h"
+#include "lib/chat/internal.h"
 
 typedef tpl_node *(*parse_fn)(tpl_parser *p);
 
@@ -257,9 +257,6 @@ static tpl_node *parse_postfix(tpl_parser *p, tpl_node *n)
             n = parse_arguments(p, new_node(p, TPL_N_CALL, 0, n));
         } else if (!take(p, ".")) {
             return n;
-        } else if (is_kind(p, T_NUMBER)) {
-            n = new_node(p, TPL_N_BINARY, '[', n);
-            n->right = parse_number(p);
         } else {
             n = new_named(p, TPL_N_ATTRIBUTE, 0, n);
         }
@@ -298,8 +295,6 @@ static tpl_node *parse_unary(tpl_parser *p, bool with_filters)
         } else if (take(p, "is")) {
             bool negated = take(p, "not");
             n = negate(p, negated, parse_apply(p, TPL_TEST, n));
-        } else if (is(p, "(")) {
-            n = parse_arguments(p, new_node(p, TPL_N_CALL, 0, n));
         } else {
             break;
         }

@@ -20,7 +20,7 @@ import check_templates as check  # noqa: E402
 warnings.simplefilter("ignore")
 # slices of constants, formatting, the text of a range or of what `items` gives, the order of lists, sums of floats,
 # chains of comparisons
-UNSUPPORTED = r"\be %|list\)* [<>]|<= .* >= |[-+%] ?\(*[fg]\b|\b[fg]\)* [-+%]|([<>=]=?|\bin) [^()]* ([<>!=]=?|in) |\)\[[^\]]*:|'[^']*' %[^}]|range\([^)]*\)(?!\|l)|\|items(?!\|)|(mixed|rows|ls?|el) [<>]"
+UNSUPPORTED = r"\be %|list\)* [<>]|<= .* >= |[-+%] ?\(*[fg]\b|\b[fg]\)* [-+%]|([<>=]=?|\bin) [^()]* ([<>!=]=?|in) |\)\[[^\]]*:|'[^']*' %[^}]|range\([^)]*\)(?!\|l)|\|items(?!\|)|(mixed|rows|ls?|el) [<>]|\+\([^)]*\b[fg]\b|[!=]= .* (>|!=) |\) % "
 FOLDER = os.path.join(HERE, "chat_templates")
 
 

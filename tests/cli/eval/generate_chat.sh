@@ -6,7 +6,7 @@ cp "$hf"/{config.json,generation_config.json,model.safetensors,tokenizer.json,to
 # shellcheck disable=SC2016 # Jinja
 cat > src/chat_template.jinja <<'EOF'
 {{ bos_token }}{% for m in messages %}
-{{ m.role | capitalize }}: {{ m.content }}{{ eos_token if m.role == 'assistant' }}
+{{ m.role.title() }}: {{ m.content }}{{ eos_token if m.role == 'assistant' }}
 {% endfor %}
 {% if add_generation_prompt %}
 Once upon a time{{ ', ' ~ name if name }}
