@@ -129,13 +129,6 @@ int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...)
     return try_help(cli);
 }
 
-int vptq_cli_bad_value(const vptq_cli *cli, const char *name, const char *value,
-                       const char *expected_values)
-{
-    return vptq_cli_usage_error(cli, "--%s %.128s: expected %s", name, *value ? value : "''",
-                                expected_values);
-}
-
 int vptq_cli_missing_option(const vptq_cli *cli, const char *name)
 {
     const vptq_cli_option *o = cli->options;
@@ -423,8 +416,9 @@ static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp
             return bad_option(cli, c, argv);
         e->seen = true;
         if (!store(cli, e->option, optarg))
-            return vptq_cli_bad_value(cli, e->option->name, optarg,
-                                      expected(e->option, &cli->common.threads));
+            return vptq_cli_usage_error(cli, "--%s %.128s: expected %s", e->option->name,
+                                        *optarg ? optarg : "''",
+                                        expected(e->option, &cli->common.threads));
     }
     for (size_t i = 0; i < cli->state->own; i++) {
         const vptq_cli_option *o = cli->state->entries[i].option;

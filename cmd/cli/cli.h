@@ -133,9 +133,6 @@ bool vptq_cli_given(const vptq_cli *cli, size_t option);
 void vptq_cli_say(const char *tool, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 /* Usage errors found after parsing: each prints one and returns CLI_USAGE. */
 int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
-/* "--NAME VALUE: expected ..." */
-int vptq_cli_bad_value(const vptq_cli *cli, const char *name, const char *value,
-                       const char *expected_values);
 /* "missing option: -m/--model MODEL"; `name` is in the command's own table. */
 int vptq_cli_missing_option(const vptq_cli *cli, const char *name);
 

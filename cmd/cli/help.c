@@ -16,7 +16,8 @@ static void range_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_range *r)
     snprintf(text, CLI_DEFAULT_SIZE, "%" PRIu32 "-%" PRIu32, r->first, r->last);
 }
 
-void vptq_cli_default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o)
+/* Formats the default of an option; empty if there is nothing to show. */
+static void default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o)
 {
     text[0] = 0;
     if (!o->target || o->required)
@@ -90,7 +91,7 @@ static void print_option(const vptq_cli_entry *e)
     int n =
         snprintf(left, sizeof left, e->letter ? "  -%c, --%s%s%s" : "  %c   --%s%s%s",
                  e->letter ? e->letter : ' ', o->name, o->arg ? " " : "", o->arg ? o->arg : "");
-    vptq_cli_default_text(value, o);
+    default_text(value, o);
     snprintf(right, sizeof right, "%s%s%s%s%s", o->help, o->required ? " (required)" : "",
              value[0] ? " (default: " : "", value, value[0] ? ")" : "");
     if (n + 1 < HELP_COLUMN)

@@ -31,7 +31,5 @@ vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vp
 int vptq_cli_finish_stdout(const char *tool);
 void vptq_cli_print_help(const vptq_cli *cli);
 void vptq_cli_print_version(const vptq_cli *cli);
-/* Formats the default of an option; empty if there is nothing to show. */
-void vptq_cli_default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o);
 
 #endif

@@ -25,7 +25,7 @@ void vptq_ref_close(vptq_dev *dev)
     vptq_mem_free(mem, dev);
 }
 
-void vptq_ref_libraries(vptq_dev *dev, char *text, size_t size)
+static void ref_libraries(vptq_dev *dev, char *text, size_t size)
 {
     (void)dev;
     snprintf(text, size, "%s", "");
@@ -77,7 +77,7 @@ const vptq_backend vptq_backend_ref = {.name = "ref",
                                        .open = vptq_ref_open,
                                        .close = vptq_ref_close,
                                        .describe = ref_describe,
-                                       .libraries = vptq_ref_libraries,
+                                       .libraries = ref_libraries,
                                        .alloc = vptq_ref_alloc,
                                        .release = vptq_ref_release,
                                        .left = vptq_ref_left,

@@ -10,7 +10,6 @@
 vptq_status vptq_ref_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err);
 void vptq_ref_close(vptq_dev *dev);
 vptq_status vptq_ref_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr, vptq_err *err);
-void vptq_ref_libraries(vptq_dev *dev, char *text, size_t size);
 size_t vptq_ref_left(const vptq_dev *dev);
 void vptq_ref_release(vptq_dev *dev, void *ptr);
 vptq_status vptq_ref_copy(vptq_dev *dev, void *dst, const void *src, size_t bytes,
