@@ -12,9 +12,8 @@ typedef struct hessian_args {
     bool merge, inverse;
 } hessian_args;
 
-static int collect(vptq_cli *cli, const hessian_args *a)
+static vptq_status collect(vptq_cli *cli, const hessian_args *a, vptq_err *err)
 {
-    vptq_err err = {0};
     vptq_model *model = NULL;
     vptq_model_options open = {.tokenizer = a->tokenizer};
     vptq_collect_options opt = {.first_layer = a->layers.first,
@@ -23,72 +22,64 @@ static int collect(vptq_cli *cli, const hessian_args *a)
                                 .dry_run = cli->common.dry_run,
                                 .tool_version = "vptq-hessian " VPTQ_VERSION};
 
-    vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &opt.calibrate,
-                                             &opt.factor, &err);
-    if (st)
-        return vptq_cli_finish(cli, st, &err);
-    st = vptq_ctx_backend(cli->ctx, NULL, &err);
+    VPTQ_CHECK(vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &opt.calibrate,
+                                       &opt.factor, err));
+    VPTQ_CHECK(vptq_ctx_backend(cli->ctx, NULL, err));
     open.need_tokenizer = opt.calibrate.corpus.text_count > 0;
-    if (!st)
-        st = vptq_model_load(cli->ctx, a->model, &open, &model, &err);
-    if (!st)
-        st = vptq_hessians_collect(cli->ctx, model, &opt, a->output, &cli->out, &err);
+    VPTQ_CHECK(vptq_model_load(cli->ctx, a->model, &open, &model, err));
+    const vptq_status st =
+        vptq_hessians_collect(cli->ctx, model, &opt, a->output, &cli->out, err);
     vptq_model_free(model);
-    return vptq_cli_finish(cli, st, &err);
+    return st;
 }
 
-/* Imports or exports Hessians. */
-static int exchange(vptq_cli *cli, const hessian_args *a)
+static vptq_status run(vptq_cli *cli, const hessian_args *a, vptq_err *err)
 {
-    vptq_err err = {0};
-    const char *option = a->import ? "--import" : "--export";
-
-    if (cli->common.dry_run)
-        return vptq_cli_usage_error(cli, "%s has no --dry-run", option);
-    if (a->export && cli->common.force)
-        return vptq_cli_usage_error(cli, "--export has no --force");
-    if (!a->output)
-        return vptq_cli_usage_error(cli, "%s needs -o %s", option,
-                                    a->import ? "HDIR" : "PTDIR");
-    const vptq_status st = a->import ? vptq_hessians_import(cli->ctx, a->import, a->output,
-                                                            cli->common.force, &cli->out, &err)
-                                     : vptq_hessians_export(cli->ctx, a->export, a->inverse,
-                                                            a->output, &cli->out, &err);
-    return vptq_cli_finish(cli, st, &err);
+    const bool force = cli->common.force;
+    if (a->merge)
+        return vptq_hessians_merge(cli->ctx, cli->args, cli->arg_count, a->output, force,
+                                   &cli->out, err);
+    if (a->show)
+        return vptq_hessians_show(cli->ctx, a->show, &cli->out, err);
+    if (a->import)
+        return vptq_hessians_import(cli->ctx, a->import, a->output, force, &cli->out, err);
+    if (a->export)
+        return vptq_hessians_export(cli->ctx, a->export, a->inverse, a->output, &cli->out, err);
+    return collect(cli, a, err);
 }
 
-static int merge(vptq_cli *cli, const hessian_args *a)
+/* Returns the first given option that only collecting reads, or NULL. */
+static const char *given_for_collecting(const vptq_cli *cli)
 {
-    vptq_err err = {0};
-    if (cli->common.dry_run)
-        return vptq_cli_usage_error(cli, "--merge has no --dry-run");
-    if (!a->output)
-        return vptq_cli_usage_error(cli, "--merge needs -o HDIR");
-    if (cli->arg_count < 2)
-        return vptq_cli_usage_error(cli, "--merge needs at least two hessian directories");
-    const vptq_status st = vptq_hessians_merge(cli->ctx, cli->args, cli->arg_count, a->output,
-                                               cli->common.force, &cli->out, &err);
-    return vptq_cli_finish(cli, st, &err);
-}
-
-/* Returns the first given option that only collecting reads, among the first `count` of the
- * table, or NULL. */
-static const char *given_for_collecting(const vptq_cli *cli, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (vptq_cli_given(cli, i) && strcmp(cli->options[i].name, "output") != 0)
-            return cli->options[i].name;
+    for (const vptq_cli_option *o = cli->options; !o->name || strcmp(o->name, "merge"); o++)
+        if (o->name && strcmp(o->name, "output") != 0 && vptq_cli_given(cli, o->name))
+            return o->name;
     return NULL;
 }
 
-static int dispatch(vptq_cli *cli, const hessian_args *a, size_t collecting)
+/* Checks what --merge, --import and --export write. */
+static int check_written(const vptq_cli *cli, const hessian_args *a, const char *mode)
+{
+    if (cli->common.dry_run)
+        return vptq_cli_usage_error(cli, "--%s has no --dry-run", mode);
+    if (a->export && cli->common.force)
+        return vptq_cli_usage_error(cli, "--export has no --force");
+    if (!a->output)
+        return vptq_cli_usage_error(cli, "--%s needs -o %s", mode,
+                                    a->export ? "PTDIR" : "HDIR");
+    if (a->merge && cli->arg_count < 2)
+        return vptq_cli_usage_error(cli, "--merge needs at least two hessian directories");
+    return CLI_OK;
+}
+
+static int check_usage(const vptq_cli *cli, const hessian_args *a)
 {
     const char *mode = a->show     ? "show"
                        : a->merge  ? "merge"
                        : a->import ? "import"
                        : a->export ? "export"
                                    : NULL;
-    const char *other = a->show && a->output ? "output" : given_for_collecting(cli, collecting);
+    const char *other = a->show && a->output ? "output" : given_for_collecting(cli);
     if (!!a->show + a->merge + !!a->import + !!a->export > 1)
         return vptq_cli_usage_error(
             cli, "--show, --merge, --import and --export exclude each other");
@@ -97,17 +88,10 @@ static int dispatch(vptq_cli *cli, const hessian_args *a, size_t collecting)
                                     a->import ? ": --import detects the kind of file" : "");
     if (mode && other)
         return vptq_cli_usage_error(cli, "--%s does not go with --%s", other, mode);
-    if (a->merge)
-        return merge(cli, a);
-    if (cli->arg_count)
+    if (cli->arg_count && !a->merge)
         return vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
-    if (a->show) {
-        vptq_err err = {0};
-        const vptq_status st = vptq_hessians_show(cli->ctx, a->show, &cli->out, &err);
-        return vptq_cli_finish(cli, st, &err);
-    }
-    if (a->import || a->export)
-        return exchange(cli, a);
+    if (mode)
+        return a->show ? CLI_OK : check_written(cli, a, mode);
     if (!a->model)
         return vptq_cli_missing_option(cli, "model");
     if (!a->output && !cli->common.dry_run)
@@ -115,37 +99,37 @@ static int dispatch(vptq_cli *cli, const hessian_args *a, size_t collecting)
     if (!vptq_cli_calibrate_given(&a->calibrate))
         return vptq_cli_usage_error(cli,
                                     "missing option: -c/--calibration TEXT or --tokens FILE");
-    return collect(cli, a);
+    return CLI_OK;
+}
+
+static int dispatch(vptq_cli *cli, void *arg)
+{
+    vptq_err err = {0};
+    const int code = check_usage(cli, arg);
+    return code ? code : vptq_cli_finish(cli, run(cli, arg, &err), &err);
 }
 
 int main(int argc, char **argv)
 {
-    hessian_args a = {.layers = {0, UINT32_MAX}};
-    const vptq_cli_option collect_options[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Collect", false},
-        {'m', "model", CLI_STRING, &a.model, "MODEL", "model whose inputs are measured", false},
-        {'o', "output", CLI_STRING, &a.output, "HDIR", "directory of Hessians to write", false},
-        {0, "layers", CLI_RANGE, &a.layers, "A-B", "only these layers (default: all)", false},
-        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model",
-         false}};
-    const vptq_cli_option other_options[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Merge, inspect, exchange", false},
-        {0, "merge", CLI_FLAG, &a.merge, NULL, "merge the HDIRs given as arguments into -o",
-         false},
+    hessian_args a = {.calibrate = CLI_CALIBRATE_DEFAULTS, .layers = {0, UINT32_MAX}};
+    const vptq_cli_option options[] = {
+        CLI_HEADING("Collect"),
+        {'m', "model", CLI_STRING, &a.model, "MODEL", "model whose inputs are measured"},
+        {'o', "output", CLI_STRING, &a.output, "HDIR", "directory of Hessians to write"},
+        {0, "layers", CLI_RANGE, &a.layers, "A-B", "only these layers (default: all)"},
+        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model"},
+        CLI_CALIBRATE_OPTIONS(&a.calibrate),
+        CLI_HEADING("Merge, inspect, exchange"),
+        {0, "merge", CLI_FLAG, &a.merge, NULL, "merge the HDIRs given as arguments into -o"},
         {0, "show", CLI_STRING, &a.show, "HDIR",
-         "print statistics and a verdict for each Hessian", false},
+         "print statistics and a verdict for each Hessian"},
         {0, "import", CLI_STRING, &a.import, "PATH",
-         "convert to -o HDIR: a directory of PyTorch or .npy files, or an imatrix file", false},
+         "convert to -o HDIR: a directory of PyTorch or .npy files, or an imatrix file"},
         {0, "export", CLI_STRING, &a.export, "HDIR",
-         "write PyTorch files of these Hessians to -o PTDIR", false},
+         "write PyTorch files of these Hessians to -o PTDIR"},
         {0, "inverse", CLI_FLAG, &a.inverse, NULL,
-         "export factors of the damped inverses instead of covariances", false},
+         "export factors of the damped inverses instead of covariances"},
         CLI_END};
-    enum {
-        COLLECT = sizeof collect_options / sizeof collect_options[0],
-        OTHER = sizeof other_options / sizeof other_options[0]
-    };
-    vptq_cli_option options[COLLECT + CLI_CALIBRATE_OPTIONS + OTHER];
     vptq_cli cli = {
         .tool = "vptq-hessian",
         .summary = "Collects second moments of the inputs of a model's linear layers from "
@@ -159,13 +143,5 @@ int main(int argc, char **argv)
         .options = options,
         .formats = "text|json",
         .operands = true};
-    int code;
-
-    memcpy(options, collect_options, sizeof collect_options);
-    vptq_cli_calibrate_options(&a.calibrate, options + COLLECT);
-    memcpy(options + COLLECT + CLI_CALIBRATE_OPTIONS, other_options, sizeof other_options);
-    if (vptq_cli_parse(&cli, argc, argv, 1, &code))
-        code = dispatch(&cli, &a, COLLECT + CLI_CALIBRATE_OPTIONS);
-    vptq_cli_release(&cli);
-    return code;
+    return vptq_cli_run(&cli, argc, argv, dispatch, &a);
 }

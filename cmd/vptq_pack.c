@@ -16,23 +16,6 @@ typedef struct pack_args {
 
 enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE, FORM_GGUF };
 
-static vptq_model_options open_options(const pack_args *a)
-{
-    return (vptq_model_options){.tokenizer = a->tokenizer, .base = a->base};
-}
-
-static int check(vptq_cli *cli, const pack_args *a)
-{
-    const vptq_model_options open = open_options(a);
-    vptq_err err = {0};
-    uint32_t errors = 0;
-    const vptq_status st = vptq_check(cli->ctx, a->model, &open, &cli->out, &errors, &err);
-    const int code = vptq_cli_finish(cli, st, &err);
-    return code == CLI_OK && errors ? CLI_CHECK_FAILED : code;
-}
-
-/* ---- pack and unpack ---- */
-
 static bool ends_with(const char *text, const char *end)
 {
     size_t n = strlen(text), m = strlen(end);
@@ -88,9 +71,8 @@ static vptq_pack_form choose_form(const pack_args *a)
     return a->form == FORM_HF ? VPTQ_PACK_HF : one_file;
 }
 
-static int write_model(vptq_cli *cli, const pack_args *a)
+static vptq_status write_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
 {
-    vptq_err err = {0};
     vptq_pack_options opt = {.input = a->model,
                              .output = a->output,
                              .base = a->base,
@@ -102,13 +84,10 @@ static int write_model(vptq_cli *cli, const pack_args *a)
                              .lm_head = a->lm_head,
                              .force = cli->common.force,
                              .dry_run = cli->common.dry_run};
-    vptq_status st = choose_dtype(a, &opt.dtype, &err);
-    if (!st)
-        st = choose_embeddings(a, opt.dtype, &opt.embeddings, &err);
-    if (!st)
-        st = (a->unpack ? vptq_unpack(cli->ctx, &opt, &cli->out, &err)
-                        : vptq_pack(cli->ctx, &opt, &cli->out, &err));
-    return vptq_cli_finish(cli, st, &err);
+    VPTQ_CHECK(choose_dtype(a, &opt.dtype, err));
+    VPTQ_CHECK(choose_embeddings(a, opt.dtype, &opt.embeddings, err));
+    return a->unpack ? vptq_unpack(cli->ctx, &opt, &cli->out, err)
+                     : vptq_pack(cli->ctx, &opt, &cli->out, err);
 }
 
 /* Returns a given option that only writing reads, or NULL. */
@@ -150,8 +129,12 @@ static int check_usage(const vptq_cli *cli, const pack_args *a)
     return CLI_OK;
 }
 
-static int dispatch(vptq_cli *cli, pack_args *a)
+static int dispatch(vptq_cli *cli, void *arg)
 {
+    pack_args *a = arg;
+    vptq_err err = {0};
+    vptq_status st;
+    uint32_t errors = 0;
     const size_t models = cli->arg_count + (a->model != NULL);
     if (models == 0)
         return vptq_cli_missing_option(cli, "model");
@@ -165,54 +148,49 @@ static int dispatch(vptq_cli *cli, pack_args *a)
     if ((a->list || a->check) && given_for_writing(a))
         return vptq_cli_usage_error(cli, "--%s does not go with --%s", given_for_writing(a),
                                     a->list ? "list" : "check");
-    if (a->check)
-        return check(cli, a);
-    if (a->list) {
-        vptq_err err = {0};
-        const vptq_model_options open = open_options(a);
-        const vptq_status st = vptq_list(cli->ctx, a->model, &open, &cli->out, &err);
-        return vptq_cli_finish(cli, st, &err);
-    }
-    if (check_usage(cli, a) != CLI_OK)
+    if (!a->list && !a->check && check_usage(cli, a))
         return CLI_USAGE;
-    return write_model(cli, a);
+    const vptq_model_options open = {.tokenizer = a->tokenizer, .base = a->base};
+    if (a->check)
+        st = vptq_check(cli->ctx, a->model, &open, &cli->out, &errors, &err);
+    else if (a->list)
+        st = vptq_list(cli->ctx, a->model, &open, &cli->out, &err);
+    else
+        st = write_model(cli, a, &err);
+    const int code = vptq_cli_finish(cli, st, &err);
+    return code == CLI_OK && errors ? CLI_CHECK_FAILED : code;
 }
 
 int main(int argc, char **argv)
 {
     pack_args a = {0};
     const vptq_cli_option options[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "What to do (default: pack)", false},
+        CLI_HEADING("What to do (default: pack)"),
         {0, "unpack", CLI_FLAG, &a.unpack, NULL,
-         "write any model as a plain Hugging Face directory, or as a GGUF file", false},
-        {0, "list", CLI_FLAG, &a.list, NULL, "show all matrices and tensors with their bits",
-         false},
+         "write any model as a plain Hugging Face directory, or as a GGUF file"},
+        {0, "list", CLI_FLAG, &a.list, NULL, "show all matrices and tensors with their bits"},
         {0, "check", CLI_FLAG, &a.check, NULL,
-         "read everything and report every error; exit 3 if there is one", false},
+         "read everything and report every error; exit 3 if there is one"},
         {0, "repair", CLI_FLAG, &a.repair, NULL,
-         "rewrite a packed model without the defects that other readers fail on", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
-        {'m', "model", CLI_STRING, &a.model, "MODEL", "the model, instead of an argument",
-         false},
+         "rewrite a packed model without the defects that other readers fail on"},
+        CLI_HEADING("Input and output"),
+        {'m', "model", CLI_STRING, &a.model, "MODEL", "the model, instead of an argument"},
         {'o', "output", CLI_STRING, &a.output, "OUT",
-         "directory, archive or GGUF file to write", false},
+         "directory, archive or GGUF file to write"},
         {0, "to", CLI_CHOICE, &a.form, "auto|hf|archive|gguf",
-         "directory or single file; auto: by the extension .vptq or .gguf of OUT", false},
+         "directory or single file; auto: by the extension .vptq or .gguf of OUT"},
         {0, "dtype", CLI_STRING, &a.dtype, "f16|bf16|f32",
-         "stored type (default: as quantized; f16 with --unpack)", false},
+         "stored type (default: as quantized; f16 with --unpack)"},
         {0, "embeddings", CLI_STRING, &a.embeddings, "f16|bf16|f32|q8_0",
-         "GGUF: type of embedding and output head (default: --dtype)", false},
+         "GGUF: type of embedding and output head (default: --dtype)"},
         {0, "shard-size", CLI_SIZE, &a.shard_bytes, "SIZE",
-         "maximum size of a weights file in a directory; 0 = 4 GiB", false},
+         "maximum size of a weights file in a directory; 0 = 4 GiB"},
         {0, "level", CLI_U32, &a.level, "1..22",
-         "zstd level of an archive; 0 = chosen by kind of tensor", false},
+         "zstd level of an archive; 0 = chosen by kind of tensor"},
         {0, "lm-head", CLI_FLAG, &a.lm_head, NULL,
-         "also store an output head that is tied to the embedding; vptq's own loader needs it",
-         false},
-        {0, "base", CLI_STRING, &a.base, "PATH", "the original model of WORK, if it was moved",
-         false},
-        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to store in the output",
-         false},
+         "also store an output head that is tied to the embedding; vptq's own loader needs it"},
+        {0, "base", CLI_STRING, &a.base, "PATH", "the original model of WORK, if it was moved"},
+        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to store in the output"},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-pack",
@@ -232,9 +210,5 @@ int main(int argc, char **argv)
         .formats = "text|json",
         .omit = "seed",
         .operands = true};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 1, &code))
-        code = dispatch(&cli, &a);
-    vptq_cli_release(&cli);
-    return code;
+    return vptq_cli_run(&cli, argc, argv, dispatch, &a);
 }

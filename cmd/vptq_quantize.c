@@ -51,10 +51,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
 {
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
-    const vptq_corpus_options text = {.texts = a->texts.items,
-                                      .text_count = a->texts.count,
-                                      .tokens = a->tokens.items,
-                                      .token_count = a->tokens.count};
+    const vptq_corpus_options text = vptq_cli_corpus(&a->texts, &a->tokens, false);
     vptq_quantize_options opt = {.model = a->model,
                                  .hessians = a->hessians,
                                  .held_out = a->held_out,
@@ -109,8 +106,9 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
     return CLI_OK;
 }
 
-static int dispatch(vptq_cli *cli, const quantize_args *a)
+static int dispatch(vptq_cli *cli, void *arg)
 {
+    const quantize_args *a = arg;
     vptq_settings *settings;
     vptq_err err = {0};
     bool dry = cli->common.dry_run;
@@ -150,59 +148,48 @@ enum { MAX_OPTIONS = 80 };
 static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
 {
     const vptq_cli_option inputs[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
-        {'m', "model", CLI_STRING, &a->model, "MODEL", "model to quantize (required)", false},
-        {'H', "hessians", CLI_STRING, &a->hessians, "HDIR", "its Hessians", false},
+        CLI_HEADING("Input and output"),
+        {'m', "model", CLI_STRING, &a->model, "MODEL", "model to quantize (required)"},
+        {'H', "hessians", CLI_STRING, &a->hessians, "HDIR", "its Hessians"},
         {0, "held-out", CLI_STRING, &a->held_out, "HDIR",
          "Hessians of other tokens, on which losses are also reported (default: those inside "
-         "HDIR)",
-         false},
+         "HDIR)"},
         {0, "kv-factor", CLI_DOUBLE, &a->kv_factor, "C",
          "weight of the term that k_proj and v_proj add to their Hessian, 0 = none (default: "
-         "that of HDIR)",
-         false},
+         "that of HDIR)"},
         {'o', "output", CLI_STRING, &a->output, "WORK",
-         "work directory to create or to continue", false},
-        {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)", false},
-        {0, "tokenizer", CLI_STRING, &a->tokenizer, "FILE", "tokenizer to use with the model",
-         false},
+         "work directory to create or to continue"},
+        {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)"},
+        {0, "tokenizer", CLI_STRING, &a->tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "recipe", CLI_STRING, &a->recipe, "FILE",
-         "JSON rules with settings for single matrices; they take precedence over options",
-         false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Bit budget", false},
+         "JSON rules with settings for single matrices; they take precedence over options"},
+        CLI_HEADING("Bit budget"),
         {'b', "bits", CLI_DOUBLE, &a->bits, "BITS",
-         "choose v, k and k_res so that all stored bits per weight are at most BITS", false},
+         "choose v, k and k_res so that all stored bits per weight are at most BITS"},
         {0, "allocate", CLI_CHOICE, &a->allocate, "uniform|proxy|kl",
-         "one setting for all; by the loss of every matrix; by its effect on the output",
-         false},
+         "one setting for all; by the loss of every matrix; by its effect on the output"},
         {0, "allocate-text", CLI_STRINGS, &a->texts, "FILE",
-         "text for measuring sensitivities; must differ from the evaluation text", false},
+         "text for measuring sensitivities; must differ from the evaluation text"},
         {0, "allocate-tokens", CLI_STRINGS, &a->tokens, "FILE",
-         "token ids instead, int32 little endian", false},
-        {0, "allocate-windows", CLI_U64, &a->windows, "N", "number of its windows", false},
-        {0, "allocate-length", CLI_U64, &a->length, "N", "tokens per window", false}};
-    const vptq_cli_option calibration[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Calibrate in this run, without -H", false},
+         "token ids instead, int32 little endian"},
+        {0, "allocate-windows", CLI_U64, &a->windows, "N", "number of its windows"},
+        {0, "allocate-length", CLI_U64, &a->length, "N", "tokens per window"},
+        CLI_HEADING("Calibrate in this run, without -H"),
         {0, "sequential", CLI_FLAG, &a->sequential, NULL,
-         "fit each linear layer to the outputs of the quantized layers before it", false},
+         "fit each linear layer to the outputs of the quantized layers before it"},
         {0, "correction", CLI_DOUBLE, &a->correction, "X",
          "with --sequential, move targets towards the original's outputs by up to X, 0 to 1, "
-         "chosen on held-out windows: a tenth of them unless --holdout is given (default: 1)",
-         false}};
-    enum {
-        INPUTS = sizeof inputs / sizeof inputs[0],
-        CALIBRATION = sizeof calibration / sizeof calibration[0],
-        SETTINGS = INPUTS + CALIBRATION + CLI_CALIBRATE_OPTIONS
-    };
+         "chosen on held-out windows: a tenth of them unless --holdout is given (default: 1)"},
+        CLI_CALIBRATE_OPTIONS(&a->calibrate)};
+    enum { INPUTS = sizeof inputs / sizeof inputs[0] };
     memcpy(options, inputs, sizeof inputs);
-    memcpy(options + INPUTS, calibration, sizeof calibration);
-    vptq_cli_calibrate_options(&a->calibrate, options + INPUTS + CALIBRATION);
-    vptq_cli_settings_options(&a->settings, options + SETTINGS, MAX_OPTIONS - SETTINGS - 1);
+    vptq_cli_settings_options(&a->settings, options + INPUTS, MAX_OPTIONS - INPUTS - 1);
 }
 
 int main(int argc, char **argv)
 {
-    quantize_args a = {.kv_factor = NAN,
+    quantize_args a = {.calibrate = CLI_CALIBRATE_DEFAULTS,
+                       .kv_factor = NAN,
                        .correction = NAN,
                        .layers = {0, UINT32_MAX},
                        .bits = NAN,
@@ -226,11 +213,6 @@ int main(int argc, char **argv)
             "has no short form.",
         .options = options,
         .formats = "text|json"};
-    int code;
-
     fill_options(&a, options);
-    if (vptq_cli_parse(&cli, argc, argv, 1, &code))
-        code = dispatch(&cli, &a);
-    vptq_cli_release(&cli);
-    return code;
+    return vptq_cli_run(&cli, argc, argv, dispatch, &a);
 }

@@ -2,9 +2,9 @@
 #ifndef VPTQ_CMD_CLI_CALIBRATE_H
 #define VPTQ_CMD_CLI_CALIBRATE_H
 
-#include "cmd/cli/cli.h"
+#include <math.h>
 
-enum { CLI_CALIBRATE_OPTIONS = 7 };
+#include "cmd/cli/cli.h"
 
 typedef struct vptq_cli_calibrate {
     vptq_cli_strings texts, tokens;
@@ -14,9 +14,26 @@ typedef struct vptq_cli_calibrate {
     double holdout; /* NAN = not given */
 } vptq_cli_calibrate;
 
-/* Initializes `c` to the defaults and writes CLI_CALIBRATE_OPTIONS options that point into it.
- */
-void vptq_cli_calibrate_options(vptq_cli_calibrate *c, vptq_cli_option *options);
+/* Rows of a table of options that point into `c`, which holds the defaults. */
+#define CLI_CALIBRATE_DEFAULTS                                                                 \
+    {                                                                                          \
+        .windows = 128, .length = 2048, .weights = "sink", .holdout = (double)NAN              \
+    }
+#define CLI_CALIBRATE_OPTIONS(c)                                                               \
+    CLI_OPTION('c', "calibration", CLI_STRINGS, &(c)->texts, "TEXT",                           \
+               "UTF-8 text; may be repeated"),                                                 \
+        CLI_OPTION(0, "tokens", CLI_STRINGS, &(c)->tokens, "FILE",                             \
+                   "token ids (int32, little endian) instead of a text; may be repeated"),     \
+        CLI_OPTION('n', "windows", CLI_U64, &(c)->windows, "N",                                \
+                   "maximum number of windows, drawn by --seed if the text has more"),         \
+        CLI_OPTION('l', "length", CLI_U64, &(c)->length, "N", "tokens per window"),            \
+        CLI_OPTION(0, "rows", CLI_FLAG, &(c)->rows, NULL,                                      \
+                   "form the text as Hugging Face rows joined by two newlines"),               \
+        CLI_OPTION(                                                                            \
+            0, "weights", CLI_STRING, &(c)->weights, "KIND",                                   \
+            "tokens that count more for k and v: plain, sink[:factor] or attention[:factor]"), \
+        CLI_OPTION(0, "holdout", CLI_DOUBLE, &(c)->holdout, "SHARE",                           \
+                   "share of the windows to hold out; losses are also reported on them")
 
 /* Tells whether a calibration text was given. */
 static inline bool vptq_cli_calibrate_given(const vptq_cli_calibrate *c)

@@ -129,12 +129,25 @@ int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...)
     return try_help(cli);
 }
 
+/* Index of an option in the command's own table. */
+static size_t own_option(const vptq_cli *cli, const char *name)
+{
+    size_t i = 0;
+    while (cli->options[i].name ? strcmp(cli->options[i].name, name) != 0
+                                : cli->options[i].help != NULL)
+        i++;
+    assert(cli->options[i].name);
+    return i;
+}
+
+bool vptq_cli_given(const vptq_cli *cli, const char *name)
+{
+    return cli->state->entries[own_option(cli, name)].seen;
+}
+
 int vptq_cli_missing_option(const vptq_cli *cli, const char *name)
 {
-    const vptq_cli_option *o = cli->options;
-    while (o->name ? strcmp(o->name, name) != 0 : o->help != NULL)
-        o++;
-    assert(o->name);
+    const vptq_cli_option *o = &cli->options[own_option(cli, name)];
     const char letter[] = {'-', o->letter, '/', 0};
     return vptq_cli_usage_error(cli, "missing option: %s--%s%s%s", o->letter ? letter : "",
                                 o->name, o->arg ? " " : "", o->arg ? o->arg : "");
@@ -159,12 +172,15 @@ static void on_progress(void *user, const char *stage, uint64_t done, uint64_t t
 
 /* --- the table of options ---------------------------------------------------------------- */
 
-static bool is_omitted(const vptq_cli *cli, const char *name)
+bool vptq_cli_lists(const char *list, const char *word)
 {
     int n;
-    if (!strcmp(name, "format"))
-        return !cli->formats;
-    return cli->omit && vptq_cli_parse_choice(name, cli->omit, &n);
+    return list && vptq_cli_parse_choice(word, list, &n);
+}
+
+static bool is_omitted(const vptq_cli *cli, const char *name)
+{
+    return strcmp(name, "format") ? vptq_cli_lists(cli->omit, name) : !cli->formats;
 }
 
 static bool is_taken(const struct vptq_cli_state *s, const vptq_cli_option *o, bool by_letter)
@@ -182,25 +198,21 @@ static void fill_common(vptq_cli *cli)
 {
     vptq_cli_common *c = &cli->common;
     const vptq_cli_option table[CLI_COMMON_COUNT] = {
-        {'t', "threads", CLI_U32, &c->threads, "N", "threads, 0 = all processors", false},
-        {0, "backend", CLI_STRING, &c->backend, "NAME", "auto, cuda, cpu or ref", false},
-        {0, "seed", CLI_U64, &c->seed, "N", "seed of all random choices", false},
+        {'t', "threads", CLI_U32, &c->threads, "N", "threads, 0 = all processors"},
+        {0, "backend", CLI_STRING, &c->backend, "NAME", "auto, cuda, cpu or ref"},
+        {0, "seed", CLI_U64, &c->seed, "N", "seed of all random choices"},
         {0, "mem", CLI_SIZE, &c->mem, "SIZE",
-         "cap on working memory (K, M, G, T: powers of 1024), 0 = none", false},
-        {'f', "force", CLI_FLAG, &c->force, NULL, "replace an existing output", false},
-        {0, "dry-run", CLI_FLAG, &c->dry_run, NULL, "show what would be done, write nothing",
-         false},
-        {0, "format", CLI_CHOICE, &c->format, cli->formats, "format of the results", false},
-        {'q', "quiet", CLI_COUNT, &c->quiet, NULL, "print fewer messages (-qq: errors only)",
-         false},
-        {'v', "verbose", CLI_COUNT, &c->verbose, NULL, "print more messages (-vv: even more)",
-         false},
-        {0, "progress", CLI_FLAG, NULL, NULL, "show progress even if stderr is not a terminal",
-         false},
-        {0, "no-progress", CLI_FLAG, NULL, NULL, "show no progress", false},
-        {'h', "help", CLI_FLAG, &c->help, NULL, "show this help", false},
+         "cap on working memory (K, M, G, T: powers of 1024), 0 = none"},
+        {'f', "force", CLI_FLAG, &c->force, NULL, "replace an existing output"},
+        {0, "dry-run", CLI_FLAG, &c->dry_run, NULL, "show what would be done, write nothing"},
+        {0, "format", CLI_CHOICE, &c->format, cli->formats, "format of the results"},
+        {'q', "quiet", CLI_COUNT, &c->quiet, NULL, "print fewer messages (-qq: errors only)"},
+        {'v', "verbose", CLI_COUNT, &c->verbose, NULL, "print more messages (-vv: even more)"},
+        {0, "progress", CLI_FLAG, NULL, NULL, "show progress even if stderr is not a terminal"},
+        {0, "no-progress", CLI_FLAG, NULL, NULL, "show no progress"},
+        {'h', "help", CLI_FLAG, &c->help, NULL, "show this help"},
         {'V', "version", CLI_FLAG, &c->version, NULL,
-         "show the version (with --verbose: compiler and libraries)", false},
+         "show the version (with --verbose: compiler and libraries)"},
     };
     memcpy(cli->state->common, table, sizeof table);
 }
@@ -401,11 +413,6 @@ static int bad_option(const vptq_cli *cli, int c, char **argv)
         word);
 }
 
-bool vptq_cli_given(const vptq_cli *cli, size_t option)
-{
-    return option < cli->state->own && cli->state->entries[option].seen;
-}
-
 static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp)
 {
     optind = 0;
@@ -421,9 +428,9 @@ static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp
                                         expected(e->option, &cli->common.threads));
     }
     for (size_t i = 0; i < cli->state->own; i++) {
-        const vptq_cli_option *o = cli->state->entries[i].option;
-        if (o->name && o->required && !cli->state->entries[i].seen)
-            return vptq_cli_missing_option(cli, o->name);
+        const vptq_cli_entry *e = &cli->state->entries[i];
+        if (!e->seen && e->option->name && vptq_cli_lists(cli->required, e->option->name))
+            return vptq_cli_missing_option(cli, e->option->name);
     }
     if (cli->common.threads > MAX_THREADS)
         return vptq_cli_usage_error(cli, "--threads %u: expected 0 to %d", cli->common.threads,
@@ -551,4 +558,14 @@ void vptq_cli_release(vptq_cli *cli)
     cli->state = NULL;
     cli->args = NULL;
     cli->arg_count = 0;
+}
+
+int vptq_cli_run(vptq_cli *cli, int argc, char **argv, int (*run)(vptq_cli *cli, void *arg),
+                 void *arg)
+{
+    int code;
+    if (vptq_cli_parse(cli, argc, argv, cli->command ? 2 : 1, &code))
+        code = run(cli, arg);
+    vptq_cli_release(cli);
+    return code;
 }

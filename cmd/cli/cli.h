@@ -2,8 +2,10 @@
  * table per command, numbers and sizes with units, exit codes, signals, and the run context.
  *
  *     const vptq_cli_option options[] = {
- *         {'m', "model", CLI_STRING, &o.model, "PATH", "model to read", true},
+ *         {'m', "model", CLI_STRING, &o.model, "PATH", "model to read"},
  *         CLI_END};
+ *     vptq_cli cli = {.tool = "vptq-x", .options = options, .required = "model"};
+ *     return vptq_cli_run(&cli, argc, argv, run, &o);
  * Options of every tool (-t, --backend, --seed, --mem, -f, --dry-run, -q, -v, --[no-]progress,
  * --format, -h, -V) are in vptq_cli_common; vptq_cli_parse adds them.  A command's own option
  * takes precedence: if it uses -v, the common one is --verbose only.
@@ -76,12 +78,13 @@ typedef struct vptq_cli_option {
     void *target;     /* holds the default before parsing */
     const char *arg;  /* argument's name in help, or the choices of CLI_CHOICE */
     const char *help; /* one line; the printer appends the default */
-    bool required;
 } vptq_cli_option;
-#define CLI_END                                                                                \
+#define CLI_OPTION(letter, name, type, target, arg, help)                                      \
     {                                                                                          \
-        0, NULL, CLI_FLAG, NULL, NULL, NULL, false                                             \
+        letter, name, type, target, arg, help                                                  \
     }
+#define CLI_HEADING(text) CLI_OPTION(0, NULL, CLI_FLAG, NULL, NULL, text)
+#define CLI_END           CLI_HEADING(NULL)
 
 /* Same values as vptq_format. */
 typedef enum { CLI_TEXT, CLI_JSON, CLI_CSV, CLI_MD, CLI_HTML } vptq_cli_format;
@@ -104,9 +107,10 @@ typedef struct vptq_cli {
     const char *usage;    /* lines of the synopsis */
     const char *examples; /* closing text of help, or NULL */
     const vptq_cli_option *options;
-    const char *formats; /* accepted --format values, "text|json" or "text|json|csv|md"; NULL =
-                            the command has no --format */
-    const char *omit;    /* common options without effect here: "force|dry-run"; NULL = none */
+    const char *required; /* options that must be given: "model|task"; NULL = none */
+    const char *formats;  /* accepted --format values, "text|json" or "text|json|csv|md"; NULL =
+                             the command has no --format */
+    const char *omit;     /* common options without effect here: "force|dry-run"; NULL = none */
     bool operands; /* store words that are not options in `args` instead of refusing them */
     vptq_cli_common common;
     const char **args; /* operands */
@@ -116,6 +120,10 @@ typedef struct vptq_cli {
     struct vptq_cli_state *state; /* progress line; owned */
 } vptq_cli;
 
+/* Parses the command line and calls `run` with `arg` unless there is nothing to run, as
+ * vptq_cli_parse tells; releases `cli`.  Returns the exit code. */
+int vptq_cli_run(vptq_cli *cli, int argc, char **argv, int (*run)(vptq_cli *cli, void *arg),
+                 void *arg);
 /* Parses argv[first..]; prints help (stdout) or version and returns false with *exit_code 0, or
  * a usage error (stderr: "TOOL: ...", "try 'TOOL COMMAND --help'") with 2.  On true the context
  * is ready: SIGINT, SIGTERM and SIGHUP set the cancel flag (a second one ends the process at
@@ -127,8 +135,8 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
  * progress line, and reports a failed write to stdout. */
 int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
-/* Tells whether option number `option` of the command's own table was given. */
-bool vptq_cli_given(const vptq_cli *cli, size_t option);
+/* Tells whether an option of the command's own table was given. */
+bool vptq_cli_given(const vptq_cli *cli, const char *name);
 /* Prints "TOOL: sentence" on stderr as one line, control characters escaped. */
 void vptq_cli_say(const char *tool, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 /* Usage errors found after parsing: each prints one and returns CLI_USAGE. */
@@ -136,11 +144,11 @@ int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(
 /* "missing option: -m/--model MODEL"; `name` is in the command's own table. */
 int vptq_cli_missing_option(const vptq_cli *cli, const char *name);
 
-/* Runs the command of a tool that argv[1] names.  The command gets the whole command line and
- * parses it from word 2 on.  Handles help and version of the tool itself. */
+/* Runs the command of a tool that argv[1] names.  The command gets the whole command line, and
+ * a `cli` with the names and the summary.  Handles help and version of the tool itself. */
 typedef struct vptq_cli_command {
     const char *name, *summary; /* a NULL name ends the table */
-    int (*run)(int argc, char **argv);
+    int (*run)(vptq_cli *cli, int argc, char **argv);
 } vptq_cli_command;
 int vptq_cli_run_command(const char *tool, const char *summary,
                          const vptq_cli_command *commands, int argc, char **argv);
@@ -152,7 +160,12 @@ vptq_output vptq_cli_output(const vptq_cli *cli, vptq_writer *file);
 vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_writer **file,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Returns the part of a path after the last '/'. */
-const char *vptq_cli_path_base(const char *path);
+/* Texts and files of token ids, which point into the lists. */
+static inline vptq_corpus_options vptq_cli_corpus(const vptq_cli_strings *texts,
+                                                  const vptq_cli_strings *tokens, bool rows)
+{
+    return (vptq_corpus_options){texts->items, texts->count, tokens->items, tokens->count,
+                                 rows};
+}
 
 #endif

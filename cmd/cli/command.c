@@ -39,7 +39,8 @@ int vptq_cli_run_command(const char *tool, const char *summary,
     const char *word = argv[1];
     for (const vptq_cli_command *c = commands; c->name; c++)
         if (!strcmp(word, c->name))
-            return c->run(argc, argv);
+            return c->run(&(vptq_cli){.tool = tool, .command = word, .summary = c->summary},
+                          argc, argv);
     if (!strcmp(word, "-h") || !strcmp(word, "--help")) {
         print_commands(tool, summary, commands);
         return vptq_cli_finish_stdout(tool);

@@ -19,8 +19,7 @@ static void range_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_range *r)
 /* Formats the default of an option; empty if there is nothing to show. */
 static void default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o)
 {
-    text[0] = 0;
-    if (!o->target || o->required)
+    if (!o->target)
         return;
     switch (o->type) {
     case CLI_STRING: {
@@ -84,15 +83,16 @@ static void print_wrapped(const char *text)
     putchar('\n');
 }
 
-static void print_option(const vptq_cli_entry *e)
+static void print_option(const vptq_cli_entry *e, bool required)
 {
     const vptq_cli_option *o = e->option;
-    char left[128], right[512], value[CLI_DEFAULT_SIZE];
+    char left[128], right[512], value[CLI_DEFAULT_SIZE] = "";
     int n =
         snprintf(left, sizeof left, e->letter ? "  -%c, --%s%s%s" : "  %c   --%s%s%s",
                  e->letter ? e->letter : ' ', o->name, o->arg ? " " : "", o->arg ? o->arg : "");
-    default_text(value, o);
-    snprintf(right, sizeof right, "%s%s%s%s%s", o->help, o->required ? " (required)" : "",
+    if (!required)
+        default_text(value, o);
+    snprintf(right, sizeof right, "%s%s%s%s%s", o->help, required ? " (required)" : "",
              value[0] ? " (default: " : "", value, value[0] ? ")" : "");
     if (n + 1 < HELP_COLUMN)
         printf("%-*s", HELP_COLUMN, left);
@@ -127,7 +127,7 @@ void vptq_cli_print_help(const vptq_cli *cli)
         else if (i == 0 && o->name)
             printf("\nOptions:\n");
         if (o->name)
-            print_option(&s->entries[i]);
+            print_option(&s->entries[i], i < s->own && vptq_cli_lists(cli->required, o->name));
         else
             printf("\n%s:\n", o->help);
     }

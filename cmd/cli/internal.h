@@ -29,6 +29,8 @@ void vptq_cli_restore_environment(void);
 vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vptq_err *err);
 /* Flushes stdout; prints a message and returns CLI_FAILED if a write to it failed. */
 int vptq_cli_finish_stdout(const char *tool);
+/* Tells whether a word is in a list "a|b"; not in NULL. */
+bool vptq_cli_lists(const char *list, const char *word);
 void vptq_cli_print_help(const vptq_cli *cli);
 void vptq_cli_print_version(const vptq_cli *cli);
 

@@ -30,9 +30,3 @@ vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_wri
     return path && strcmp(path, "-") ? vptq_writer_open(path, cli->common.force, file, err)
                                      : VPTQ_OK;
 }
-
-const char *vptq_cli_path_base(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}

@@ -66,7 +66,7 @@ static void add(option_list *l, char letter, const char *name, vptq_cli_type typ
                 const char *arg, const char *help)
 {
     assert(l->count < l->max);
-    l->items[l->count++] = (vptq_cli_option){letter, name, type, target, arg, help, false};
+    l->items[l->count++] = (vptq_cli_option){letter, name, type, target, arg, help};
 }
 
 /* Adds the options of the settings that decide what is stored, or of all others. */

@@ -70,11 +70,7 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
         .encoder = c->encoder,
         .given = c->given,
         .given_count = c->set.count + 1,
-        .ppl = {.corpus = {.texts = c->texts.items,
-                           .text_count = c->texts.count,
-                           .tokens = c->tokens.items,
-                           .token_count = c->tokens.count,
-                           .rows = c->text_rows},
+        .ppl = {.corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->text_rows),
                 .context = c->context,
                 .windows = c->windows,
                 .stride = c->stride,
@@ -111,12 +107,15 @@ static int check_usage(const vptq_cli *cli, const ablate_command *c)
 }
 
 /* Opens the report first, so that an unwritable file costs no run. */
-static int run_ablate(vptq_cli *cli, ablate_command *c)
+static int run_ablate(vptq_cli *cli, void *arg)
 {
+    ablate_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_ablate_options opt;
     vptq_writer *file = NULL;
+    if (check_usage(cli, c))
+        return CLI_USAGE;
     VPTQ_TRY(take_options(cli, c, &opt, &err));
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     if (c->report)
@@ -130,73 +129,59 @@ out:
     return vptq_cli_finish(cli, st, &err);
 }
 
-int vptq_cli_ablate(int argc, char **argv)
+int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
 {
-    ablate_command c = {
-        .layers = {.first = 0, .last = UINT32_MAX}, .context = 2048, .seconds = true};
-    const vptq_cli_option inputs[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
-        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to quantize", true},
+    ablate_command c = {.calibrate = CLI_CALIBRATE_DEFAULTS,
+                        .layers = {.first = 0, .last = UINT32_MAX},
+                        .context = 2048,
+                        .seconds = true};
+    const vptq_cli_option options[] = {
+        CLI_HEADING("Input and output"),
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to quantize"},
         {'o', "output", CLI_STRING, &c.dir, "DIR",
-         "directory of the table, to create or to continue", false},
+         "directory of the table, to create or to continue"},
         {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
-         "Hessians for all rows, instead of a calibration text", false},
-        {0, "layers", CLI_RANGE, &c.layers, "A-B", "quantize only these layers", false},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
-         false},
-        {0, "report", CLI_STRING, &c.report, "FILE", "write the table to FILE", false},
+         "Hessians for all rows, instead of a calibration text"},
+        {0, "layers", CLI_RANGE, &c.layers, "A-B", "quantize only these layers"},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
+        {0, "report", CLI_STRING, &c.report, "FILE", "write the table to FILE"},
         {0, "no-seconds", CLI_UNFLAG, &c.seconds, NULL,
-         "leave out times, so that every run prints the same bytes", false},
+         "leave out times, so that every run prints the same bytes"},
         {0, "keep-packed", CLI_FLAG, &c.keep_packed, NULL,
-         "keep the archive of every row in DIR/packed", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Rows", false},
+         "keep the archive of every row in DIR/packed"},
+        CLI_HEADING("Rows"),
         {0, "table", CLI_STRING, &c.rows, "FILE",
-         "JSON list of rows (default: Table 10 of the paper)", false},
-        {0, "only", CLI_STRINGS, &c.only, "ROW", "name or number of a row, or numbers A-B",
-         false},
-        {0, "encoder", CLI_STRING, &c.encoder, "NAME", "best or upstream, for all rows", false},
+         "JSON list of rows (default: Table 10 of the paper)"},
+        {0, "only", CLI_STRINGS, &c.only, "ROW", "name or number of a row, or numbers A-B"},
+        {0, "encoder", CLI_STRING, &c.encoder, "NAME", "best or upstream, for all rows"},
         {0, "set", CLI_STRINGS, &c.set, "KEY=VALUE",
-         "a setting of vptq-quantize for all rows; their own take precedence", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Perplexity", false},
-        {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; each is a column", false},
+         "a setting of vptq-quantize for all rows; their own take precedence"},
+        CLI_HEADING("Perplexity"),
+        {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; each is a column"},
         {0, "text-tokens", CLI_STRINGS, &c.tokens, "FILE",
-         "token ids instead, int32 little endian", false},
+         "token ids instead, int32 little endian"},
         {0, "text-rows", CLI_FLAG, &c.text_rows, NULL,
-         "lines as dataset rows joined by two newlines", false},
-        {0, "context", CLI_U64, &c.context, "N", "tokens per window", false},
-        {0, "text-windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
-        {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context",
-         false},
+         "lines as dataset rows joined by two newlines"},
+        {0, "context", CLI_U64, &c.context, "N", "tokens per window"},
+        {0, "text-windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all"},
+        {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context"},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
-         "score whole windows, or their second halves", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Calibration", false}};
-    enum { INPUTS = sizeof inputs / sizeof inputs[0] };
-    vptq_cli_option options[INPUTS + CLI_CALIBRATE_OPTIONS + 1] = {0};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "ablate",
-        .summary = "table of settings, each quantized, packed and measured",
-        .usage = "vptq-eval ablate -m MODEL -c CALIBRATION -o DIR --text FILE [--table ROWS]\n"
-                 "vptq-eval ablate -m MODEL --text FILE --dry-run",
-        .examples =
-            "  vptq-eval ablate -m model -c c4.txt -o ablation --text wiki.test.raw "
-            "--text-rows\n"
-            "  vptq-eval ablate -m model -H hessians -o ablation --text wiki.test.raw --only "
-            "1-10\n"
-            "To continue an interrupted run, run the same command again.  Rows with other "
-            "settings\n"
-            "than before are refused, or computed again with --force.\n",
-        .options = options,
-        .formats = "text|json|csv|md|html"};
-    int code;
-
-    memcpy(options, inputs, sizeof inputs);
-    vptq_cli_calibrate_options(&c.calibrate, options + INPUTS);
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        code = check_usage(&cli, &c);
-        if (code == CLI_OK)
-            code = run_ablate(&cli, &c);
-    }
-    vptq_cli_release(&cli);
-    return code;
+         "score whole windows, or their second halves"},
+        CLI_HEADING("Calibration"),
+        CLI_CALIBRATE_OPTIONS(&c.calibrate),
+        CLI_END};
+    cli->usage = "vptq-eval ablate -m MODEL -c CALIBRATION -o DIR --text FILE [--table ROWS]\n"
+                 "vptq-eval ablate -m MODEL --text FILE --dry-run";
+    cli->examples =
+        "  vptq-eval ablate -m model -c c4.txt -o ablation --text wiki.test.raw "
+        "--text-rows\n"
+        "  vptq-eval ablate -m model -H hessians -o ablation --text wiki.test.raw --only "
+        "1-10\n"
+        "To continue an interrupted run, run the same command again.  Rows with other "
+        "settings\n"
+        "than before are refused, or computed again with --force.\n";
+    cli->options = options;
+    cli->formats = "text|json|csv|md|html";
+    cli->required = "model";
+    return vptq_cli_run(cli, argc, argv, run_ablate, &c);
 }

@@ -2,6 +2,7 @@
 #include "cmd/eval/eval.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { LAYOUT_DEFAULT, LAYOUT_CLASSIC };
 
@@ -18,17 +19,17 @@ static const vptq_format formats[] = {VPTQ_FORMAT_MD, VPTQ_FORMAT_CSV, VPTQ_FORM
  * others. */
 static void name_source(char *text, size_t size, const vptq_cli *cli, const compare_command *c)
 {
-    if (c->source)
-        snprintf(text, size, "%s", c->source);
-    else if (cli->arg_count == 1)
-        snprintf(text, size, "%s", vptq_cli_path_base(cli->args[0]));
+    const char *slash = strrchr(cli->args[0], '/');
+    const char *first = slash ? slash + 1 : cli->args[0];
+    if (c->source || cli->arg_count == 1)
+        snprintf(text, size, "%s", c->source ? c->source : first);
     else
-        snprintf(text, size, "%s and %zu more", vptq_cli_path_base(cli->args[0]),
-                 cli->arg_count - 1);
+        snprintf(text, size, "%s and %zu more", first, cli->arg_count - 1);
 }
 
-static int run_compare(vptq_cli *cli, const compare_command *c)
+static int run_compare(vptq_cli *cli, void *arg)
 {
+    const compare_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_writer *file = NULL;
@@ -38,6 +39,10 @@ static int run_compare(vptq_cli *cli, const compare_command *c)
                                       .original = c->original,
                                       .source = source,
                                       .classic = c->layout == LAYOUT_CLASSIC};
+    if (!cli->arg_count)
+        return vptq_cli_usage_error(cli, "expected files of records as arguments");
+    if (c->layout == LAYOUT_CLASSIC && formats[c->format] != VPTQ_FORMAT_MD)
+        return vptq_cli_usage_error(cli, "--layout classic is Markdown: leave out --format");
     name_source(source, sizeof source, cli, c);
     VPTQ_TRY(vptq_cli_open_output(cli, c->output, &file, &err));
     vptq_output out = vptq_cli_output(cli, file);
@@ -50,40 +55,23 @@ out:
     return vptq_cli_finish(cli, st, &err);
 }
 
-int vptq_cli_compare(int argc, char **argv)
+int vptq_cli_compare(vptq_cli *cli, int argc, char **argv)
 {
     compare_command c = {.layout = LAYOUT_DEFAULT};
     const vptq_cli_option options[] = {
-        {'o', "output", CLI_STRING, &c.output, "FILE", "write to FILE instead of stdout",
-         false},
+        {'o', "output", CLI_STRING, &c.output, "FILE", "write to FILE instead of stdout"},
         {0, "layout", CLI_CHOICE, &c.layout, "default|classic",
-         "classic: the layout of the published report", false},
-        {0, "format", CLI_CHOICE, &c.format, "md|csv|json|html", "form of the report", false},
+         "classic: the layout of the published report"},
+        {0, "format", CLI_CHOICE, &c.format, "md|csv|json|html", "form of the report"},
         {0, "original", CLI_STRING, &c.original, "NAME",
-         "model that the others are compared with (default: original)", false},
-        {0, "source-name", CLI_STRING, &c.source, "NAME", "source that the report names",
-         false},
+         "model that the others are compared with (default: original)"},
+        {0, "source-name", CLI_STRING, &c.source, "NAME", "source that the report names"},
         CLI_END};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "compare",
-        .summary = "tables and pages that compare served models",
-        .usage = "vptq-eval compare RECORDS.jsonl.. [--format md|csv|json|html] [-o FILE]",
-        .examples = "  vptq-eval compare records.jsonl --format html -o report.html\n"
-                    "  vptq-eval compare records.jsonl --layout classic > report.md\n",
-        .options = options,
-        .omit = "threads|backend|seed|dry-run|progress|no-progress",
-        .operands = true};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        if (!cli.arg_count)
-            code = vptq_cli_usage_error(&cli, "expected files of records as arguments");
-        else if (c.layout == LAYOUT_CLASSIC && formats[c.format] != VPTQ_FORMAT_MD)
-            code =
-                vptq_cli_usage_error(&cli, "--layout classic is Markdown: leave out --format");
-        else
-            code = run_compare(&cli, &c);
-    }
-    vptq_cli_release(&cli);
-    return code;
+    cli->usage = "vptq-eval compare RECORDS.jsonl.. [--format md|csv|json|html] [-o FILE]";
+    cli->examples = "  vptq-eval compare records.jsonl --format html -o report.html\n"
+                    "  vptq-eval compare records.jsonl --layout classic > report.md\n";
+    cli->options = options;
+    cli->omit = "threads|backend|seed|dry-run|progress|no-progress";
+    cli->operands = true;
+    return vptq_cli_run(cli, argc, argv, run_compare, &c);
 }

@@ -11,8 +11,9 @@ typedef struct error_command {
     int sort; /* vptq_error_order */
 } error_command;
 
-static int run_error(vptq_cli *cli, const error_command *c)
+static int run_error(vptq_cli *cli, void *arg)
 {
+    const error_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL, *base = NULL;
@@ -38,35 +39,27 @@ out:
     return vptq_cli_finish(cli, st, &err);
 }
 
-int vptq_cli_error(int argc, char **argv)
+int vptq_cli_error(vptq_cli *cli, int argc, char **argv)
 {
     error_command c = {.layers = {.first = 0, .last = UINT32_MAX}};
     const vptq_cli_option options[] = {
-        {'m', "model", CLI_STRING, &c.model, "MODEL", "quantized model", true},
-        {0, "base", CLI_STRING, &c.base, "MODEL", "its original", true},
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "quantized model"},
+        {0, "base", CLI_STRING, &c.base, "MODEL", "its original"},
         {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
-         "its Hessians, needed for errors of outputs", false},
-        {0, "layers", CLI_RANGE, &c.layers, "A-B", "only these layers", false},
+         "its Hessians, needed for errors of outputs"},
+        {0, "layers", CLI_RANGE, &c.layers, "A-B", "only these layers"},
         {0, "sort", CLI_CHOICE, &c.sort, "auto|worst|layer",
-         "order of rows; auto: by layer in json and csv, otherwise worst first", false},
-        {0, "top", CLI_U32, &c.top, "N", "only the first N rows; 0 = all", false},
-        {'o', "output", CLI_STRING, &c.output, "FILE", "write to FILE instead of stdout",
-         false},
+         "order of rows; auto: by layer in json and csv, otherwise worst first"},
+        {0, "top", CLI_U32, &c.top, "N", "only the first N rows; 0 = all"},
+        {'o', "output", CLI_STRING, &c.output, "FILE", "write to FILE instead of stdout"},
         CLI_END};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "error",
-        .summary = "error of every quantized matrix against its original",
-        .usage = "vptq-eval error -m MODEL --base MODEL [-H HDIR] [--layers A-B] [--top N]",
-        .examples = "  vptq-eval error -m packed --base model.gguf -H hessians --top 10\n"
+    cli->usage = "vptq-eval error -m MODEL --base MODEL [-H HDIR] [--layers A-B] [--top N]";
+    cli->examples = "  vptq-eval error -m packed --base model.gguf -H hessians --top 10\n"
                     "  vptq-eval error -m packed --base model.gguf -H hessians --format html "
-                    "-o error.html\n",
-        .options = options,
-        .formats = "text|json|csv|md|html",
-        .omit = "dry-run|seed"};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code))
-        code = run_error(&cli, &c);
-    vptq_cli_release(&cli);
-    return code;
+                    "-o error.html\n";
+    cli->options = options;
+    cli->formats = "text|json|csv|md|html";
+    cli->omit = "dry-run|seed";
+    cli->required = "model|base";
+    return vptq_cli_run(cli, argc, argv, run_error, &c);
 }

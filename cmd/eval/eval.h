@@ -5,14 +5,14 @@
 #include "cmd/cli/cli.h"
 
 /* As vptq_cli_command.run. */
-int vptq_cli_ppl(int argc, char **argv);
-int vptq_cli_kld(int argc, char **argv);
-int vptq_cli_tasks(int argc, char **argv);
-int vptq_cli_error(int argc, char **argv);
-int vptq_cli_generate(int argc, char **argv);
-int vptq_cli_gemv(int argc, char **argv);
-int vptq_cli_serve(int argc, char **argv);
-int vptq_cli_ablate(int argc, char **argv);
-int vptq_cli_compare(int argc, char **argv);
+int vptq_cli_ppl(vptq_cli *cli, int argc, char **argv);
+int vptq_cli_kld(vptq_cli *cli, int argc, char **argv);
+int vptq_cli_tasks(vptq_cli *cli, int argc, char **argv);
+int vptq_cli_error(vptq_cli *cli, int argc, char **argv);
+int vptq_cli_generate(vptq_cli *cli, int argc, char **argv);
+int vptq_cli_gemv(vptq_cli *cli, int argc, char **argv);
+int vptq_cli_serve(vptq_cli *cli, int argc, char **argv);
+int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv);
+int vptq_cli_compare(vptq_cli *cli, int argc, char **argv);
 
 #endif

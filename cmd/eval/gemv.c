@@ -72,8 +72,9 @@ static vptq_status take_batches(const vptq_cli_strings *words, uint32_t batch[MA
     return VPTQ_OK;
 }
 
-static int run_gemv(vptq_cli *cli, const gemv_command *c)
+static int run_gemv(vptq_cli *cli, void *arg)
 {
+    const gemv_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_gemv_pair *shapes = NULL, *codebooks = NULL;
@@ -100,41 +101,29 @@ out:
     return vptq_cli_finish(cli, st, &err);
 }
 
-int vptq_cli_gemv(int argc, char **argv)
+int vptq_cli_gemv(vptq_cli *cli, int argc, char **argv)
 {
     gemv_command c = {.v = 8, .seconds = 1};
     const vptq_cli_option options[] = {
         {0, "shape", CLI_STRINGS, &c.shapes, "INxOUT",
-         "size of a matrix; may be repeated (default: the 30 of the published tables)", false},
+         "size of a matrix; may be repeated (default: the 30 of the published tables)"},
         {0, "books", CLI_STRINGS, &c.codebooks, "K+KRES",
-         "centroids and residual centroids; may be repeated (default: the 4 of the tables)",
-         false},
-        {'v', "vector-length", CLI_U32, &c.v, "N", "vector length: rows that share an index",
-         false},
+         "centroids and residual centroids; may be repeated (default: the 4 of the tables)"},
+        {'v', "vector-length", CLI_U32, &c.v, "N", "vector length: rows that share an index"},
         {0, "batch", CLI_STRINGS, &c.batches, "N",
-         "activation vectors per product; may be repeated (default: 1)", false},
-        {0, "dtype", CLI_CHOICE, &c.dtype, "f16|bf16", "type of the dense 16-bit matrix",
-         false},
+         "activation vectors per product; may be repeated (default: 1)"},
+        {0, "dtype", CLI_CHOICE, &c.dtype, "f16|bf16", "type of the dense 16-bit matrix"},
         {0, "cache", CLI_CHOICE, &c.cache, "cold|warm|chain",
          "cold: cycle through copies of three times the cache size; chain: a shape is "
-         "HIDDENxINTERMEDIATE and means all matrices of a block",
-         false},
-        {0, "codes", CLI_CHOICE, &c.codes, "random|sequential", "kind of indices", false},
-        {0, "seconds", CLI_DOUBLE, &c.seconds, "S", "approximate time per row", false},
+         "HIDDENxINTERMEDIATE and means all matrices of a block"},
+        {0, "codes", CLI_CHOICE, &c.codes, "random|sequential", "kind of indices"},
+        {0, "seconds", CLI_DOUBLE, &c.seconds, "S", "approximate time per row"},
         CLI_END};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "gemv",
-        .summary = "speed of products with packed matrices against dense ones",
-        .usage = "vptq-eval gemv [--shape INxOUT].. [--books K+KRES].. [--batch N]..",
-        .examples = "  vptq-eval gemv --format md                     # the published tables\n"
-                    "  vptq-eval gemv --shape 4096x4096 --books 4096+256 --batch 1 --batch 8\n",
-        .options = options,
-        .formats = "text|json|csv|md",
-        .omit = "force|dry-run"};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code))
-        code = run_gemv(&cli, &c);
-    vptq_cli_release(&cli);
-    return code;
+    cli->usage = "vptq-eval gemv [--shape INxOUT].. [--books K+KRES].. [--batch N]..";
+    cli->examples = "  vptq-eval gemv --format md                     # the published tables\n"
+                    "  vptq-eval gemv --shape 4096x4096 --books 4096+256 --batch 1 --batch 8\n";
+    cli->options = options;
+    cli->formats = "text|json|csv|md";
+    cli->omit = "force|dry-run";
+    return vptq_cli_run(cli, argc, argv, run_gemv, &c);
 }

@@ -65,8 +65,30 @@ static vptq_status get_prompt(const generate_command *c, const char **prompt, ch
     return st;
 }
 
-static int run_generate(vptq_cli *cli, const generate_command *c)
+/* Returns 0 or CLI_USAGE. */
+static int check_usage(const vptq_cli *cli, const generate_command *c)
 {
+    const struct {
+        const char *name;
+        bool given;
+    } chat_only[] = {{"system", c->system != NULL},
+                     {"messages", c->messages != NULL},
+                     {"chat-template", c->template_file != NULL},
+                     {"template-arg", c->args.count > 0},
+                     {"date", c->date != NULL}};
+    for (size_t i = 0; i < sizeof chat_only / sizeof *chat_only; i++)
+        if (chat_only[i].given && !c->chat)
+            return vptq_cli_usage_error(cli, "--%s needs --chat", chat_only[i].name);
+    if (c->prompt && c->prompt_file)
+        return vptq_cli_usage_error(cli, "--prompt and --prompt-file exclude each other");
+    if (c->chat && !c->prompt && !c->prompt_file && !c->messages)
+        return vptq_cli_usage_error(cli, "--chat needs --prompt, --prompt-file or --messages");
+    return 0;
+}
+
+static int run_generate(vptq_cli *cli, void *arg)
+{
+    const generate_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL;
@@ -74,6 +96,8 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     char *text = NULL;
     const vptq_model_options open = {
         .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = true};
+    if (check_usage(cli, c))
+        return CLI_USAGE;
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
     VPTQ_TRY(get_prompt(c, &prompt, &text, &err));
@@ -103,86 +127,50 @@ out:
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* Returns 0 or CLI_USAGE. */
-static int check_usage(const vptq_cli *cli, const generate_command *c)
-{
-    const struct {
-        const char *name;
-        bool given;
-    } chat_only[] = {{"system", c->system != NULL},
-                     {"messages", c->messages != NULL},
-                     {"chat-template", c->template_file != NULL},
-                     {"template-arg", c->args.count > 0},
-                     {"date", c->date != NULL}};
-    for (size_t i = 0; i < sizeof chat_only / sizeof *chat_only; i++)
-        if (chat_only[i].given && !c->chat)
-            return vptq_cli_usage_error(cli, "--%s needs --chat", chat_only[i].name);
-    if (c->prompt && c->prompt_file)
-        return vptq_cli_usage_error(cli, "--prompt and --prompt-file exclude each other");
-    if (c->chat && !c->prompt && !c->prompt_file && !c->messages)
-        return vptq_cli_usage_error(cli, "--chat needs --prompt, --prompt-file or --messages");
-    return 0;
-}
-
-int vptq_cli_generate(int argc, char **argv)
+int vptq_cli_generate(vptq_cli *cli, int argc, char **argv)
 {
     generate_command c = {.tokens = 64, .top_p = 1};
     const vptq_cli_option options[] = {
-        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to run", true},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
-         false},
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to run"},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "base", CLI_STRING, &c.base, "MODEL",
-         "the original model of a work directory, if it was moved", false},
-        {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue; '-' reads stdin",
-         false},
-        {0, "prompt-file", CLI_STRING, &c.prompt_file, "FILE", "text to continue, from a file",
-         false},
+         "the original model of a work directory, if it was moved"},
+        {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue; '-' reads stdin"},
+        {0, "prompt-file", CLI_STRING, &c.prompt_file, "FILE", "text to continue, from a file"},
         {'n', "max-tokens", CLI_U64, &c.tokens, "N",
-         "maximum number of new tokens; 0 = until the text ends or the context is full", false},
+         "maximum number of new tokens; 0 = until the text ends or the context is full"},
         {0, "temperature", CLI_DOUBLE, &c.temperature, "X",
-         "sampling temperature; 0 = the likeliest token", false},
+         "sampling temperature; 0 = the likeliest token"},
         {0, "top-p", CLI_DOUBLE, &c.top_p, "X",
-         "draw from the likeliest tokens whose probabilities sum to X", false},
-        {0, "stop", CLI_STRINGS, &c.stops, "TEXT", "end before this text; may be repeated",
-         false},
+         "draw from the likeliest tokens whose probabilities sum to X"},
+        {0, "stop", CLI_STRINGS, &c.stops, "TEXT", "end before this text; may be repeated"},
         {0, "special", CLI_FLAG, &c.special, NULL,
-         "recognize special tokens in the prompt, and print them", false},
+         "recognize special tokens in the prompt, and print them"},
         {0, "raw", CLI_FLAG, &c.raw, NULL,
-         "print control characters on a terminal as they are, not as \\x1b", false},
-        {0, "ignore-eos", CLI_FLAG, &c.ignore_eos, NULL, "continue after a stop token", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Chats", false},
+         "print control characters on a terminal as they are, not as \\x1b"},
+        {0, "ignore-eos", CLI_FLAG, &c.ignore_eos, NULL, "continue after a stop token"},
+        CLI_HEADING("Chats"),
         {0, "chat", CLI_FLAG, &c.chat, NULL,
-         "apply the model's chat template to the prompt as a user message", false},
-        {0, "system", CLI_STRING, &c.system, "TEXT", "system message before the prompt", false},
+         "apply the model's chat template to the prompt as a user message"},
+        {0, "system", CLI_STRING, &c.system, "TEXT", "system message before the prompt"},
         {0, "messages", CLI_STRING, &c.messages, "FILE",
-         "JSON list of messages before the prompt", false},
+         "JSON list of messages before the prompt"},
         {0, "chat-template", CLI_STRING, &c.template_file, "FILE",
-         "Jinja template instead of the model's", false},
+         "Jinja template instead of the model's"},
         {0, "template-arg", CLI_STRINGS, &c.args, "NAME=JSON",
-         "variable of the template; may be repeated", false},
+         "variable of the template; may be repeated"},
         {0, "date", CLI_STRING, &c.date, "DATE",
-         "YYYY-MM-DD[Thh:mm:ss], current date for templates that use one (default: none)",
-         false},
+         "YYYY-MM-DD[Thh:mm:ss], current date for templates that use one (default: none)"},
         CLI_END};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "generate",
-        .summary = "continue a prompt, or answer it",
-        .usage = "vptq-eval generate -m MODEL -p PROMPT [-n N] [--temperature X] [--top-p X]\n"
-                 "vptq-eval generate -m MODEL --chat -p QUESTION [--system TEXT]",
-        .examples = "  vptq-eval generate -m packed -p 'Once upon a time' -n 100\n"
+    cli->usage = "vptq-eval generate -m MODEL -p PROMPT [-n N] [--temperature X] [--top-p X]\n"
+                 "vptq-eval generate -m MODEL --chat -p QUESTION [--system TEXT]";
+    cli->examples = "  vptq-eval generate -m packed -p 'Once upon a time' -n 100\n"
                     "  vptq-eval generate -m packed -p Hello --temperature 0.8 --seed 7\n"
                     "  vptq-eval generate -m packed --chat -p 'What is 2 + 2?' -n 0\n"
-                    "  vptq-eval generate -m packed --chat -p Hello --dry-run\n",
-        .options = options,
-        .formats = "text|json",
-        .omit = "force"};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        code = check_usage(&cli, &c);
-        if (!code)
-            code = run_generate(&cli, &c);
-    }
-    vptq_cli_release(&cli);
-    return code;
+                    "  vptq-eval generate -m packed --chat -p Hello --dry-run\n";
+    cli->options = options;
+    cli->formats = "text|json";
+    cli->omit = "force";
+    cli->required = "model";
+    return vptq_cli_run(cli, argc, argv, run_generate, &c);
 }

@@ -31,15 +31,6 @@ static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_model *
     return VPTQ_OK;
 }
 
-/* Tells whether the option was given. */
-static bool given(const vptq_cli *cli, const char *name)
-{
-    for (size_t i = 0; cli->options[i].name || cli->options[i].help; i++)
-        if (cli->options[i].name && strcmp(cli->options[i].name, name) == 0)
-            return vptq_cli_given(cli, i);
-    return false;
-}
-
 static int check_kld_usage(const vptq_cli *cli, const kld_command *c)
 {
     if (!c->base == !c->base_file)
@@ -50,42 +41,42 @@ static int check_kld_usage(const vptq_cli *cli, const kld_command *c)
     if (!c->model && !c->save_base)
         return vptq_cli_usage_error(cli,
                                     "missing option: -m/--model MODEL or --save-base FILE");
-    if (!c->save_base && (given(cli, "base-precision") || given(cli, "base-top")))
+    if (!c->save_base &&
+        (vptq_cli_given(cli, "base-precision") || vptq_cli_given(cli, "base-top")))
         return vptq_cli_usage_error(cli, "--base-precision and --base-top need --save-base");
-    if (c->precision && given(cli, "base-top"))
+    if (c->precision && vptq_cli_given(cli, "base-top"))
         return vptq_cli_usage_error(
             cli, "--base-top goes with --base-precision compact, not with full");
-    if (!c->model && given(cli, "max-kld"))
+    if (!c->model && vptq_cli_given(cli, "max-kld"))
         return vptq_cli_usage_error(cli, "--max-kld needs --model MODEL");
     if (!c->base_file && c->texts.count + c->tokens.count == 0)
         return vptq_cli_usage_error(cli, "missing option: --text FILE or --tokens FILE");
     return CLI_OK;
 }
 
-static int run_kld(vptq_cli *cli, const kld_command *c)
+static int run_kld(vptq_cli *cli, void *arg)
 {
+    const kld_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL, *base = NULL;
     vptq_kld_result r = {.mean_kld = 0};
     const bool recorded = c->base_file != NULL;
     vptq_kld_options opt = {
-        .corpus = {.texts = c->texts.items,
-                   .text_count = c->texts.count,
-                   .tokens = c->tokens.items,
-                   .token_count = c->tokens.count,
-                   .rows = c->rows},
-        .context = recorded && !given(cli, "context") ? 0 : c->context,
+        .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows),
+        .context = recorded && !vptq_cli_given(cli, "context") ? 0 : c->context,
         .windows = c->windows,
         .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
         .base_file = c->base_file,
-        .any_protocol = recorded && !given(cli, "protocol"),
+        .any_protocol = recorded && !vptq_cli_given(cli, "protocol"),
         .save_base = c->save_base,
         .force = cli->common.force,
         .precision = c->precision ? VPTQ_KLD_BASE_FULL : VPTQ_KLD_BASE_COMPACT,
         .top = c->top,
         .dry_run = cli->common.dry_run,
     };
+    if (check_kld_usage(cli, c))
+        return CLI_USAGE;
     VPTQ_TRY(open_models(cli, c, &model, &base, &err));
     VPTQ_TRY(vptq_divergence(cli->ctx, model, base, &opt, &cli->out, &r, &err));
 out:
@@ -98,58 +89,44 @@ out:
     return CLI_CHECK_FAILED;
 }
 
-int vptq_cli_kld(int argc, char **argv)
+int vptq_cli_kld(vptq_cli *cli, int argc, char **argv)
 {
     kld_command c = {.context = 2048, .top = VPTQ_KLD_TOP, .max_kld = (double)INFINITY};
     const vptq_cli_option options[] = {
-        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", false},
-        {0, "base", CLI_STRING, &c.base, "MODEL", "its original", false},
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
+        {0, "base", CLI_STRING, &c.base, "MODEL", "its original"},
         {0, "base-file", CLI_STRING, &c.base_file, "FILE",
-         "saved logits of its original, from --save-base", false},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
-         false},
-        {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; several are joined", false},
-        {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian", false},
-        {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines",
-         false},
-        {0, "context", CLI_U64, &c.context, "N", "tokens per window", false},
-        {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
+         "saved logits of its original, from --save-base"},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
+        {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; several are joined"},
+        {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian"},
+        {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines"},
+        {0, "context", CLI_U64, &c.context, "N", "tokens per window"},
+        {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all"},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
-         "compare whole windows, or their second halves", false},
-        {0, "max-kld", CLI_DOUBLE, &c.max_kld, "X", "exit 3 if the divergence is above X",
-         false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Saving the original", false},
+         "compare whole windows, or their second halves"},
+        {0, "max-kld", CLI_DOUBLE, &c.max_kld, "X", "exit 3 if the divergence is above X"},
+        CLI_HEADING("Saving the original"),
         {0, "save-base", CLI_STRING, &c.save_base, "FILE",
-         "save its logits to FILE; -m is then optional", false},
+         "save its logits to FILE; -m is then optional"},
         {0, "base-precision", CLI_CHOICE, &c.precision, "compact|full",
-         "save the likeliest ids of every token, or all", false},
-        {0, "base-top", CLI_U64, &c.top, "N", "number of likeliest ids with compact", false},
+         "save the likeliest ids of every token, or all"},
+        {0, "base-top", CLI_U64, &c.top, "N", "number of likeliest ids with compact"},
         CLI_END};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "kld",
-        .summary = "divergence of a model from its original on a text",
-        .usage =
-            "vptq-eval kld -m MODEL --base MODEL --text FILE [--rows] [--context N] "
-            "[--windows N]\n"
-            "vptq-eval kld --base MODEL --save-base FILE --text FILE [--base-precision full]\n"
-            "vptq-eval kld -m MODEL --base-file FILE",
-        .examples =
-            "  vptq-eval kld -m packed --base model.gguf --text wiki.test.raw --rows "
-            "--windows 16\n"
-            "  vptq-eval kld -m packed --base model.gguf --tokens ids.i32 --max-kld 0.2\n"
-            "  vptq-eval kld --base model.gguf --save-base wiki.base --text wiki.test.raw "
-            "--rows\n"
-            "  vptq-eval kld -m packed --base-file wiki.base\n",
-        .options = options,
-        .formats = "text|json",
-        .omit = "seed"};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        code = check_kld_usage(&cli, &c);
-        if (code == CLI_OK)
-            code = run_kld(&cli, &c);
-    }
-    vptq_cli_release(&cli);
-    return code;
+    cli->usage =
+        "vptq-eval kld -m MODEL --base MODEL --text FILE [--rows] [--context N] "
+        "[--windows N]\n"
+        "vptq-eval kld --base MODEL --save-base FILE --text FILE [--base-precision full]\n"
+        "vptq-eval kld -m MODEL --base-file FILE";
+    cli->examples =
+        "  vptq-eval kld -m packed --base model.gguf --text wiki.test.raw --rows "
+        "--windows 16\n"
+        "  vptq-eval kld -m packed --base model.gguf --tokens ids.i32 --max-kld 0.2\n"
+        "  vptq-eval kld --base model.gguf --save-base wiki.base --text wiki.test.raw "
+        "--rows\n"
+        "  vptq-eval kld -m packed --base-file wiki.base\n";
+    cli->options = options;
+    cli->formats = "text|json";
+    cli->omit = "seed";
+    return vptq_cli_run(cli, argc, argv, run_kld, &c);
 }

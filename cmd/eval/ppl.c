@@ -63,19 +63,16 @@ static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
     return CLI_OK;
 }
 
-static int run_ppl(vptq_cli *cli, const ppl_command *c)
+static int run_ppl(vptq_cli *cli, void *arg)
 {
+    const ppl_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL;
     const vptq_model_options open = {
         .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = c->texts.count > 0};
     const vptq_ppl_options opt = {
-        .corpus = {.texts = c->texts.items,
-                   .text_count = c->texts.count,
-                   .tokens = c->tokens.items,
-                   .token_count = c->tokens.count,
-                   .rows = c->rows},
+        .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows),
         .join = c->join,
         .documents = c->documents,
         .document_limit = c->document_limit,
@@ -87,6 +84,8 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
         .force = cli->common.force,
         .dry_run = cli->common.dry_run,
     };
+    if (check_ppl_usage(cli, c))
+        return CLI_USAGE;
     vptq_ppl_result *results = calloc(measurement_count(c), sizeof *results);
     if (!results)
         VPTQ_TRY(vptq_fail(&err, VPTQ_E_NOMEM, "out of memory"));
@@ -105,59 +104,44 @@ out:
     return code;
 }
 
-int vptq_cli_ppl(int argc, char **argv)
+int vptq_cli_ppl(vptq_cli *cli, int argc, char **argv)
 {
     ppl_command c = {.context = 2048, .max_ppl = (double)INFINITY};
     const vptq_cli_option options[] = {
-        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", true},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
-         false},
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "base", CLI_STRING, &c.base, "MODEL",
-         "the original model of a work directory, if it was moved", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Text", false},
+         "the original model of a work directory, if it was moved"},
+        CLI_HEADING("Text"),
         {0, "text", CLI_STRINGS, &c.texts, "FILE",
-         "UTF-8 text; several are measured one by one", false},
-        {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian", false},
-        {0, "join", CLI_FLAG, &c.join, NULL, "join all texts in order and measure them as one",
-         false},
-        {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines",
-         false},
+         "UTF-8 text; several are measured one by one"},
+        {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian"},
+        {0, "join", CLI_FLAG, &c.join, NULL, "join all texts in order and measure them as one"},
+        {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines"},
         {0, "documents", CLI_STRING, &c.documents, "SEP",
-         "score each document between separators separately", false},
-        {0, "document-limit", CLI_U64, &c.document_limit, "N", "only the first N documents",
-         false},
+         "score each document between separators separately"},
+        {0, "document-limit", CLI_U64, &c.document_limit, "N", "only the first N documents"},
         {0, "tokens-only", CLI_FLAG, &c.tokens_only, NULL,
-         "only print the token ids, one per line", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Protocol", false},
-        {0, "context", CLI_U64, &c.context, "N", "tokens per window", false},
-        {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
-        {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context",
-         false},
+         "only print the token ids, one per line"},
+        CLI_HEADING("Protocol"),
+        {0, "context", CLI_U64, &c.context, "N", "tokens per window"},
+        {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all"},
+        {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context"},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
-         "score whole windows, or their second halves", false},
-        {0, "max-ppl", CLI_DOUBLE, &c.max_ppl, "X", "exit 3 if a perplexity is above X", false},
+         "score whole windows, or their second halves"},
+        {0, "max-ppl", CLI_DOUBLE, &c.max_ppl, "X", "exit 3 if a perplexity is above X"},
         {0, "dump", CLI_STRING, &c.dump, "FILE",
-         "write the loss of every scored token, float64 little endian", false},
+         "write the loss of every scored token, float64 little endian"},
         CLI_END};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "ppl",
-        .summary = "perplexity of a model on texts",
-        .usage = "vptq-eval ppl -m MODEL --text FILE.. [--join] [--rows] [--context N] "
+    cli->usage = "vptq-eval ppl -m MODEL --text FILE.. [--join] [--rows] [--context N] "
                  "[--windows N]\n"
-                 "vptq-eval ppl -m MODEL --text FILE --documents SEP",
-        .examples = "  vptq-eval ppl -m model.gguf --text wiki.test.raw --rows --windows 16\n"
+                 "vptq-eval ppl -m MODEL --text FILE --documents SEP";
+    cli->examples = "  vptq-eval ppl -m model.gguf --text wiki.test.raw --rows --windows 16\n"
                     "  vptq-eval ppl -m packed --tokens ids.i32 --max-ppl 25 --format json\n"
-                    "  vptq-eval ppl -m packed --text wiki.txt --text c4.txt --format csv\n",
-        .options = options,
-        .formats = "text|json|csv|md",
-        .omit = "seed"};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        code = check_ppl_usage(&cli, &c);
-        if (code == CLI_OK)
-            code = run_ppl(&cli, &c);
-    }
-    vptq_cli_release(&cli);
-    return code;
+                    "  vptq-eval ppl -m packed --text wiki.txt --text c4.txt --format csv\n";
+    cli->options = options;
+    cli->formats = "text|json|csv|md";
+    cli->omit = "seed";
+    cli->required = "model";
+    return vptq_cli_run(cli, argc, argv, run_ppl, &c);
 }

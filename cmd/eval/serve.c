@@ -63,8 +63,9 @@ static vptq_status open_models(const vptq_cli *cli, const serve_command *c,
     return VPTQ_OK;
 }
 
-static int run_serve(vptq_cli *cli, const serve_command *c)
+static int run_serve(vptq_cli *cli, void *arg)
 {
+    const serve_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_serve_model *models = NULL;
@@ -89,44 +90,35 @@ out:
     return vptq_cli_finish(cli, st, &err);
 }
 
-int vptq_cli_serve(int argc, char **argv)
+int vptq_cli_serve(vptq_cli *cli, int argc, char **argv)
 {
     serve_command c = {.runs = 3, .warmup = 1};
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRINGS, &c.models, "[NAME=]MODEL",
-         "model to serve; may be repeated, models take turns", true},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
-         false},
+         "model to serve; may be repeated, models take turns"},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "base", CLI_STRING, &c.base, "MODEL",
-         "the original model of a work directory, if it was moved", false},
+         "the original model of a work directory, if it was moved"},
         {0, "config", CLI_STRINGS, &c.configs, "B,I,O|NAME",
          "sequences, tokens of their prompts, new tokens; or interactive, decode_bound, "
          "prefill_bound, long_context, medium_batch, base, high_concurrency; may be "
-         "repeated (default: these seven)",
-         false},
-        {0, "runs", CLI_U32, &c.runs, "R", "runs of every model and configuration", false},
-        {0, "warmup", CLI_U32, &c.warmup, "N", "short runs before these", false},
-        {0, "kv", CLI_CHOICE, &c.kv, "f16|f32", "stored type of keys and values", false},
+         "repeated (default: these seven)"},
+        {0, "runs", CLI_U32, &c.runs, "R", "runs of every model and configuration"},
+        {0, "warmup", CLI_U32, &c.warmup, "N", "short runs before these"},
+        {0, "kv", CLI_CHOICE, &c.kv, "f16|f32", "stored type of keys and values"},
         {'o', "output", CLI_STRING, &c.output, "FILE",
-         "append a record per run; runs with a record are not repeated", false},
+         "append a record per run; runs with a record are not repeated"},
         {0, "allow-long", CLI_FLAG, &c.allow_long, NULL,
-         "allow sequences longer than a model's context", false},
+         "allow sequences longer than a model's context"},
         CLI_END};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "serve",
-        .summary = "speed of models that serve many sequences at once",
-        .usage =
-            "vptq-eval serve -m [NAME=]MODEL [-m MODEL].. [--config B,I,O|NAME].. [--runs R]\n"
-            "       [--kv f16|f32] [-o RECORDS.jsonl]",
-        .examples =
-            "  vptq-eval serve -m original=model -m packed --config base -o runs.jsonl\n"
-            "  vptq-eval serve -m packed --config 16,512,64 --runs 5 --format md\n",
-        .options = options,
-        .formats = "text|json|csv|md"};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code))
-        code = run_serve(&cli, &c);
-    vptq_cli_release(&cli);
-    return code;
+    cli->usage =
+        "vptq-eval serve -m [NAME=]MODEL [-m MODEL].. [--config B,I,O|NAME].. [--runs R]\n"
+        "       [--kv f16|f32] [-o RECORDS.jsonl]";
+    cli->examples =
+        "  vptq-eval serve -m original=model -m packed --config base -o runs.jsonl\n"
+        "  vptq-eval serve -m packed --config 16,512,64 --runs 5 --format md\n";
+    cli->options = options;
+    cli->formats = "text|json|csv|md";
+    cli->required = "model";
+    return vptq_cli_run(cli, argc, argv, run_serve, &c);
 }

@@ -86,8 +86,9 @@ static int check_limits(const tasks_command *c, const task_list *l)
     return code;
 }
 
-static int run_command(vptq_cli *cli, const tasks_command *c)
+static int run_command(vptq_cli *cli, void *arg)
 {
+    const tasks_command *c = arg;
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL, *base = NULL;
@@ -96,6 +97,8 @@ static int run_command(vptq_cli *cli, const tasks_command *c)
     const vptq_model_options open = {
         .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = true};
     const vptq_model_options open_base = {.tokenizer = c->tokenizer, .need_tokenizer = true};
+    if (c->min_agreement > -(double)INFINITY && !c->base)
+        return vptq_cli_usage_error(cli, "--min-agreement needs --base MODEL");
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
     if (c->base)
@@ -123,57 +126,37 @@ out:
     return code;
 }
 
-static int check_usage(const vptq_cli *cli, const tasks_command *c)
-{
-    if (c->min_agreement > -(double)INFINITY && !c->base)
-        return vptq_cli_usage_error(cli, "--min-agreement needs --base MODEL");
-    return CLI_OK;
-}
-
-int vptq_cli_tasks(int argc, char **argv)
+int vptq_cli_tasks(vptq_cli *cli, int argc, char **argv)
 {
     tasks_command c = {.delimiter = "\\nAnswer: ",
                        .min_acc = -(double)INFINITY,
                        .min_agreement = -(double)INFINITY};
     const vptq_cli_option options[] = {
-        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", true},
-        {0, "base", CLI_STRING, &c.base, "MODEL", "its original, to compare choices with",
-         false},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
-         false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Items", false},
-        {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE", "items of a task; may be repeated",
-         true},
-        {0, "limit", CLI_U64, &c.limit, "N", "only the first N items of each, 0 = all", false},
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
+        {0, "base", CLI_STRING, &c.base, "MODEL", "its original, to compare choices with"},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
+        CLI_HEADING("Items"),
+        {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE", "items of a task; may be repeated"},
+        {0, "limit", CLI_U64, &c.limit, "N", "only the first N items of each, 0 = all"},
         {0, "delimiter", CLI_STRING, &c.delimiter, "TEXT",
-         "text between query and choice of records {query, choices, gold}", false},
+         "text between query and choice of records {query, choices, gold}"},
         {0, "context", CLI_U64, &c.context, "N",
-         "maximum tokens of a request, 0 = the model's context", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Output", false},
+         "maximum tokens of a request, 0 = the model's context"},
+        CLI_HEADING("Output"),
         {0, "samples", CLI_STRING, &c.samples, "FILE",
-         "write log-likelihoods and choices, one JSON line per item", false},
-        {0, "min-acc", CLI_DOUBLE, &c.min_acc, "X", "exit 3 if an accuracy is below X", false},
+         "write log-likelihoods and choices, one JSON line per item"},
+        {0, "min-acc", CLI_DOUBLE, &c.min_acc, "X", "exit 3 if an accuracy is below X"},
         {0, "min-agreement", CLI_DOUBLE, &c.min_agreement, "X",
-         "exit 3 if an agreement with the base is below X", false},
+         "exit 3 if an agreement with the base is below X"},
         CLI_END};
-    vptq_cli cli = {
-        .tool = "vptq-eval",
-        .command = "tasks",
-        .summary = "accuracy of a model on choice tasks",
-        .usage = "vptq-eval tasks -m MODEL --task NAME=FILE.. [--base MODEL] [--limit N]",
-        .examples = "  vptq-eval tasks -m packed --task arc_easy=arc_easy.jsonl --task "
+    cli->usage = "vptq-eval tasks -m MODEL --task NAME=FILE.. [--base MODEL] [--limit N]";
+    cli->examples = "  vptq-eval tasks -m packed --task arc_easy=arc_easy.jsonl --task "
                     "piqa=piqa.jsonl\n"
                     "  vptq-eval tasks -m packed --base model.gguf --task hellaswag=val.jsonl "
-                    "--min-agreement 0.9\n",
-        .options = options,
-        .formats = "text|json|csv|md",
-        .omit = "seed"};
-    int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        code = check_usage(&cli, &c);
-        if (code == CLI_OK)
-            code = run_command(&cli, &c);
-    }
-    vptq_cli_release(&cli);
-    return code;
+                    "--min-agreement 0.9\n";
+    cli->options = options;
+    cli->formats = "text|json|csv|md";
+    cli->omit = "seed";
+    cli->required = "model|task";
+    return vptq_cli_run(cli, argc, argv, run_command, &c);
 }

@@ -52,22 +52,21 @@ static int run_command(int argc, char **argv, bool operands, body_fn body)
 {
     settings s = {.v = 8, .n = 128, .norm = true, .ridge = 0.01, .layers = {0, UINT32_MAX}};
     const vptq_cli_option options[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Input", false},
-        {'m', "model", CLI_STRING, &s.model, "PATH", "model to read", true},
-        {'c', "text", CLI_STRINGS, &s.texts, "FILE", "text; may be repeated", false},
-        {0, "name", CLI_STRING, &s.name, "NAME", "a name", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Settings", false},
-        {'v', "vector-length", CLI_U32, &s.v, "V", "rows of a vector", false},
-        {'n', "windows", CLI_U64, &s.n, "N", "windows at most", false},
-        {0, "cache", CLI_SIZE, &s.cache, "SIZE", "cache", false},
-        {0, "ridge", CLI_DOUBLE, &s.ridge, "X", "share of the mean diagonal", false},
-        {0, "no-norm", CLI_UNFLAG, &s.norm, NULL, "no normalization", false},
+        CLI_HEADING("Input"),
+        {'m', "model", CLI_STRING, &s.model, "PATH", "model to read"},
+        {'c', "text", CLI_STRINGS, &s.texts, "FILE", "text; may be repeated"},
+        {0, "name", CLI_STRING, &s.name, "NAME", "a name"},
+        CLI_HEADING("Settings"),
+        {'v', "vector-length", CLI_U32, &s.v, "V", "rows of a vector"},
+        {'n', "windows", CLI_U64, &s.n, "N", "windows at most"},
+        {0, "cache", CLI_SIZE, &s.cache, "SIZE", "cache"},
+        {0, "ridge", CLI_DOUBLE, &s.ridge, "X", "share of the mean diagonal"},
+        {0, "no-norm", CLI_UNFLAG, &s.norm, NULL, "no normalization"},
         {0, "rows", CLI_FLAG, &s.rows, NULL,
          "a help text that is long enough to be broken into two lines of the narrow column "
-         "where it stands",
-         false},
-        {0, "dtype", CLI_CHOICE, &s.dtype, "f16|bf16", "storage type", false},
-        {0, "layers", CLI_RANGE, &s.layers, "A-B", "only these layers", false},
+         "where it stands"},
+        {0, "dtype", CLI_CHOICE, &s.dtype, "f16|bf16", "storage type"},
+        {0, "layers", CLI_RANGE, &s.layers, "A-B", "only these layers"},
         CLI_END};
     vptq_cli cli = {.tool = "vptq-test",
                     .command = "run",
@@ -75,6 +74,7 @@ static int run_command(int argc, char **argv, bool operands, body_fn body)
                     .usage = "vptq-test run -m MODEL [FILE..]\nvptq-test run --other",
                     .examples = "That is all.",
                     .options = options,
+                    .required = "model",
                     .formats = "text|json",
                     .omit = "dry-run",
                     .operands = operands};
