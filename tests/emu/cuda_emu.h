@@ -448,6 +448,8 @@ typedef enum cuda_emu_call {
     CUDA_EMU_OTHER
 } cuda_emu_call;
 cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip);
+/* Counts the bytes of a copy between host and device. */
+void cuda_emu_count_bytes(cudaMemcpyKind kind, size_t bytes);
 /* Breaks the device for good with this error; whether it is broken, reported or not. */
 void cuda_emu_lose(cudaError_t e);
 bool cuda_emu_lost(void);

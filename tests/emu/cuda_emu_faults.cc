@@ -8,6 +8,7 @@
 struct fault_state {
     bool started;
     unsigned long count[CUDA_EMU_OTHER + 1];
+    unsigned long long bytes[cudaMemcpyDeviceToDevice + 1];
     cuda_emu_call what; /* the kind of call that fails, */
     unsigned long at;   /* at this count; 0: never */
     bool dies;          /* a kernel fails, not yet reported */
@@ -27,8 +28,9 @@ static void write_counts(void)
     const cuda_emu_counts c = cuda_emu_count();
     if (!f)
         return;
-    fprintf(f, "launch %lu\ncopy %lu\nalloc %lu\nmemory %zu\n", c.launches, c.copies,
-            c.allocations, cuda_emu_memory_peak());
+    fprintf(f, "launch %lu\ncopy %lu\nalloc %lu\nmemory %zu\nuploaded %llu\ndownloaded %llu\n",
+            c.launches, c.copies, c.allocations, cuda_emu_memory_peak(), c.uploaded,
+            c.downloaded);
     fclose(f);
 }
 
@@ -83,7 +85,13 @@ void cuda_emu_break(const char *how)
 cuda_emu_counts cuda_emu_count(void)
 {
     return {faults.count[CUDA_EMU_LAUNCH], faults.count[CUDA_EMU_COPY],
-            faults.count[CUDA_EMU_ALLOC]};
+            faults.count[CUDA_EMU_ALLOC], faults.bytes[cudaMemcpyHostToDevice],
+            faults.bytes[cudaMemcpyDeviceToHost]};
+}
+
+void cuda_emu_count_bytes(cudaMemcpyKind kind, size_t bytes)
+{
+    (void)__atomic_add_fetch(&faults.bytes[kind], bytes, __ATOMIC_RELAXED);
 }
 
 void cuda_emu_on_launch(void (*fn)(void *arg), void *arg)

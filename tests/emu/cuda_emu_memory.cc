@@ -210,6 +210,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     if ((kind != cudaMemcpyDeviceToHost && !cuda_emu_allows(to)) ||
         (kind != cudaMemcpyHostToDevice && !cuda_emu_allows(from)))
         return cuda_emu_remember(cudaErrorInvalidValue);
+    cuda_emu_count_bytes(kind, bytes);
     if (cuda_emu_later(to, from, bytes, stream))
         return cudaSuccess;
     if (cuda_emu_broken())

@@ -51,10 +51,12 @@ void cuda_emu_break(const char *how);
 void cuda_emu_on_launch(void (*fn)(void *arg), void *arg);
 /* Sets the limit on multiplications per launch (vptq_cuda_pace); 0: as on a GPU. */
 void cuda_emu_work(double most);
-/* Launches, copies and allocations so far. VPTQ_EMU_COUNTS names a file that receives them and
- * the peak memory when the program ends. */
+/* Launches, copies and allocations so far, and the bytes that copies moved from the host to the
+ * device and back (not memset, nor copies within the device). VPTQ_EMU_COUNTS names a file that
+ * receives them and the peak memory when the program ends. */
 typedef struct cuda_emu_counts {
     unsigned long launches, copies, allocations;
+    unsigned long long uploaded, downloaded;
 } cuda_emu_counts;
 cuda_emu_counts cuda_emu_count(void);
 

@@ -120,6 +120,32 @@ static void faults_occur_at_the_requested_call(void **)
     assert_int_equal(after.allocations - before.allocations, 3);
 }
 
+static void bytes_of_copies_are_counted(void **)
+{
+    void *p = NULL, *q = NULL, *pinned = NULL;
+    char host[64] = {};
+    assert_int_equal(cudaMalloc(&p, sizeof host), cudaSuccess);
+    assert_int_equal(cudaMalloc(&q, sizeof host), cudaSuccess);
+    assert_int_equal(cudaHostAlloc(&pinned, sizeof host, cudaHostAllocDefault), cudaSuccess);
+    const cuda_emu_counts before = cuda_emu_count();
+    assert_int_equal(cudaMemcpyAsync(p, host, 64, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    memset(pinned, 1, 64);
+    assert_int_equal(cudaMemcpyAsync(q, pinned, 32, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    assert_int_equal(cudaMemsetAsync(p, 0, 7, NULL), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(p, q, 16, cudaMemcpyDeviceToDevice, NULL), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(host, p, 8, cudaMemcpyDeviceToHost, NULL), cudaSuccess);
+    cuda_emu_break("copy:1"); /* a copy that fails moves nothing */
+    assert_int_equal(cudaMemcpyAsync(p, host, 64, cudaMemcpyHostToDevice, NULL),
+                     cudaErrorECCUncorrectable);
+    cuda_emu_break(NULL);
+    const cuda_emu_counts after = cuda_emu_count();
+    assert_int_equal(after.uploaded - before.uploaded, 64 + 32);
+    assert_int_equal(after.downloaded - before.downloaded, 8);
+    assert_int_equal(cudaFree(p), cudaSuccess);
+    assert_int_equal(cudaFree(q), cudaSuccess);
+    assert_int_equal(cudaFreeHost(pinned), cudaSuccess);
+}
+
 /* A copy from pinned memory is done when something waits for it. Until then a kernel on another
  * stream sees the old contents, and the host must not change the buffer. */
 static void copies_of_pinned_memory_complete_late(void **)
@@ -178,4 +204,5 @@ static void copies_of_pinned_memory_complete_late(void **)
 
 VTEST_MAIN(cmocka_unit_test(memory_is_counted), cmocka_unit_test(memory_is_guarded),
            cmocka_unit_test(faults_occur_at_the_requested_call),
+           cmocka_unit_test(bytes_of_copies_are_counted),
            cmocka_unit_test(copies_of_pinned_memory_complete_late))
