@@ -21,6 +21,16 @@ static inline cudaError_t port_start(void (*kernel)(P...), dim3 grid, dim3 block
     return cuda_emu_launch(kernel, grid, block, dynamic, stream, args...);
 }
 
+template <class... P>
+static inline cudaError_t port_start_early(void (*kernel)(P...), dim3 grid, dim3 block,
+                                           size_t dynamic, cudaStream_t stream, P... args)
+{
+    return cuda_emu_launch(kernel, grid, block, dynamic, stream, args...);
+}
+
+static inline void port_grid_wait(void) {}
+static inline void port_grid_release(void) {}
+
 template <class T> static inline T &port_shared(void)
 {
     static const char key = 0;

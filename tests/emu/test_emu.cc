@@ -502,6 +502,25 @@ static void missing_barriers_are_found(void **)
 
 /* ---- launches ---- */
 
+__global__ static void sum_after(const float *in, float *out)
+{
+    port_grid_wait();
+    out[threadIdx.x] = in[threadIdx.x] + in[threadIdx.x ^ 1];
+    port_grid_release();
+}
+
+static void early_launches_wait(void **)
+{
+    float x[32], y[32], z[32];
+    for (unsigned i = 0; i < 32; i++)
+        x[i] = (float)i;
+    assert_int_equal(port_launch_early(sum_after, 1, 32, 0, NULL, x, y), cudaSuccess);
+    assert_int_equal(port_launch_early(sum_after, 1, 32, 0, NULL, y, z), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaSuccess);
+    for (unsigned i = 0; i < 32; i++)
+        assert_true(z[i] == 2 * (float)(i + (i ^ 1)));
+}
+
 static void launches_have_limits(void **)
 {
     const cudaError_t bad = cudaErrorInvalidConfiguration;
@@ -538,4 +557,5 @@ VTEST_MAIN(cmocka_unit_test(every_thread_runs_once),
            cmocka_unit_test(divergent_barriers_are_found),
            cmocka_unit_test(bad_masks_are_found),
            cmocka_unit_test(misused_instructions_are_found),
-           cmocka_unit_test(missing_barriers_are_found), cmocka_unit_test(launches_have_limits))
+           cmocka_unit_test(missing_barriers_are_found), cmocka_unit_test(early_launches_wait),
+           cmocka_unit_test(launches_have_limits))

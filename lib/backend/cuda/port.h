@@ -6,6 +6,9 @@
  *
  *     port_launch_work()              fused multiplications in one launch, at most
  *     port_start(kernel, grid, ...)   starts a kernel; called by port_launch
+ *     port_start_early(kernel, ...)   the same for port_launch_early
+ *     port_grid_wait(), port_grid_release()    for kernels that port_launch_early starts, and
+ *                                     for those before them
  *     port_shared<T>()                the block's one object of type T, a plain struct,
  *                                     uninitialized
  *     port_shared_dynamic()           the dynamic shared memory, 16-byte aligned
@@ -32,6 +35,16 @@ static const unsigned port_all = 0xffffffffu; /* the mask of a whole warp */
 
 enum { PORT_DEFAULT_SHARED = 48 << 10 }; /* bytes a launch may use without the attribute */
 
+/* Lets launches of the kernel use that much dynamic shared memory. */
+template <class... P>
+static inline cudaError_t port_allow_shared(void (*kernel)(P...), size_t dynamic)
+{
+    return dynamic > PORT_DEFAULT_SHARED
+               ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)dynamic)
+               : cudaSuccess;
+}
+
 /* Starts kernel(args...) with `dynamic` bytes of shared memory in addition to the objects of
  * port_shared.  Returns errors of the launch itself; a fault inside the kernel is reported when
  * the stream is synchronized. */
@@ -39,13 +52,23 @@ template <class... P, class... A>
 static inline cudaError_t port_launch(void (*kernel)(P...), dim3 grid, dim3 block,
                                       size_t dynamic, cudaStream_t stream, A... args)
 {
-    if (dynamic > PORT_DEFAULT_SHARED) {
-        const cudaError_t e = cudaFuncSetAttribute(
-            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
-        if (e)
-            return e;
-    }
-    return port_start(kernel, grid, block, dynamic, stream, static_cast<P>(args)...);
+    const cudaError_t e = port_allow_shared(kernel, dynamic);
+    return e ? e : port_start(kernel, grid, block, dynamic, stream, static_cast<P>(args)...);
+}
+
+/* Like port_launch, but blocks may start before the previous kernel of the stream has ended: as
+ * soon as all of its blocks have called port_grid_release or ended.  Before port_grid_wait such
+ * a kernel must read nothing that earlier kernels write and write nothing that they touch.
+ * Every kernel that is launched like this calls port_grid_wait in all threads that do, and at
+ * least once in each block: the next kernel waits for this one only.  A device without such
+ * launches (before compute capability 9.0) makes it an ordinary launch. */
+template <class... P, class... A>
+static inline cudaError_t port_launch_early(void (*kernel)(P...), dim3 grid, dim3 block,
+                                            size_t dynamic, cudaStream_t stream, A... args)
+{
+    const cudaError_t e = port_allow_shared(kernel, dynamic);
+    return e ? e
+             : port_start_early(kernel, grid, block, dynamic, stream, static_cast<P>(args)...);
 }
 
 static __device__ inline unsigned port_lane(void)

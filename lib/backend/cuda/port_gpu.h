@@ -22,6 +22,47 @@ static inline cudaError_t port_start(void (*kernel)(P...), dim3 grid, dim3 block
     return cudaGetLastError();
 }
 
+template <class... P>
+static inline cudaError_t port_start_early(void (*kernel)(P...), dim3 grid, dim3 block,
+                                           size_t dynamic, cudaStream_t stream, P... args)
+{
+    int device = 0, major = 0;
+    cudaError_t e = cudaGetDevice(&device);
+    if (!e)
+        e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (e)
+        return e;
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = dynamic;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = major >= 9;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+/* griddepcontrol.wait: returns once all earlier kernels of the stream have ended and their
+ * writes are visible.  Does nothing in an ordinary launch. */
+static __device__ inline void port_grid_wait(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* griddepcontrol.launch_dependents: lets the next kernel start, if port_launch_early launched
+ * it, once every block of this one has called this or ended.  Orders no memory. */
+static __device__ inline void port_grid_release(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 template <class T> static __device__ inline T &port_shared(void)
 {
     __shared__ T object;
