@@ -327,7 +327,7 @@ run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS)
 	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) VPTQ_DEVICE_BIN=$(abspath $(B))/tests/emu scripts/run_cli_tests.sh --bin $(BIN) $(T)
 run-hostile: | $(if $(filter check-hostile,$(MAKECMDGOALS)),tools)
 	$(Q)set -f; if command -v python3 >/dev/null; then python3 tests/hostile/run.py --bin $(BIN) $(T); \
-		else echo "skip hostile: python3 is not installed"; echo "0 0 1" >>"$${TALLY:-/dev/null}"; fi
+		else echo "skip hostile: python3 is not installed"; echo "0 0 1 hostile" >>"$${TALLY:-/dev/null}"; fi
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 
@@ -426,7 +426,7 @@ format:
 format-check:
 	$(Q)$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 shellcheck:
-	$(Q)shellcheck -s bash $(SH_FILES)
+	$(Q)shellcheck -x -s bash $(SH_FILES)
 # cppcheck does not follow arrays through helper functions: gcc and the sanitizers check those.
 # ANALYZE=deep follows paths through more calls, which takes ten times as long.
 ANALYZE    ?= shallow

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `make check`: runs and counts every test and check.  All parts run even if an earlier one fails;
-# the last line is "N passed, N failed", with ", N skipped" if there are any.
+# the names of tests that were skipped or failed come last, and then "N passed, N failed", with ", N skipped" if
+# there are any.
 #
 # Parts: the plain build with unit, op and command-line tests and hostile files; the same under AddressSanitizer
 # and UndefinedBehaviorSanitizer with the fuzz corpora; layers, symbols, style, formatting, shell,
@@ -24,10 +25,10 @@ part()
     shift
     if "$@"; then
         echo "ok $name"
-        echo "1 0 0" >>"$TALLY"
+        echo "1 0 0 $name" >>"$TALLY"
     else
         echo "not ok $name"
-        echo "0 1 0" >>"$TALLY"
+        echo "0 1 0 $name" >>"$TALLY"
     fi
 }
 
@@ -40,7 +41,7 @@ tool_part()
         part "$@"
     else
         echo "skip $1: $tool is not installed"
-        echo "0 0 1" >>"$TALLY"
+        echo "0 0 1 $1" >>"$TALLY"
     fi
 }
 
@@ -53,6 +54,7 @@ title()
 # suites SETTING..: builds and runs all test programs of one configuration; the runners count.
 suites()
 {
+    echo "# $*" >>"$TALLY"
     part "build $*" "$MAKE" -k "$jobs" "$@" tools test-programs
     title "unit tests $*"
     "$MAKE" -s "$@" run-unit
@@ -103,7 +105,18 @@ nvcc=$(command -v nvcc || command -v /usr/local/cuda/bin/nvcc || echo nvcc)
 tool_part "$nvcc" "CUDA kernels" "$MAKE" -s cuda-check
 tool_part scdoc "manual pages" "$MAKE" -s man
 
-read -r passed failed skipped < <(awk '{ p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TALLY")
+# names COLUMN WORD: the entries of the tally that have a count in this column.
+names()
+{
+    awk -v column="$1" -v word="$2" '
+        $1 == "#" { suite = $2 == "" ? "" : " (" substr($0, 3) ")"; next }
+        $column > 0 { n = $column; $1 = $2 = $3 = ""; print word ":" $0 suite (n > 1 ? ", " n " tests" : "") }' "$TALLY" |
+        tr -s ' '
+}
+echo
+names 3 skipped
+names 2 failed
+read -r passed failed skipped < <(awk '$1 != "#" { p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TALLY")
 line="$passed passed, $failed failed"
 [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
 printf '\n%s\n' "$line"

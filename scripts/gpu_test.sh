@@ -24,7 +24,7 @@ count()
 }
 
 echo "== op tests on the GPU"
-VPTQ_TEST_GPU=1 "$src/scripts/run_tests.sh" "$@"
+JOBS=1 VPTQ_TEST_GPU=1 "$src/scripts/run_tests.sh" "$@"
 
 echo "== compute-sanitizer"
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
@@ -50,7 +50,7 @@ else
 fi
 
 echo "== whole runs"
-VPTQ_DEVICE_BIN=$BIN VPTQ_DEVICE=cuda "$src/scripts/run_cli_tests.sh" --bin "$BIN" quantize/device
+VPTQ_DEVICE_BIN=$BIN VPTQ_DEVICE=cuda JOBS=1 "$src/scripts/run_cli_tests.sh" --bin "$BIN" quantize/device
 
 read -r passed failed skipped < <(awk '{ p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TALLY")
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -14,7 +14,7 @@
 #
 # FAULTS in the environment is the library built from tests/faults (`make check-cli` sets it).
 #
-# Last line and TALLY as in run_tests.sh.
+# JOBS, TALLY and the last line: test_pool.sh.
 set -u
 
 SRC=$(cd "$(dirname "$0")/.." && pwd)
@@ -31,12 +31,8 @@ while [ $# -gt 0 ]; do
 done
 data=${VPTQ_DATA:-$SRC/../shared/data}
 [ ! -d "$data" ] || data=$(cd "$data" && pwd)
-work=$(mktemp -d)
-trap 'chmod -R u+rwx "$work"; rm -rf "$work"' EXIT
-
-passed=0
-failed=0
-skipped=0
+# shellcheck source=scripts/test_pool.sh
+. "$SRC/scripts/test_pool.sh"
 
 # matches TEXT PATTERNS: compares line by line; "..." matches any number of lines.
 matches()
@@ -66,21 +62,21 @@ match_from()
     [ "$t" -eq "${#text[@]}" ]
 }
 
-# check_stream BASE STREAM: compares $work/STREAM with the expectations of the test.
+# check_stream BASE STREAM: compares $WORK/STREAM with the expectations of the test.
 check_stream()
 {
     local base=$1 stream=$2
     if [ -f "$base.$stream.exact" ]; then
         if [ "$update" -eq 1 ]; then
-            cp "$work/$stream" "$base.$stream.exact"
-        elif ! diff -u "$base.$stream.exact" "$work/$stream" >"$work/diff"; then
-            sed 's/^/    /' "$work/diff"
+            cp "$WORK/$stream" "$base.$stream.exact"
+        elif ! diff -u "$base.$stream.exact" "$WORK/$stream" >"$WORK/diff"; then
+            sed 's/^/    /' "$WORK/diff"
             return 1
         fi
     fi
-    if [ -f "$base.$stream.glob" ] && ! matches "$work/$stream" "$base.$stream.glob"; then
+    if [ -f "$base.$stream.glob" ] && ! matches "$WORK/$stream" "$base.$stream.glob"; then
         echo "    $stream does not match $(basename "$base").$stream.glob:"
-        sed 's/^/    | /' "$work/$stream"
+        sed 's/^/    | /' "$WORK/$stream"
         return 1
     fi
 }
@@ -89,22 +85,21 @@ run_one()
 {
     local script=$1 base=${1%.sh} name status want=0 good=1 report
     name=${base#"$SRC/tests/cli/"}
-    rm -rf "$work/dir"
-    mkdir "$work/dir"
+    mkdir "$WORK/dir"
     [ ! -f "$base.exit" ] || want=$(cat "$base.exit")
     (
-        cd "$work/dir" || exit 1
+        cd "$WORK/dir" || exit 1
         unset VPTQ_SIMD OMP_NUM_THREADS
-        export BIN=$bin DATA=$data SRC LC_ALL=C TERM=dumb TMPDIR=$work/dir
+        export BIN=$bin DATA=$data SRC LC_ALL=C TERM=dumb TMPDIR=$WORK/dir
         # The inner shell expands the single-quoted text.
         # shellcheck disable=SC2016
-        exec timeout "${TEST_TIMEOUT:-600}" bash -eu -c '. "$SRC/tests/cli/lib.sh"; . "$1"' \
+        exec timeout --foreground "${TEST_TIMEOUT:-600}" bash -eu -c '. "$SRC/tests/cli/lib.sh"; . "$1"' \
             "$name" "$script"
-    ) >"$work/stdout" 2>"$work/stderr" </dev/null
+    ) >"$WORK/stdout" 2>"$WORK/stderr" </dev/null
     status=$?
     if [ "$status" -eq 77 ]; then
-        echo "skip $name: $(grep -a '^SKIP: ' "$work/stderr" | tail -n1 | cut -c7-)"
-        skipped=$((skipped + 1))
+        echo "skip $name: $(grep -a '^SKIP: ' "$WORK/stderr" | tail -n1 | cut -c7-)"
+        pool_result "$name" 0 0 1
         return
     fi
     if [ "$status" -ne "$want" ]; then
@@ -117,14 +112,14 @@ run_one()
     report=$(check_stream "$base" stdout && check_stream "$base" stderr) || good=0
     if [ "$good" -eq 1 ]; then
         echo "ok $name"
-        passed=$((passed + 1))
+        pool_result "$name" 1 0 0
         return
     fi
-    failed=$((failed + 1))
+    pool_result "$name" 0 1 0
     echo "not ok $name"
     [ "$status" -eq "$want" ] || echo "    exit status $status, expected $want"
     [ -z "$report" ] || echo "$report"
-    tail -n 20 "$work/stderr" | sed 's/^/    stderr: /'
+    tail -n 20 "$WORK/stderr" | sed 's/^/    stderr: /'
 }
 
 is_chosen()
@@ -139,14 +134,11 @@ is_chosen()
     return 1
 }
 
+chosen=()
 for script in "$SRC"/tests/cli/*/*.sh; do
     [ -f "$script" ] || continue
     name=${script#"$SRC/tests/cli/"}
-    ! is_chosen "${name%.sh}" "$@" || run_one "$script"
+    ! is_chosen "${name%.sh}" "$@" || chosen+=("$script")
 done
-
-line="$passed passed, $failed failed"
-[ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
-echo "$line"
-[ -z "${TALLY:-}" ] || echo "$passed $failed $skipped" >>"$TALLY"
-[ "$failed" -eq 0 ]
+pool run_one "${chosen[@]}"
+pool_end

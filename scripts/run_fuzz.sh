@@ -2,26 +2,27 @@
 # Runs each fuzz program on its corpus, tests/fuzz/corpus/NAME/* for fuzz_NAME: every file unchanged
 # and in a fixed number of damaged forms (see tests/fuzz/regression_driver.c).
 # usage: run_fuzz.sh PROGRAM..
-# Each program counts as one test; last line and TALLY as in run_tests.sh.
+# Each program counts as one test; JOBS, TALLY and the last line: test_pool.sh.
 set -u
 
 src=$(cd "$(dirname "$0")/.." && pwd)
-passed=0
-failed=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-for program in "$@"; do
+# shellcheck source=scripts/test_pool.sh
+. "$src/scripts/test_pool.sh"
+
+run_one()
+{
+    local program=$1 log=$WORK/log name
     name=$(basename "$program")
-    if timeout "${TEST_TIMEOUT:-600}" "$program" -m "${FUZZ_MUTATIONS:-200}" \
+    if timeout --foreground "${TEST_TIMEOUT:-600}" "$program" -m "${FUZZ_MUTATIONS:-200}" \
         "$src/tests/fuzz/corpus/${name#fuzz_}" >"$log" 2>&1; then
         echo "ok $name: $(tail -n1 "$log")"
-        passed=$((passed + 1))
+        pool_result "$name" 1 0 0
     else
         echo "not ok $name"
         tail -n 40 "$log" | sed 's/^/    /'
-        failed=$((failed + 1))
+        pool_result "$name" 0 1 0
     fi
-done
-echo "$passed passed, $failed failed"
-[ -z "${TALLY:-}" ] || echo "$passed $failed 0" >>"$TALLY"
-[ "$failed" -eq 0 ]
+}
+
+pool run_one "$@"
+pool_end

@@ -4,26 +4,22 @@
 #
 # Prints one line per program, followed by the whole output if it failed.  Skipped tests are named.
 # A program that is missing, dies or runs too long (TEST_TIMEOUT seconds) counts as one more failed
-# test.  The last line is "N passed, N failed", with ", N skipped" if there are any; with TALLY=FILE
-# the three numbers are appended to FILE.  Exits with 1 if a test failed.
+# test.  JOBS, TALLY and the last line: test_pool.sh.  Exits with 1 if a test failed.
 set -u
 
-passed=0
-failed=0
-skipped=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+# shellcheck source=scripts/test_pool.sh
+. "$(dirname "$0")/test_pool.sh"
 
 run_one()
 {
-    local program=$1 name status plan ok not_ok skip
+    local program=$1 log=$WORK/log name status plan ok not_ok skip
     name=$(basename "$program")
     if [ ! -x "$program" ]; then
         echo "not ok $name: not built"
-        failed=$((failed + 1))
+        pool_result "$name" 0 1 0
         return
     fi
-    CMOCKA_MESSAGE_OUTPUT=TAP timeout "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1
+    CMOCKA_MESSAGE_OUTPUT=TAP timeout --foreground "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1
     status=$?
     plan=$(grep -a -m1 -E '^1\.\.[0-9]+' "$log" | sed 's/^1\.\.//')
     ok=$(grep -a -c -E '^ok [0-9]+' "$log")
@@ -35,9 +31,7 @@ run_one()
         echo "# $name: ended with status $status after $((ok + not_ok + skip)) of ${plan:-?} tests" >>"$log"
         not_ok=$((not_ok + 1))
     fi
-    passed=$((passed + ok))
-    failed=$((failed + not_ok))
-    skipped=$((skipped + skip))
+    pool_result "$name" "$ok" "$not_ok" "$skip"
     if [ "$not_ok" -ne 0 ]; then
         echo "not ok $name: $not_ok of ${plan:-?} failed"
         sed 's/^/    /' "$log"
@@ -48,12 +42,5 @@ run_one()
     fi
 }
 
-for program in "$@"; do
-    run_one "$program"
-done
-
-line="$passed passed, $failed failed"
-[ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
-echo "$line"
-[ -z "${TALLY:-}" ] || echo "$passed $failed $skipped" >>"$TALLY"
-[ "$failed" -eq 0 ]
+pool run_one "$@"
+pool_end

@@ -17,7 +17,7 @@ The files:  net.py     rows, expectations, limits, how a row is run and judged
             forge.py   every format, read and written with room for lies
             rows_*.py  the tables
 Needs Python 3.9 and nothing else; without it `make check` skips the net by name. Prints a line per kind, then
-"N passed, N failed"; with TALLY=FILE the numbers are appended to FILE, as run_tests.sh does.
+"N passed, N failed"; with TALLY=FILE a line per kind is appended to FILE, as scripts/test_pool.sh does.
 """
 
 import fnmatch
@@ -80,13 +80,16 @@ def run_all(tools, work, options, patterns):
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         answers = dict(zip([j[:2] for j in jobs], pool.imap(judge, jobs, chunksize=4)))
     passed = failed = 0
+    tally = []
     if net.tree(work / "good") != before or os.path.exists(changes.OUTSIDE):
         failed += 1
+        tally.append("0 1 0 hostile")
         print("not ok hostile: a row changed the good inputs or wrote outside of its folder")
     for k, kind in enumerate(net.KINDS):
         mine = {r: a for (i, r), a in answers.items() if i == k}
         bad = {r: a for r, a in mine.items() if a[0]}
         passed, failed = passed + len(mine) - len(bad), failed + len(bad)
+        tally.append(f"{len(mine) - len(bad)} {len(bad)} 0 hostile/{kind.name}")
         if bad:
             print(f"not ok hostile/{kind.name}: {len(bad)} of {len(mine)} failed")
         elif mine:
@@ -104,7 +107,7 @@ def run_all(tools, work, options, patterns):
     print(f"{passed} passed, {failed} failed")
     if os.environ.get("TALLY"):
         with open(os.environ["TALLY"], "a") as f:
-            f.write(f"{passed} {failed} 0\n")
+            f.write("\n".join(tally) + "\n")
     return 1 if failed else 0
 
 

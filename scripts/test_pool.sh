@@ -1,0 +1,96 @@
+# shellcheck shell=bash
+# Sourced by the scripts that run tests: runs tests side by side and counts them.
+#
+#     pool RUN ITEM..    calls RUN ITEM for every item, JOBS at a time (default: one per core), and
+#                        prints the outputs in the order of the items
+#     pool_result NAME PASSED FAILED SKIPPED     called by RUN, once
+#     pool_end           prints "N passed, N failed", with ", N skipped" if there are any; its status
+#                        is 1 if a test failed
+#
+# RUN is called in a process of its own, with the empty directory $WORK to itself.  A RUN that ends
+# without a result counts as one failed test.  With TALLY=FILE every result is appended to FILE as
+# "PASSED FAILED SKIPPED NAME".
+JOBS=${JOBS:-$(nproc)}
+pool_dir=$(mktemp -d)
+trap 'chmod -R u+rwx "$pool_dir"; rm -rf "$pool_dir"' EXIT
+trap 'pool_stop' INT TERM HUP
+: >"$pool_dir/tally"
+
+# Ends the tests that are running, with everything that they started.
+pool_stop()
+{
+    local pid
+    for pid in $(jobs -rp); do
+        kill -KILL -- "-$pid" 2>/dev/null
+    done
+    exit 130
+}
+
+pool_result()
+{
+    echo "$2 $3 $4 $1" >>"$WORK.tally"
+}
+
+# pool_job RUN ITEM: what a process of the pool does; its output is complete when WORK.log exists.
+pool_job()
+{
+    trap - EXIT INT TERM HUP
+    mkdir "$WORK"
+    "$1" "$2" >"$WORK.part" 2>&1 </dev/null
+    mv "$WORK.part" "$WORK.log"
+}
+
+# pool_print NUMBER PID ITEM: prints the output of a job that has ended, and keeps its result.
+pool_print()
+{
+    local job=$pool_dir/$1
+    kill -KILL -- "-$2" 2>/dev/null # what it may have left running
+    cat "$job.log" 2>/dev/null || cat "$job.part"
+    if [ ! -s "$job.tally" ]; then
+        echo "not ok $(basename "$3"): ended without a result"
+        echo "0 1 0 $(basename "$3")" >"$job.tally"
+    fi
+    cat "$job.tally" >>"$pool_dir/tally"
+    chmod -R u+rwx "$job"
+    rm -rf "$job" "$job".*
+}
+
+pool()
+{
+    local run=$1 started=0 printed=0 running=0 item
+    local -a pids=()
+    shift
+    set -m # every job is a process group, which does not ignore SIGINT
+    for item in "$@"; do
+        if [ "$running" -ge "$JOBS" ]; then
+            wait -n
+            running=$((running - 1))
+        fi
+        WORK=$pool_dir/$started pool_job "$run" "$item" &
+        pids[started]=$!
+        started=$((started + 1))
+        running=$((running + 1))
+        while [ -f "$pool_dir/$printed.log" ]; do
+            printed=$((printed + 1))
+            pool_print "$((printed - 1))" "${pids[printed - 1]}" "${!printed}"
+        done
+    done
+    while [ "$printed" -lt "$started" ]; do
+        wait "${pids[printed]}" 2>/dev/null
+        printed=$((printed + 1))
+        pool_print "$((printed - 1))" "${pids[printed - 1]}" "${!printed}"
+    done
+    set +m
+}
+
+pool_end()
+{
+    local passed failed skipped line
+    read -r passed failed skipped < <(
+        awk '{ p += $1; f += $2; s += $3 } END { print p + 0, f + 0, s + 0 }' "$pool_dir/tally")
+    line="$passed passed, $failed failed"
+    [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
+    echo "$line"
+    [ -z "${TALLY:-}" ] || cat "$pool_dir/tally" >>"$TALLY"
+    [ "$failed" -eq 0 ]
+}
