@@ -1,20 +1,36 @@
 /* cuBLAS and cuSOLVER, loaded with dlopen when an op first needs them. */
 #include "lib/backend/cuda/library.h"
 
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cusolverDn.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/backend/cuda/library_find.h"
+
 /* Every function that is used: FUNCTION(member of vptq_cuda_library, symbol). */
 #define BLAS_FUNCTIONS(FUNCTION)                                                               \
     FUNCTION(blas_create, cublasCreate_v2)                                                     \
     FUNCTION(blas_destroy, cublasDestroy_v2)                                                   \
     FUNCTION(blas_set_stream, cublasSetStream_v2)                                              \
+    FUNCTION(blas_set_workspace, cublasSetWorkspace_v2)                                        \
     FUNCTION(blas_property, cublasGetProperty)                                                 \
+    FUNCTION(gemm_ex, cublasGemmEx_64)                                                         \
     FUNCTION(sgemm, cublasSgemm_v2_64)                                                         \
     FUNCTION(sgemv, cublasSgemv_v2_64)
+#define LT_FUNCTIONS(FUNCTION)                                                                 \
+    FUNCTION(lt_product_create, cublasLtMatmulDescCreate)                                      \
+    FUNCTION(lt_product_destroy, cublasLtMatmulDescDestroy)                                    \
+    FUNCTION(lt_product_set, cublasLtMatmulDescSetAttribute)                                   \
+    FUNCTION(lt_layout_create, cublasLtMatrixLayoutCreate)                                     \
+    FUNCTION(lt_layout_destroy, cublasLtMatrixLayoutDestroy)                                   \
+    FUNCTION(lt_preference_create, cublasLtMatmulPreferenceCreate)                             \
+    FUNCTION(lt_preference_destroy, cublasLtMatmulPreferenceDestroy)                           \
+    FUNCTION(lt_preference_set, cublasLtMatmulPreferenceSetAttribute)                          \
+    FUNCTION(lt_heuristic, cublasLtMatmulAlgoGetHeuristic)                                     \
+    FUNCTION(lt_matmul, cublasLtMatmul)
 #define SOLVER_FUNCTIONS(FUNCTION)                                                             \
     FUNCTION(solver_create, cusolverDnCreate)                                                  \
     FUNCTION(solver_destroy, cusolverDnDestroy)                                                \
@@ -32,7 +48,9 @@ struct vptq_cuda_library {
     cublasHandle_t blas;       /* NULL: not open */
     cusolverDnHandle_t solver; /* NULL: not open */
     cusolverDnParams_t params;
+    void *half_workspace; /* HALF_WORKSPACE bytes of device memory, or NULL */
     BLAS_FUNCTIONS(MEMBER)
+    LT_FUNCTIONS(MEMBER)
     SOLVER_FUNCTIONS(MEMBER)
 };
 
@@ -47,8 +65,10 @@ struct library_function {
 static const library_function blas_functions[] = {BLAS_FUNCTIONS(ENTRY)};
 static const library_function solver_functions[] = {SOLVER_FUNCTIONS(ENTRY)};
 
+static const library_function lt_functions[] = {LT_FUNCTIONS(ENTRY)};
+
 struct library_file {
-    const char *name, *files[2]; /* the newest version first */
+    const char *name, *files[3]; /* the newest version first, then NULL */
     vptq_status missing;         /* the status if it cannot be loaded */
     const library_function *functions;
     size_t count;
@@ -58,6 +78,11 @@ static const library_file blas_file = {"cuBLAS",
                                        VPTQ_E_UNSUPPORTED,
                                        blas_functions,
                                        sizeof blas_functions / sizeof *blas_functions};
+static const library_file lt_file = {"cuBLASLt",
+                                     {"libcublasLt.so.13", "libcublasLt.so.12"},
+                                     VPTQ_E_UNSUPPORTED,
+                                     lt_functions,
+                                     sizeof lt_functions / sizeof *lt_functions};
 static const library_file solver_file = {"cuSOLVER",
                                          {"libcusolver.so.12", "libcusolver.so.11"},
                                          VPTQ_E_DEVICE,
@@ -66,22 +91,17 @@ static const library_file solver_file = {"cuSOLVER",
 
 static vptq_status load(const library_file &f, vptq_cuda_library *library, vptq_err *err)
 {
-    char files[64], why[96];
+    char files[64], why[1024];
     snprintf(files, sizeof files, "%s or %s", f.files[0], f.files[1]);
-    void *handle = NULL;
-    /* RTLD_NODELETE: the library's state on the device does not survive unloading. */
-    for (int i = 0; !handle && i < 2; i++)
-        handle = dlopen(f.files[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!handle) {
-        const char *reason = dlerror();
-        return vptq_cuda_library_missing(f.missing, f.name, files,
-                                         reason ? reason : "it was not found", err);
-    }
+    void *handle = vptq_cuda_library_find(f.files, why, sizeof why);
+    if (!handle)
+        return vptq_cuda_library_missing(f.missing, f.name, files, why, err);
     for (size_t i = 0; i < f.count; i++) {
+        char fault[1280];
         void *symbol = dlsym(handle, f.functions[i].name);
-        snprintf(why, sizeof why, "it has no %s", f.functions[i].name);
+        snprintf(fault, sizeof fault, "%s has no %s", why, f.functions[i].name);
         if (!symbol)
-            return vptq_cuda_library_missing(f.missing, f.name, files, why, err);
+            return vptq_cuda_library_missing(f.missing, f.name, files, fault, err);
         memcpy(reinterpret_cast<char *>(library) + f.functions[i].offset, &symbol,
                sizeof symbol);
     }
@@ -126,6 +146,7 @@ static vptq_status blas_open(vptq_dev *dev, vptq_cuda_library **library, vptq_er
     vptq_cuda_library *l = *library;
     if (l->blas)
         return VPTQ_OK;
+    VPTQ_CHECK(load(lt_file, l, err)); /* first: cuBLAS needs it and may not find it */
     VPTQ_CHECK(load(blas_file, l, err));
     VPTQ_CHECK(blas_answer("cublasCreate", l->blas_create(&handle), err));
     const vptq_status st =
@@ -168,6 +189,7 @@ void vptq_cuda_library_close(vptq_dev *dev)
     }
     if (l->blas)
         (void)l->blas_destroy(l->blas);
+    (void)cudaFree(l->half_workspace);
     vptq_mem_free(dev->ctx->mem, l);
     dev->library = NULL;
 }
@@ -305,4 +327,112 @@ vptq_status vptq_cuda_library_sgemv(vptq_dev *dev, size_t m, size_t n, const flo
                        l->sgemv(l->blas, CUBLAS_OP_T, (int64_t)m, (int64_t)n, &one, a,
                                 (int64_t)lda, x, 1, &beta, y, 1),
                        err);
+}
+
+/* ---- products of half floats, for benchmarks ---- */
+
+enum { HALF_WORKSPACE = 32 << 20 /* what the library's manual recommends from sm_90 on */ };
+
+static vptq_status half_open(vptq_dev *dev, vptq_cuda_library **library, vptq_err *err)
+{
+    VPTQ_CHECK(blas_open(dev, library, err));
+    if ((*library)->half_workspace)
+        return VPTQ_OK;
+    return vptq_cuda_alloc(HALF_WORKSPACE, &(*library)->half_workspace, err);
+}
+
+vptq_status vptq_cuda_library_half_gemm(vptq_dev *dev, const vptq_cuda_half_args *a,
+                                        vptq_err *err)
+{
+    vptq_cuda_library *l = NULL;
+    const float one = 1, zero = 0;
+    VPTQ_CHECK(half_open(dev, &l, err));
+    VPTQ_CHECK(blas_answer("cublasSetStream", l->blas_set_stream(l->blas, a->stream), err));
+    /* A stream set anew takes the workspace away. */
+    vptq_status st =
+        blas_answer("cublasSetWorkspace",
+                    l->blas_set_workspace(l->blas, l->half_workspace, HALF_WORKSPACE), err);
+    if (!st)
+        st = blas_answer("cublasGemmEx",
+                         l->gemm_ex(l->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int64_t)a->out,
+                                    (int64_t)a->n, (int64_t)a->in, &one, a->w, CUDA_R_16F,
+                                    (int64_t)a->in, a->x, CUDA_R_16F, (int64_t)a->in, &zero,
+                                    a->y, CUDA_R_16F, (int64_t)a->out, CUBLAS_COMPUTE_32F,
+                                    CUBLAS_GEMM_DEFAULT),
+                         err);
+    const vptq_status back =
+        blas_answer("cublasSetStream", l->blas_set_stream(l->blas, dev->stream), err);
+    return st ? st : back;
+}
+
+/* Describes one product to cuBLASLt. */
+struct half_plan {
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulPreference_t preference;
+};
+
+static cublasStatus_t half_plan_open(const vptq_cuda_library *l, const vptq_cuda_half_args *a,
+                                     half_plan *p)
+{
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    const size_t bytes = HALF_WORKSPACE;
+    const int64_t in = (int64_t)a->in, out = (int64_t)a->out;
+    cublasStatus_t st = l->lt_product_create(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!st)
+        st = l->lt_product_set(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                               sizeof transposed);
+    if (!st)
+        st = l->lt_layout_create(&p->w, CUDA_R_16F, a->in, a->out, in);
+    if (!st)
+        st = l->lt_layout_create(&p->x, CUDA_R_16F, a->in, a->n, in);
+    if (!st)
+        st = l->lt_layout_create(&p->y, CUDA_R_16F, a->out, a->n, out);
+    if (!st)
+        st = l->lt_preference_create(&p->preference);
+    if (!st)
+        st = l->lt_preference_set(p->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                  &bytes, sizeof bytes);
+    return st;
+}
+
+static void half_plan_close(const vptq_cuda_library *l, const half_plan *p)
+{
+    if (p->preference)
+        (void)l->lt_preference_destroy(p->preference);
+    if (p->y)
+        (void)l->lt_layout_destroy(p->y);
+    if (p->x)
+        (void)l->lt_layout_destroy(p->x);
+    if (p->w)
+        (void)l->lt_layout_destroy(p->w);
+    if (p->product)
+        (void)l->lt_product_destroy(p->product);
+}
+
+vptq_status vptq_cuda_library_half_matmul(vptq_dev *dev, const vptq_cuda_half_args *a,
+                                          unsigned choice, vptq_err *err)
+{
+    vptq_cuda_library *l = NULL;
+    const float one = 1, zero = 0;
+    cublasLtMatmulHeuristicResult_t found[VPTQ_CUDA_HALF_CHOICES];
+    half_plan p = {};
+    int count = 0;
+    VPTQ_CHECK(half_open(dev, &l, err));
+    /* A handle of cuBLAS is also one of cuBLASLt. */
+    const cublasLtHandle_t handle = reinterpret_cast<cublasLtHandle_t>(l->blas);
+    cublasStatus_t st = half_plan_open(l, a, &p);
+    if (!st)
+        st = l->lt_heuristic(handle, p.product, p.w, p.x, p.y, p.y, p.preference,
+                             VPTQ_CUDA_HALF_CHOICES, found, &count);
+    const bool none = !st && choice >= (unsigned)count;
+    if (!st && !none)
+        st = l->lt_matmul(handle, p.product, &one, a->w, p.w, a->x, p.x, &zero, a->y, p.y, a->y,
+                          p.y, &found[choice].algo, l->half_workspace, HALF_WORKSPACE,
+                          a->stream);
+    half_plan_close(l, &p);
+    if (none)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "cuBLASLt offers %d ways for this product",
+                         count);
+    return blas_answer("cublasLtMatmul", st, err);
 }
