@@ -53,7 +53,8 @@ bool vptq_grid_find(const float *c, size_t n, float *scale, int8_t *codes)
     for (size_t i = 0; i < n; i++) {
         if (fabsf(c[i]) <= 0)
             continue;
-        const uint32_t whole = split(c[i], &exponent) << (exponent - unit);
+        uint32_t whole = split(c[i], &exponent);
+        whole <<= exponent - unit;
         if (whole % divisor)
             divisor = common_divisor(divisor, whole);
         if ((double)most > VPTQ_GRID_MAX * ldexp(divisor, unit))
