@@ -3,7 +3,7 @@
 # in comments next to the kernels:
 #     /* budget: NAME REGISTERS registers */      (for all instances of a template)
 # Fails on register spills and stack frames, on a kernel without a budget or over it, and on more
-# than 48 KiB of static shared memory.  Without nvcc, prints a line that says so and exits with 0.
+# than 24 KiB of static shared memory (PORT_MAX_STATIC of port.h).  Without nvcc, prints a line that says so and exits with 0.
 # usage: cuda_check.sh FILE.cu..      NVCC= the compiler, OUT= a folder for its output
 set -u
 
@@ -54,8 +54,8 @@ judge()
                 complain("has no budget; it uses " used " registers")
             else if (used + 0 > budget[name] + 0)
                 complain("uses " used " registers, its budget is " budget[name])
-            if (match($0, /[0-9]+ bytes smem/) && substr($0, RSTART, RLENGTH) + 0 > 49152)
-                complain("has more than 48 KiB of static shared memory")
+            if (match($0, /[0-9]+ bytes smem/) && substr($0, RSTART, RLENGTH) + 0 > 24576)
+                complain("has more than 24 KiB of static shared memory")
         }
         function complain(what) {
             print "cuda_check: " file ": " name " (" arch ") " what

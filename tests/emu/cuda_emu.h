@@ -352,6 +352,14 @@ inline float __uint_as_float(unsigned u)
 {
     return cuda_emu_unpack<float>(cuda_emu_pack(u));
 }
+/* To nearest, halves to even; saturating, NaN gives 0. */
+inline int __float2int_rn(float x)
+{
+    return x >= 2147483648.0f    ? INT32_MAX
+           : x >= -2147483648.0f ? (int)lrintf(x)
+           : x < 0               ? INT32_MIN
+                                 : 0;
+}
 inline float rsqrtf(float x)
 {
     return 1 / sqrtf(x);

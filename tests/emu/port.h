@@ -82,6 +82,36 @@ static inline void port_mma_f16(float d[4], const uint32_t a[4], const uint32_t 
     }
 }
 
+static inline int32_t port_emu_s8(uint32_t four, unsigned i)
+{
+    return (int8_t)(four >> 8 * i & 0xff);
+}
+
+static inline void port_mma_s8(int32_t d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    const cuda_emu_words given = {{a[0], a[1], a[2], a[3], b[0], b[1]}};
+    const cuda_emu_words *all =
+        cuda_emu_exchange("mma.s8", port_emu_warp, given, false, {__FILE__, __LINE__});
+    const unsigned lane = cuda_emu_lane();
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < 32; k++) {
+            const uint32_t four_a = all[row % 8 * 4 + k % 16 / 4].word[row / 8 + k / 16 * 2];
+            const uint32_t four_b = all[column * 4 + k % 16 / 4].word[4 + k / 16];
+            d[i] += port_emu_s8(four_a, k % 4) * port_emu_s8(four_b, k % 4);
+        }
+    }
+}
+
+static inline uint32_t port_permute(uint32_t a, uint32_t b, uint32_t select)
+{
+    const uint64_t both = a | (uint64_t)b << 32;
+    uint32_t result = 0;
+    for (unsigned i = 0; i < 4; i++)
+        result |= (uint32_t)(both >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
+
 static inline uint32_t port_add_f16x2(uint32_t a, uint32_t b)
 {
     uint32_t sum = 0;

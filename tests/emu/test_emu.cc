@@ -275,6 +275,40 @@ static void mma_multiplies(void **)
     free(x);
 }
 
+__global__ static void multiply_bytes(const int8_t *a, const int8_t *b, int32_t *d)
+{
+    const unsigned g = port_lane() / 4, t = port_lane() % 4;
+    uint32_t x[4], y[2];
+    int32_t sum[4];
+    for (unsigned i = 0; i < 4; i++) {
+        memcpy(&x[i], a + (g + i % 2 * 8) * 32 + 4 * t + i / 2 * 16, 4);
+        sum[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
+    }
+    for (unsigned i = 0; i < 2; i++) /* b is transposed: [8][32] */
+        memcpy(&y[i], b + g * 32 + 4 * t + i * 16, 4);
+    port_mma_s8(sum, x, y);
+    for (unsigned i = 0; i < 4; i++)
+        d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
+}
+
+static void mma_multiplies_bytes(void **)
+{
+    int8_t a[16 * 32], b[8 * 32];
+    int32_t d[16 * 8], want[16 * 8];
+    for (unsigned i = 0; i < 16 * 32; i++)
+        a[i] = (int8_t)(i * 37 % 256 - 128);
+    for (unsigned i = 0; i < 8 * 32; i++)
+        b[i] = (int8_t)(i * 91 % 256 - 128);
+    for (unsigned i = 0; i < 16 * 8; i++) {
+        want[i] = d[i] = (int32_t)i - 60;
+        for (unsigned k = 0; k < 32; k++)
+            want[i] += a[i / 8 * 32 + k] * b[i % 8 * 32 + k];
+    }
+    run(multiply_bytes, 1, 32, 0, a, b, d);
+    assert_memory_equal(d, want, sizeof d);
+    assert_int_equal(port_permute(0x33221100, 0x77665544, 0x7250), 0x77225500);
+}
+
 /* ---- cp.async ---- */
 
 __global__ static void copy_async(const float *in, float *early, float *late, float *last)
@@ -521,6 +555,8 @@ static void early_launches_wait(void **)
         assert_true(z[i] == 2 * (float)(i + (i ^ 1)));
 }
 
+__global__ static void wide(float *) {}
+
 static void launches_have_limits(void **)
 {
     const cudaError_t bad = cudaErrorInvalidConfiguration;
@@ -533,6 +569,11 @@ static void launches_have_limits(void **)
                      bad);
     run(read_before_writing, 1, 32, (48 << 10) + 1, out);
     run(read_before_writing, 1, 32, 200 << 10, out);
+    /* port_launch does not know the objects of port_shared, which count as well */
+    assert_int_equal(cuda_emu_dynamic_limit(reinterpret_cast<const void *>(wide)), 48 << 10);
+    run(wide, 1, 32, (24 << 10) + 1, out);
+    assert_int_equal(cuda_emu_dynamic_limit(reinterpret_cast<const void *>(wide)),
+                     (24 << 10) + 1);
     assert_int_equal(cudaFuncSetAttribute(read_before_writing,
                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           (227 << 10) + 1),
@@ -553,6 +594,7 @@ VTEST_MAIN(cmocka_unit_test(every_thread_runs_once),
            cmocka_unit_test(correct_kernels_do_not_depend_on_order),
            cmocka_unit_test(shared_memory_is_poisoned),
            cmocka_unit_test(ldmatrix_follows_its_layout), cmocka_unit_test(mma_multiplies),
+           cmocka_unit_test(mma_multiplies_bytes),
            cmocka_unit_test(copies_complete_when_waited_for),
            cmocka_unit_test(divergent_barriers_are_found),
            cmocka_unit_test(bad_masks_are_found),

@@ -281,6 +281,7 @@ static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const l
     VPTQ_CHECK(put(dev, s, q->scale, q->shape.in, &r->scale, err));
     VPTQ_CHECK(put(dev, s, q->bias, q->shape.in, &r->bias, err));
     VPTQ_CHECK(put<unsigned>(dev, s, b->zeros, b->blocks, &arrived, err));
+    r->first = b->stripes[0];
     r->arrived = const_cast<unsigned *>(arrived);
     return VPTQ_OK;
 }

@@ -9,7 +9,7 @@ extern "C" {
 #include "lib/backend/cuda/plan_dispatch.h"
 }
 
-enum { VPTQ_CUDA_GEMV_PASS = 256 }; /* bytes of shared memory that describe a pass */
+enum { VPTQ_CUDA_GEMV_PASS = 640 }; /* bytes of shared memory that describe a pass */
 
 /* A codebook. `codebook` is in device memory: centroids in the order of their ranks, in rows as
  * those of a table in global memory (plan_table.h). Values are float16, multiplied by a power
@@ -52,6 +52,7 @@ struct vptq_cuda_runtime {
     const vptq_cuda_stripe
         *small_stripes;              /* [count] the same stripes with the tables of `small` */
     const vptq_cuda_stripe *stripes; /* [count] */
+    vptq_cuda_stripe first;          /* stripes[0] in host memory */
     uint32_t count, columns;         /* columns: padded columns of all stripes */
     uint32_t max_chunks;             /* of the longest stripe */
     uint32_t split;                  /* choice.split, or fewer if there are fewer chunks */

@@ -55,6 +55,10 @@ enum {
  * which leaves room for double buffering. */
 enum { VPTQ_CUDA_GEMV_WARPS = 16 };
 
+/* Blocks that convert x for a product of up to 8 tokens.  Product kernels start while these
+ * run, so they are planned for the other SMs. */
+enum { VPTQ_CUDA_X_BLOCKS = 4 };
+
 /* Bytes of shared memory through which warps pass pieces that they read from global memory. */
 enum {
     VPTQ_CUDA_GEMV_STAGE =

@@ -12,7 +12,8 @@
  *     port_shared<T>()                the block's one object of type T, a plain struct,
  *                                     uninitialized
  *     port_shared_dynamic()           the dynamic shared memory, 16-byte aligned
- *     port_ldmatrix_trans, port_mma_f16, port_add_f16x2, port_redux_min,
+ *     port_ldmatrix_trans, port_mma_f16, port_mma_s8, port_permute, port_add_f16x2,
+ *     port_redux_min,
  *     port_copy_async, port_copy_commit, port_copy_wait
  *
  * Kernels therefore use no `__shared__`, no `<<< >>>` and no inline PTX.  nvcc must not fuse
@@ -33,13 +34,15 @@
 enum { PORT_LANES = 32 };
 static const unsigned port_all = 0xffffffffu; /* the mask of a whole warp */
 
-enum { PORT_DEFAULT_SHARED = 48 << 10 }; /* bytes a launch may use without the attribute */
+/* Bytes of shared memory that a launch may use without the attribute, objects of port_shared
+ * included; scripts/cuda_check.sh holds every kernel to PORT_MAX_STATIC bytes of objects. */
+enum { PORT_DEFAULT_SHARED = 48 << 10, PORT_MAX_STATIC = 24 << 10 };
 
 /* Lets launches of the kernel use that much dynamic shared memory. */
 template <class... P>
 static inline cudaError_t port_allow_shared(void (*kernel)(P...), size_t dynamic)
 {
-    return dynamic > PORT_DEFAULT_SHARED
+    return dynamic + PORT_MAX_STATIC > PORT_DEFAULT_SHARED
                ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)dynamic)
                : cudaSuccess;

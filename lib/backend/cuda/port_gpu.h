@@ -103,6 +103,27 @@ static __device__ inline void port_mma_f16(float d[4], const uint32_t a[4], cons
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* mma.m16n8k32: d [16, 8] += A [16, 32] B [32, 8] with signed bytes and exact 32-bit sums. Lane
+ * l, with g = l / 4 and t = l % 4, holds groups of four neighbours, the first in the low byte:
+ *     a[0] = A(g, 4t..)      a[1] = A(g + 8, 4t..)  a[2] = A(g, 4t + 16..)
+ *     a[3] = A(g + 8, 4t + 16..)
+ *     b[0] = B(4t.., g)      b[1] = B(4t + 16.., g)
+ *     d[0], d[1] = d(g, 2t..)        d[2], d[3] = d(g + 8, 2t..) */
+static __device__ inline void port_mma_s8(int32_t d[4], const uint32_t a[4],
+                                          const uint32_t b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Byte i of the result is byte (select >> 4 i) % 8 of the eight of a (0..3) and b (4..7). */
+static __device__ inline uint32_t port_permute(uint32_t a, uint32_t b, uint32_t select)
+{
+    return __byte_perm(a, b, select);
+}
+
 /* add.rn.f16x2: adds both halves of a pair of f16. */
 static __device__ inline uint32_t port_add_f16x2(uint32_t a, uint32_t b)
 {

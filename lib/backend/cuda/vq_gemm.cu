@@ -312,7 +312,8 @@ static __device__ void run_any(const gemm_job &j, const gemm_work &p, const vptq
     const uint32_t c0 = p.rank * each, c1 = min(c0 + each, s.chunks);
     if (c0 >= c1)
         return;
-    fill_codebooks(s);
+    start_fill(s);
+    finish_fill(s);
     if (s.loop == VPTQ_CUDA_ANYTHING)
         run_stripe<N, false>(j, p, s, c0, c1);
     else
@@ -345,6 +346,7 @@ template <unsigned N> __global__ static void __launch_bounds__(THREADS) gemm_ker
 {
     const gemm_work p = work_of(j);
     const product_share s = share_of(j, p);
+    port_grid_wait();
     for (uint32_t i = threadIdx.x; j.sums && i < s.rows * s.count; i += THREADS)
         *part_of(j.o, p.rank, s.row0 + i % s.rows, s.b0 + i / s.rows) = 0;
     for (uint32_t i = 0; i < j.count; i++)
@@ -394,8 +396,6 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
     j.sums = sums;
     *rows = n;
     const unsigned blocks = vptq_cuda_blocks(s->out, plan->rows) * j.ways * split;
-    return vptq_cuda_check(port_launch(kernel_of(j.each), blocks, THREADS,
-                                       j.x_offset + 2 * (size_t)j.each * X_CHUNK_BYTES,
-                                       dev->stream, j),
-                           "vq_gemv", err);
+    return vptq_cuda_launch_product(dev, kernel_of(j.each), blocks, THREADS,
+                                    j.x_offset + 2 * (size_t)j.each * X_CHUNK_BYTES, j, err);
 }

@@ -6,6 +6,8 @@
  * Sums run in an order that depends on the shape, the plan and the number of tokens only: tiles
  * and chunks of a warp in the tensor cores, warps as a tree, then passes, stripes and blocks in
  * ascending order. */
+#include <string.h>
+
 #include "lib/backend/cuda/vq_tiles.h"
 
 enum {
@@ -32,6 +34,7 @@ struct gemv_memory {
 };
 
 struct gemv_job {
+    uint32_t first[sizeof(vptq_cuda_stripe) / sizeof(uint32_t)]; /* a copy of stripes[0] */
     const vptq_cuda_stripe *stripes;
     uint32_t count;
     product_out o;
@@ -51,6 +54,7 @@ struct pass_state {
     uint32_t size, log2_size, teams;
     uint32_t chunk0, chunks;
     unsigned arrived; /* used by join_parts */
+    vptq_cuda_stripe source;
 };
 
 static_assert(sizeof(pass_state) <= VPTQ_CUDA_GEMV_PASS, "a pass fits");
@@ -181,6 +185,18 @@ static __device__ void load_x(const gemv_job &j, uint32_t first_tile,
         }
 }
 
+/* Copies a stripe to shared memory; the first comes with the launch. */
+static __device__ const vptq_cuda_stripe &load_stripe(const gemv_job &j, uint32_t i)
+{
+    constexpr uint32_t words = sizeof(vptq_cuda_stripe) / sizeof(uint32_t);
+    uint32_t *to = reinterpret_cast<uint32_t *>(&pass_of(j).source);
+    __syncthreads(); /* the stripe before is finished */
+    for (uint32_t w = threadIdx.x; w < words; w += THREADS)
+        to[w] = i ? reinterpret_cast<const uint32_t *>(j.stripes + i)[w] : j.first[w];
+    __syncthreads();
+    return pass_of(j).source;
+}
+
 static __device__ void start_pass(const gemv_job &j, const vptq_cuda_stripe &s, uint32_t c0,
                                   uint32_t c1)
 {
@@ -226,22 +242,27 @@ static __device__ unsigned char *stage_of_warp(const gemv_job &j)
 }
 
 /* Multiplies chunks [c0, c1), at limit as many as the warps hold, for all pairs of vector rows
- * of the block. */
+ * of the block. `first`: finishes loading the codebooks when the first codes are on their way.
+ */
 template <x_form X, vptq_cuda_loop LOOP>
 static __device__ void run_pass(const gemv_job &j, const vptq_cuda_stripe &stripe, uint32_t c0,
-                                uint32_t c1)
+                                uint32_t c1, bool first)
 {
     constexpr unsigned held = held_chunks(X, LOOP);
     const pass_state &p = pass_of(j);
     uint32_t x[held][TILES][tiles_in(X)][2] = {};
     start_pass(j, stripe, c0, c1);
+    chunk_codes codes = {};
+    if (has_chunk(p, 0) && pair_of_warp(p, 0) < p.end)
+        codes = load_codes<LOOP>(p.stripe, pair_of_warp(p, 0), chunk_of_warp(p, 0));
+    if (first) {
+        finish_fill(stripe);
+        port_grid_wait();
+    }
 #pragma unroll
     for (unsigned i = 0; i < held; i++)
         if (has_chunk(p, i))
             load_x<X>(j, stripe.tile + chunk_of_warp(p, i) * TILES, x[i]);
-    chunk_codes codes = {};
-    if (has_chunk(p, 0) && pair_of_warp(p, 0) < p.end)
-        codes = load_codes<LOOP>(p.stripe, pair_of_warp(p, 0), chunk_of_warp(p, 0));
     for (uint32_t round = 0; round < p.rounds; round++)
         for (uint32_t part = 0; part < p.stripe.parts; part++) {
             tile_sums<X> d = {};
@@ -273,7 +294,7 @@ static __device__ void run_passes(const gemv_job &j, const vptq_cuda_stripe &s, 
     const uint32_t passes = (c1 - c0 + limit - 1) / limit,
                    each = (c1 - c0 + passes - 1) / passes;
     for (uint32_t c = c0; c < c1; c += each)
-        run_pass<X, LOOP>(j, s, c, min(c + each, c1));
+        run_pass<X, LOOP>(j, s, c, min(c + each, c1), c == c0);
 }
 
 template <x_form X, vptq_cuda_loop LOOP>
@@ -283,7 +304,7 @@ static __device__ void run_stripe(const gemv_job &j, const vptq_cuda_stripe &s)
     const uint32_t c0 = pass_of(j).rank * each, c1 = min(c0 + each, s.chunks);
     if (c0 >= c1)
         return;
-    fill_codebooks(s);
+    start_fill(s);
     if (LOOP != VPTQ_CUDA_ANYTHING && s.loop == LOOP)
         run_passes<X, LOOP>(j, s, c0, c1);
     else
@@ -306,7 +327,8 @@ __global__ static void __launch_bounds__(THREADS) gemv_kernel(gemv_job j)
     for (uint32_t i = threadIdx.x; j.memory.sums && i < p.rows * j.o.n; i += THREADS)
         sums_of(j)[i] = 0;
     for (uint32_t i = 0; i < j.count; i++)
-        run_stripe<X, LOOP>(j, j.stripes[i]);
+        run_stripe<X, LOOP>(j, load_stripe(j, i));
+    port_grid_wait(); /* blocks without columns have not waited */
     __syncthreads();
     for (uint32_t i = threadIdx.x; j.memory.sums && i < p.rows * j.o.n; i += THREADS)
         output_sum(j, p.row0 + i / j.o.n, i % j.o.n, sums_of(j)[i]);
@@ -410,14 +432,14 @@ static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_r
     gemv_job j = {};
     VPTQ_CHECK(
         vptq_cuda_product_open(dev, m, r, g, n, form, r->split, r->split > 1, &j.o, err));
+    memcpy(j.first, &r->first, sizeof j.first);
     j.stripes = r->stripes;
     j.count = r->count;
     j.rows = c->rows;
     j.memory = *memory;
     const unsigned blocks = vptq_cuda_blocks(s->out, c->rows) * r->split;
-    const cudaError_t e =
-        port_launch(kernel_of(form, r->loop), blocks, THREADS, memory->total, dev->stream, j);
-    return vptq_cuda_check(e, "vq_gemv", err);
+    return vptq_cuda_launch_product(dev, kernel_of(form, r->loop), blocks, THREADS,
+                                    memory->total, j, err);
 }
 
 /* Allocates a tile for *rows decoded rows, fewer if memory is short; that changes no result. */

@@ -13,15 +13,19 @@ enum {
 /* How tokens become columns of B, in groups of 8: as two halves of 11 bits (hi + lo), whose
  * products go to the same or to separate columns, or rounded to one. */
 enum x_form {
-    X_FEW,  /* up to 4 tokens: hi in columns 0..3, lo in 4..7 */
-    X_SOME, /* up to 8: hi in one group, lo in another */
-    X_MANY  /* any number: hi only, 8 tokens per group */
+    X_FEW,   /* up to 4 tokens: hi in columns 0..3, lo in 4..7 */
+    X_SOME,  /* up to 8: hi in one group, lo in another */
+    X_MANY,  /* any number: hi only, 8 tokens per group */
+    X_DIGITS /* one: as four signed bytes, digits of a whole number of 31 bits */
 };
 
-/* x in the order of the layout's columns, times the scale of the columns and a power of two
- * that brings the largest value of each token to 2^14..2^15. */
+/* The largest value of each token is scaled to 2^TOP..2^(TOP + 1). */
+enum { X_HALF_TOP = 14, X_DIGITS_TOP = 29, X_DIGITS_BYTES = 4 /* per column */ };
+
+/* x in the order of the layout's columns, times the scale of the columns and the power of two
+ * of its token. */
 struct product_x {
-    const uint2 *fragments; /* [groups of 8][tiles][lanes] */
+    const uint2 *fragments; /* [groups of 8][tiles][lanes]; X_DIGITS: [chunks][2][lanes] */
     uint32_t tiles;
     const float *start, *factor; /* [n] sum of x * bias; factor of the products of the token */
 };
@@ -42,11 +46,21 @@ struct product_out {
 };
 
 /* Converts the first n tokens of g->x on the device's stream and fills *o. With `sums` there is
- * memory for parts, [split][n][out]. Valid until the next use of scratch memory (vq_x.cu). */
+ * memory for parts, [split][n][out]. Valid until the next use of scratch memory (vq_x.cu). The
+ * product kernel is launched early: it reads x and writes results after port_grid_wait. */
 vptq_status vptq_cuda_product_open(vptq_dev *dev, const vptq_matrix *m,
                                    const vptq_cuda_runtime *r, const vptq_gemv_args *g,
                                    size_t n, x_form form, uint32_t split, bool sums,
                                    product_out *o, vptq_err *err);
+
+template <class J>
+static inline vptq_status vptq_cuda_launch_product(const vptq_dev *dev, void (*kernel)(J),
+                                                   unsigned blocks, unsigned threads,
+                                                   size_t dynamic, const J &job, vptq_err *err)
+{
+    return vptq_cuda_check(
+        port_launch_early(kernel, blocks, threads, dynamic, dev->stream, job), "vq_gemv", err);
+}
 
 static __device__ inline void finish(const product_out &o, uint32_t row, uint32_t b, float sum)
 {

@@ -28,36 +28,33 @@ static __device__ unsigned char *shared_at(uint32_t byte)
     return static_cast<unsigned char *>(port_shared_dynamic()) + byte;
 }
 
-/* The first row of a centroid. */
-static __device__ uint32_t home_row(const vptq_cuda_table &t, uint32_t rank)
-{
-    return t.replicas ? rank * t.replicas : vptq_cuda_row(&t, 0, rank);
-}
-
 static __device__ unsigned char *tail_of(const vptq_cuda_table &t, unsigned char *base)
 {
     return base + (size_t)t.pieces * t.rows * VPTQ_CUDA_PIECE;
 }
 
-/* Loads one copy of the codebook from global memory. */
+/* Starts loading one copy of the codebook from global memory.  The table is in memory that the
+ * copies might change as far as the compiler knows, so its fields are read once. */
 static __device__ void fill_home(const vptq_cuda_codebook &b)
 {
     const vptq_cuda_table &t = b.table;
     if (!t.k || !t.shared)
         return;
+    const uint32_t k = t.k, pieces = t.pieces, rows = t.rows, from_rows = b.codebook_rows;
+    const uint32_t stride = t.replicas ? t.replicas : 1; /* copy 0 is not rotated */
     unsigned char *base = shared_at(b.at);
     const unsigned char *from = reinterpret_cast<const unsigned char *>(b.codebook);
-    const unsigned char *from_tail =
-        from + (size_t)t.pieces * b.codebook_rows * VPTQ_CUDA_PIECE;
-    for (uint32_t rank = threadIdx.x; rank < t.k; rank += blockDim.x) {
-        const size_t row = home_row(t, rank);
-        for (uint32_t p = 0; p < t.pieces; p++)
-            port_copy_async(base + (p * (size_t)t.rows + row) * VPTQ_CUDA_PIECE,
-                            from + (p * (size_t)b.codebook_rows + rank) * VPTQ_CUDA_PIECE);
-        if (t.tail)
-            reinterpret_cast<uint2 *>(tail_of(t, base))[row] =
-                reinterpret_cast<const uint2 *>(from_tail)[rank];
-    }
+    for (uint32_t p = 0; p < pieces; p++)
+        for (uint32_t rank = threadIdx.x; rank < k; rank += blockDim.x)
+            port_copy_async(base + (p * rows + rank * stride) * VPTQ_CUDA_PIECE,
+                            from + (p * (size_t)from_rows + rank) * VPTQ_CUDA_PIECE);
+    if (!t.tail)
+        return;
+    uint2 *tail = reinterpret_cast<uint2 *>(tail_of(t, base));
+    const uint2 *from_tail =
+        reinterpret_cast<const uint2 *>(from + (size_t)pieces * from_rows * VPTQ_CUDA_PIECE);
+    for (uint32_t rank = threadIdx.x; rank < k; rank += blockDim.x)
+        tail[rank * stride] = from_tail[rank];
 }
 
 static __device__ void copy_row(const vptq_cuda_table &t, unsigned char *base, size_t to,
@@ -88,12 +85,17 @@ static __device__ void fill_copies(const vptq_cuda_codebook &b)
             copy_row(t, base, vptq_cuda_row(&t, c, rank), vptq_cuda_row(&t, 0, rank));
 }
 
-static __device__ void fill_codebooks(const vptq_cuda_stripe &s)
+/* Loads codebooks in two steps, between which a kernel can ask for its codes. */
+static __device__ void start_fill(const vptq_cuda_stripe &s)
 {
     __syncthreads(); /* the stripe before no longer needs its codebooks */
     fill_home(s.main);
     fill_home(s.residual);
     port_copy_commit();
+}
+
+static __device__ void finish_fill(const vptq_cuda_stripe &s)
+{
     port_copy_wait<0>();
     __syncthreads();
     fill_copies(s.main);
