@@ -132,6 +132,7 @@ EMU_CXXFLAGS = -std=c++20 -fno-exceptions -fno-rtti -fno-threadsafe-statics $(OP
                -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion \
                -Wno-deprecated-enum-float-conversion -Wno-unknown-pragmas \
                $(filter -Werror,$(WARNINGS)) -I. \
+               -fsanitize=alignment -fno-sanitize-recover=alignment \
                -include tests/emu/cuda_emu.h '-DVPTQ_CUDA_PORT=<tests/emu/port.h>' $(EXTRA_CFLAGS)
 
 # --- sources -------------------------------------------------------------------------------
@@ -238,7 +239,8 @@ $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 	$(Q)$(if $(V),,echo "  NVCC  $<";) $(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.o=.d) -MP -c $< -o $@
 
 $(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_device.o $(OBJ)/tests/emu/cuda_emu_memory.o \
-           $(OBJ)/tests/emu/cuda_emu_faults.o $(OBJ)/tests/emu/cuda_emu_streams.o \
+           $(OBJ)/tests/emu/cuda_emu_faults.o $(OBJ)/tests/emu/cuda_emu_streams.o $(OBJ)/tests/emu/cuda_emu_mma.o \
+           $(OBJ)/tests/emu/cuda_emu_alignment.o \
            $(OBJ)/backend_emu.o
 LIB_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(filter-out $(SIMD_SRC),$(LIB_SRC))) \
            $(foreach level,$(SIMD_LEVELS),$(SIMD_SRC:%.c=$(OBJ)/%.$(level).o))

@@ -59,6 +59,7 @@ struct fiber {
     const char *operation;
     uint32_t mask;
     cuda_emu_words given;
+    void (*together)(const cuda_emu_words *);
     record *got;
     char order[2]; /* released alternately, for ThreadSanitizer */
     unsigned operations;
@@ -260,6 +261,11 @@ const cuda_emu_place &cuda_emu_here(void)
     return emu.running->place;
 }
 
+bool cuda_emu_is_running(void)
+{
+    return emu.running != NULL;
+}
+
 void cuda_emu_barrier(cuda_emu_site site)
 {
     fiber *f = emu.running;
@@ -274,7 +280,8 @@ void cuda_emu_barrier(cuda_emu_site site)
 }
 
 const cuda_emu_words *cuda_emu_exchange(const char *operation, uint32_t mask,
-                                        cuda_emu_words given, bool syncs, cuda_emu_site site)
+                                        cuda_emu_words given, bool syncs, cuda_emu_site site,
+                                        void (*together)(const cuda_emu_words *))
 {
     fiber *f = emu.running;
     if (!(mask >> f->place.rank % LANES & 1))
@@ -289,6 +296,7 @@ const cuda_emu_words *cuda_emu_exchange(const char *operation, uint32_t mask,
     f->operation = operation;
     f->mask = mask;
     f->given = given;
+    f->together = together;
     stop(f);
     for (unsigned l = 0; syncs && __tsan_acquire && l < LANES; l++)
         if (mask >> l & 1)
@@ -333,16 +341,15 @@ bool cuda_emu_is_shared(const void *p, size_t bytes)
     return a >= base && a + bytes <= base + SHARED_BYTES + SHARED_GAP * (SHARED_OBJECTS + 2);
 }
 
-void cuda_emu_copy_async(void *to, const void *from, size_t bytes)
+void cuda_emu_copy_async(void *to, const void *from, size_t bytes, cuda_emu_site site)
 {
     fiber *f = emu.running;
-    const cuda_emu_site here = {__FILE__, __LINE__};
     if (!cuda_emu_is_shared(to, bytes))
-        cuda_emu_fail(here, "cp.async writes to shared memory only");
+        cuda_emu_fail(site, "cp.async writes to shared memory only");
     if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
-        cuda_emu_fail(here, "cp.async with an address that is not aligned to its size");
+        cuda_emu_fail(site, "cp.async with an address that is not aligned to its size");
     if (f->copy_count == COPIES)
-        cuda_emu_fail(here, "too many copies of cp.async in flight for the emulator");
+        cuda_emu_fail(site, "too many copies of cp.async in flight for the emulator");
     f->copies[f->copy_count++] = {to, from, bytes, f->group};
 }
 
@@ -416,6 +423,7 @@ static uint32_t companions(const fiber *f, unsigned first, bool *possible)
 static void complete(warp *w, unsigned first, uint32_t mask)
 {
     record *r = w->records;
+    void (*together)(const cuda_emu_words *) = NULL;
     while (r->readers)
         r++;
     for (unsigned l = 0; l < LANES; l++) {
@@ -427,7 +435,10 @@ static void complete(warp *w, unsigned first, uint32_t mask)
         r->readers++;
         f->got = r;
         f->state = READY;
+        together = f->together;
     }
+    if (together)
+        together(r->all);
 }
 
 static void complete_operations(unsigned index)

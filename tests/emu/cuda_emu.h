@@ -10,6 +10,7 @@
  * - __syncthreads that some threads never reach (they returned, or wait elsewhere);
  * - warp operations whose mask lacks the caller, names a lane that returned, differs between
  * lanes, or that lanes reach in different places; values taken from a lane outside the mask;
+ * - loads and stores, also ldmatrix and cp.async, at addresses that are not aligned;
  * - pointers to host memory among a kernel's arguments, with cuda_emu_guard;
  * - launches with too many threads or too much shared memory, or more than 48 KiB of dynamic
  * shared memory without the attribute.
@@ -20,12 +21,13 @@
  * (__syncwarp within a warp; shuffles order nothing), so that a missing barrier is reported
  * with both lines.
  *
+ * Tensor cores add like a chosen generation of GPUs (cuda_emu_mma_model).
+ *
  * Not covered: time, occupancy, bank conflicts, coalescing; blocks that wait for each other;
- * races between blocks (except through their order); the weak memory model; alignment of vector
- * accesses; clusters; float atomics, omitted on purpose; `__shared__` variables (use
- * port_shared). Of streams, only copies of pinned memory are asynchronous; they complete as
- * late as allowed and fail if that memory was changed meanwhile. Tensor core products are
- * summed in float in ascending order; the hardware has its own order and rounding. */
+ * races between blocks (except through their order); the weak memory model; clusters; float
+ * atomics, omitted on purpose; `__shared__` variables (use port_shared). Of streams, only
+ * copies of pinned memory are asynchronous; they complete as late as allowed and fail if that
+ * memory was changed meanwhile. */
 #ifndef VPTQ_TESTS_EMU_CUDA_EMU_H
 #define VPTQ_TESTS_EMU_CUDA_EMU_H
 
@@ -138,17 +140,22 @@ typedef struct cuda_emu_site {
 /* Ends the launch with an error message; called by running threads. */
 [[noreturn]] void cuda_emu_fail(cuda_emu_site site, const char *what);
 
+/* Whether a kernel is running. */
+bool cuda_emu_is_running(void);
+
 /* A barrier of the whole block. */
 void cuda_emu_barrier(cuda_emu_site site);
 
 /* A warp operation: every lane of `mask` provides 32 bytes and receives those of all lanes,
- * valid until its next operation. `syncs`: orders memory among the lanes. */
+ * valid until its next operation. `syncs`: orders memory among the lanes. `together`: called
+ * once, with what the lanes provide, before any of them goes on. */
 enum { CUDA_EMU_WORDS = 8, CUDA_EMU_LANES = 32 };
 typedef struct cuda_emu_words {
     uint32_t word[CUDA_EMU_WORDS];
 } cuda_emu_words;
 const cuda_emu_words *cuda_emu_exchange(const char *operation, uint32_t mask,
-                                        cuda_emu_words given, bool syncs, cuda_emu_site site);
+                                        cuda_emu_words given, bool syncs, cuda_emu_site site,
+                                        void (*together)(const cuda_emu_words *) = NULL);
 
 /* Shared memory: one object per key and block, and the dynamic part. */
 void *cuda_emu_shared(const void *key, size_t bytes);
@@ -156,9 +163,14 @@ void *cuda_emu_shared_dynamic(void);
 bool cuda_emu_is_shared(const void *p, size_t bytes);
 
 /* cp.async: copies are deferred until their group is waited for. */
-void cuda_emu_copy_async(void *to, const void *from, size_t bytes);
+void cuda_emu_copy_async(void *to, const void *from, size_t bytes, cuda_emu_site site);
 void cuda_emu_copy_commit(void);
 void cuda_emu_copy_wait(unsigned groups_left);
+
+/* mma.m16n8k16 with float sums, in the layout of port_mma_f16. */
+typedef enum cuda_emu_mma_type { CUDA_EMU_F16, CUDA_EMU_BF16 } cuda_emu_mma_type;
+void cuda_emu_mma(cuda_emu_mma_type type, float d[4], const uint32_t a[4], const uint32_t b[2],
+                  cuda_emu_site site);
 
 inline void __syncthreads(CUDA_EMU_SITE)
 {
@@ -294,13 +306,20 @@ template <class T> inline T __reduce_add_sync(uint32_t mask, T value, CUDA_EMU_S
 
 /* ---- single instructions ---- */
 
-template <class T> inline T __ldg(const T *p)
+/* Checks the address here, so that an error names the line of the caller. */
+template <class T> inline T cuda_emu_load(const T *p, cuda_emu_site site)
 {
+    if (reinterpret_cast<uintptr_t>(p) % alignof(T))
+        cuda_emu_fail(site, "a load whose address is not aligned to its size");
     return *p;
 }
-template <class T> inline T __ldcs(const T *p)
+template <class T> inline T __ldg(const T *p, CUDA_EMU_SITE)
 {
-    return *p;
+    return cuda_emu_load(p, site);
+}
+template <class T> inline T __ldcs(const T *p, CUDA_EMU_SITE)
+{
+    return cuda_emu_load(p, site);
 }
 /* Integers only: sums of floats must have a fixed order. */
 inline unsigned atomicAdd(unsigned *p, unsigned value)

@@ -22,6 +22,11 @@ void cuda_emu_seed(uint64_t seed);
 void cuda_emu_memory(size_t bytes);
 size_t cuda_emu_memory_used(void);
 size_t cuda_emu_memory_peak(void);
+/* Selects how tensor cores add: "volta", "ampere" (the default) and "hopper" like the hardware,
+ * with one rounding toward zero for 4, 8 or 16 products and 0, 1 or 2 bits more than a float
+ * has; "ordered" in float, one product after the other. Returns false for other names.
+ * VPTQ_EMU_MMA in the environment sets it at program start. */
+bool cuda_emu_mma_model(const char *name);
 /* With the guard on, the host faults if it touches device memory outside kernels and copies,
  * and launches fail if an argument points to host memory (pointers inside structs are not
  * checked). */

@@ -44,9 +44,8 @@ static inline void *port_shared_dynamic(void)
 
 /* ---- tensor cores ---- */
 
-static inline void port_ldmatrix_trans(uint32_t r[4], const void *row)
+static inline void port_ldmatrix_trans(uint32_t r[4], const void *row, CUDA_EMU_SITE)
 {
-    const cuda_emu_site site = {__FILE__, __LINE__};
     if (!cuda_emu_is_shared(row, 16) || reinterpret_cast<uintptr_t>(row) % 16)
         cuda_emu_fail(site, "ldmatrix of a row that is not 16 aligned bytes of shared memory");
     const cuda_emu_words *rows =
@@ -65,21 +64,10 @@ static inline float port_emu_f16(uint32_t pair, unsigned high)
     return __half2float(__ushort_as_half((unsigned short)(pair >> 16 * high)));
 }
 
-/* The sum over k runs in float in ascending order. */
-static inline void port_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
+static inline void port_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2],
+                                CUDA_EMU_SITE)
 {
-    const cuda_emu_words given = {{a[0], a[1], a[2], a[3], b[0], b[1]}};
-    const cuda_emu_words *all =
-        cuda_emu_exchange("mma.f16", port_emu_warp, given, false, {__FILE__, __LINE__});
-    const unsigned lane = cuda_emu_lane();
-    for (unsigned i = 0; i < 4; i++) {
-        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        for (unsigned k = 0; k < 16; k++) {
-            const uint32_t pair_a = all[row % 8 * 4 + k % 8 / 2].word[row / 8 + k / 8 * 2];
-            const uint32_t pair_b = all[column * 4 + k % 8 / 2].word[4 + k / 8];
-            d[i] += port_emu_f16(pair_a, k % 2) * port_emu_f16(pair_b, k % 2);
-        }
-    }
+    cuda_emu_mma(CUDA_EMU_F16, d, a, b, site);
 }
 
 static inline int32_t port_emu_s8(uint32_t four, unsigned i)
@@ -129,9 +117,9 @@ static inline unsigned port_redux_min(unsigned mask, unsigned value)
 
 /* ---- asynchronous copies ---- */
 
-static inline void port_copy_async(void *to, const void *from)
+static inline void port_copy_async(void *to, const void *from, CUDA_EMU_SITE)
 {
-    cuda_emu_copy_async(to, from, 16);
+    cuda_emu_copy_async(to, from, 16, site);
 }
 static inline void port_copy_commit(void)
 {

@@ -270,8 +270,17 @@ static void mma_multiplies(void **)
             want[i * 8 + j] = (float)sum;
         }
     cuda_emu_seed(9);
-    run(multiply_tile, 1, 32, 0, a, b, d);
-    assert_close(d, want, 16 * 8, 1e-5, 0);
+    static const char *const models[] = {"ordered", "volta", "ampere", "hopper"};
+    for (const char *model : models) {
+        float sums[16 * 8];
+        memcpy(sums, d, sizeof d);
+        assert_true(cuda_emu_mma_model(model));
+        run(multiply_tile, 1, 32, 0, a, b, sums);
+        /* volta cuts 17 terms of at most 16 at 2^-19 each, in each of 4 steps */
+        assert_close(sums, want, 16 * 8, 4 * 17 * 0x1p-19, 0);
+    }
+    assert_true(cuda_emu_mma_model("ampere"));
+    assert_false(cuda_emu_mma_model("pascal"));
     free(x);
 }
 
@@ -307,6 +316,75 @@ static void mma_multiplies_bytes(void **)
     run(multiply_bytes, 1, 32, 0, a, b, d);
     assert_memory_equal(d, want, sizeof d);
     assert_int_equal(port_permute(0x33221100, 0x77665544, 0x7250), 0x77225500);
+}
+
+/* The sum of c and products[k] x 1 or x 4096, as the model adds it. */
+static float sum_of(const char *model, float c, const float *products)
+{
+    uint16_t a[16 * 16] = {0}, b[16 * 8] = {0};
+    float d[16 * 8] = {0};
+    d[0] = c;
+    for (unsigned k = 0; k < 16; k++) {
+        const bool large = fabsf(products[k]) > 4096;
+        a[k] = vptq_f32_to_f16(large ? products[k] / 4096 : products[k]);
+        b[8 * k] = vptq_f32_to_f16(large ? 4096 : 1);
+    }
+    assert_true(cuda_emu_mma_model(model));
+    run(multiply_tile, 1, 32, 0, a, b, d);
+    assert_true(cuda_emu_mma_model("ampere"));
+    return d[0];
+}
+
+/* 2^24 = `large`, the first number whose successor is not a float, at place `at`. */
+static float sum_with(const char *model, float c, float large, unsigned at, float others)
+{
+    float products[16];
+    for (unsigned k = 0; k < 16; k++)
+        products[k] = k == at ? large : others;
+    return sum_of(model, c, products);
+}
+
+static void mma_rounds_like_tensor_cores(void **)
+{
+    const float large = 0x1p24f;
+    static const struct {
+        const char *model;
+        float c, others, first, last; /* with the large product first and last */
+    } known[] = {
+        /* a float sum rounds each time */
+        {"ordered", 0, 1, large, large + 16},
+        /* bits of 1 are cut off next to 2^24; 12 are added before it comes */
+        {"volta", 0, 1, large, large + 12},
+        {"volta", 0, 2, large + 30, large + 30},
+        /* 7 of 15 in the first step and 8 in the second, then cut to a multiple of 2 */
+        {"ampere", 0, 1, large + 14, large + 14},
+        {"ampere", 0, 0.5f, large, large + 4},
+        {"hopper", 0, 1, large + 14, large + 14},
+        {"hopper", 0, 0.5f, large + 6, large + 6},
+        {"hopper", 0, 0.25f, large, large},
+        /* the sum so far is a term like the others */
+        {"hopper", 1, 1, large + 16, large + 16},
+        {"ampere", -large, 1, 15, 15},
+    };
+    for (const auto &c : known)
+        for (float sign = -1; sign <= 1; sign += 2) { /* toward zero */
+            assert_true(sum_with(c.model, sign * c.c, sign * large, 0, sign * c.others) ==
+                        sign * c.first);
+            assert_true(sum_with(c.model, sign * c.c, sign * large, 15, sign * c.others) ==
+                        sign * c.last);
+        }
+    for (unsigned at = 0; at < 16; at++) { /* no order within a step */
+        assert_true(sum_with("hopper", 0, large, at, 1) == large + 14);
+        assert_true(sum_with("ampere", 0, large, at % 8, 0.75f) == large);
+        assert_true(sum_with("ampere", large, 0, at, 0.75f) == large);
+    }
+    float odd[16] = {0x1p-24f, 0, 0x1p-24f}; /* denormal f16 */
+    assert_true(sum_of("hopper", 0, odd) == 0x1p-23f);
+    assert_true(sum_of("hopper", 0x1p-149f, odd) == 0x1p-23f);
+    odd[3] = HUGE_VALF;
+    assert_true(sum_of("hopper", 1, odd) == HUGE_VALF);
+    odd[4] = -HUGE_VALF;
+    assert_true(isnan(sum_of("ampere", 1, odd)));
 }
 
 /* ---- cp.async ---- */
@@ -425,6 +503,41 @@ static void misused_instructions_are_found(void **)
     expect_failure("ldmatrix of a row that is not", 0, misuse, 32, 1, global);
     expect_failure("cp.async writes to shared memory only", 0, misuse, 32, 2, global);
     expect_failure("not aligned to its size", 0, misuse, 32, 3, global);
+}
+
+static int line_of_access;
+
+/* The address of `in` is not a multiple of 16. */
+__global__ static void load_odd(int what, const float *in, float *out)
+{
+    line_of_access = __LINE__ + 1;
+    const float4 v = *reinterpret_cast<const float4 *>(in + (what == 0));
+    out[0] = v.x;
+    if (what == 1) {
+        line_of_access = __LINE__ + 1;
+        reinterpret_cast<uint2 *>(out)[0] = reinterpret_cast<const uint2 *>(in + 3)[0];
+    }
+    if (what == 2) {
+        line_of_access = __LINE__ + 1;
+        const uint4 u = __ldg(reinterpret_cast<const uint4 *>(in + 2));
+        out[0] = (float)u.x;
+    }
+    if (what == 3) {
+        line_of_access = __LINE__ + 1;
+        out[1] = *reinterpret_cast<const float *>(reinterpret_cast<const char *>(in) + 2);
+    }
+}
+
+static void misaligned_accesses_are_found(void **)
+{
+    __align__(16) float in[12] = {0}, out[4];
+    for (int what = 0; what < 4; what++) {
+        line_of_access = 0;
+        assert_int_equal(port_launch(load_odd, 1, 1, 0, NULL, what, in, out),
+                         cudaErrorLaunchFailure);
+        expect_failure("not aligned to its", line_of_access, load_odd, 1, what, in, out);
+    }
+    run(load_odd, 1, 1, 0, 4, in, out);
 }
 
 /* ---- a missing barrier ---- */
@@ -595,9 +708,11 @@ VTEST_MAIN(cmocka_unit_test(every_thread_runs_once),
            cmocka_unit_test(shared_memory_is_poisoned),
            cmocka_unit_test(ldmatrix_follows_its_layout), cmocka_unit_test(mma_multiplies),
            cmocka_unit_test(mma_multiplies_bytes),
+           cmocka_unit_test(mma_rounds_like_tensor_cores),
            cmocka_unit_test(copies_complete_when_waited_for),
            cmocka_unit_test(divergent_barriers_are_found),
            cmocka_unit_test(bad_masks_are_found),
            cmocka_unit_test(misused_instructions_are_found),
+           cmocka_unit_test(misaligned_accesses_are_found),
            cmocka_unit_test(missing_barriers_are_found), cmocka_unit_test(early_launches_wait),
            cmocka_unit_test(launches_have_limits))
