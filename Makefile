@@ -6,6 +6,8 @@
 #   EXTRA_CFLAGS=...              added to the compiler's flags (a configuration of its own)
 #   V=1                           show the commands
 #   CUDA=auto|1                   also the CUDA backend: if a working nvcc is found, or required
+#   CUDA_SM=90                    compute capabilities to compile kernels for, without PTX
+#                                 (default: 80, 90 and PTX of the newest)
 #   CC, CXX, AR, CLANG_FORMAT, NVCC  the tools
 #   PREFIX, DESTDIR               where `install` puts things
 #   TEXT=, MODEL=                 inputs of `make demo`
@@ -97,9 +99,15 @@ CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_LIB   := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib \
                 /usr/lib/x86_64-linux-gnu))
 CUDA_PTX   := $(shell $(NVCC) --list-gpu-arch | sort -V | tail -n 1)
-NVCC_FLAGS := -std=c++20 -O3 -fmad=false -I. -DVPTQ_CUDA -Xcompiler -Wall,-fno-exceptions,-fno-rtti,-fPIC,-fvisibility=hidden \
-              -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
+ifneq ($(CUDA_SM),)
+CONFIG     := $(CONFIG)-sm$(subst $(space),-,$(strip $(CUDA_SM)))
+CUDA_CODE  := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=sm_$(sm))
+else
+CUDA_CODE  := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
               -gencode arch=$(CUDA_PTX),code=$(CUDA_PTX)
+endif
+NVCC_FLAGS := -std=c++20 -O3 -fmad=false -I. -DVPTQ_CUDA -Xcompiler -Wall,-fno-exceptions,-fno-rtti,-fPIC,-fvisibility=hidden \
+              $(CUDA_CODE)
 else ifeq ($(CUDA),auto)
 $(info cuda  ✗ $(CUDA_WHY); building without it)
 else
@@ -240,7 +248,7 @@ $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 
 $(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_device.o $(OBJ)/tests/emu/cuda_emu_memory.o \
            $(OBJ)/tests/emu/cuda_emu_faults.o $(OBJ)/tests/emu/cuda_emu_streams.o $(OBJ)/tests/emu/cuda_emu_mma.o \
-           $(OBJ)/tests/emu/cuda_emu_alignment.o \
+           $(OBJ)/tests/emu/cuda_emu_alignment.o $(OBJ)/tests/emu/cuda_emu_graphs.o \
            $(OBJ)/backend_emu.o
 LIB_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(filter-out $(SIMD_SRC),$(LIB_SRC))) \
            $(foreach level,$(SIMD_LEVELS),$(SIMD_SRC:%.c=$(OBJ)/%.$(level).o))
@@ -277,6 +285,24 @@ $(B)/tests/emu/test_%: $(OBJ)/tests/emu/test_%.o $(LIBTEST) $(LIBEMU) $(LIBVPTQ)
 $(B)/tests/emu/test_%_tsan: private SAN := -fsanitize=thread
 $(B)/tests/emu/test_%_tsan: $(OBJ)/tests/emu/test_%.tsan.o $(LIBTEST) $(LIBEMU) $(LIBVPTQ)
 	$(link)
+# The tools and op tests of the GPU kit as one program (tests/kit/kit.c), which has the kernels once.
+KIT          := $(B)/tests/kit/vptq-kit
+# Without the op tests that only the emulator can run.
+KIT_OPS      := $(filter-out faults pace,$(OPS))
+KIT_PROGRAMS := $(TOOLS:%=cmd/%) $(KIT_OPS:%=tests/ops/test_%) tests/bench/bench_device tests/kit/synthetic
+KIT_NAMES    := $(subst -,_,$(notdir $(KIT_PROGRAMS)))
+$(OBJ)/kit/%.o: $(OBJ)/%.o
+	$(Q)mkdir -p $(@D)
+	$(Q)objcopy --redefine-sym main=kit_$(subst -,_,$(notdir $*)) $< $@
+$(OBJ)/kit/cmd/vptq-%.o: $(OBJ)/cmd/vptq_%.o
+	$(Q)mkdir -p $(@D)
+	$(Q)objcopy --redefine-sym main=kit_vptq_$* $< $@
+$(OBJ)/tests/kit/kit.o: private EXTRA_CFLAGS += -DKIT_PROGRAMS='$(foreach name,$(KIT_NAMES),PROGRAM($(name)))'
+$(KIT): LDLIBS += -lcmocka
+$(KIT): $(OBJ)/tests/kit/kit.o $(KIT_PROGRAMS:%=$(OBJ)/kit/%.o) $(BENCH_SRC:%.c=$(OBJ)/%.o) $(EVAL_SRC:%.c=$(OBJ)/%.o) \
+        $(LIBTEST) $(LIBCLI) $(LIBEMU) $(LIBVPTQ)
+	$(link)
+
 # Linked with libFuzzer's main, or with the driver that runs a corpus.
 FUZZ_MAIN := $(if $(LIBFUZZER),,$(OBJ)/tests/fuzz/regression_driver.o)
 # LIBFUZZER: 1, or the flags that link another engine's main.
@@ -313,7 +339,7 @@ $(EMU:%=test-%): test-%: $(B)/tests/emu/test_% $(if $(filter %_tsan,$(EMU_BIN)),
 $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
 	$(Q)$< $(if $(T),-t '$(T)')
 
-test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(if $(SANITIZE),$(FUZZ_BIN))
+test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(KIT) $(if $(SANITIZE),$(FUZZ_BIN))
 
 # The run-* targets build nothing: a program that does not compile counts as a failed test.
 unit: $(UNIT_BIN) run-unit
@@ -325,7 +351,7 @@ run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
 	$(Q)scripts/run_tests.sh $(UNIT_BIN)
 run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
 	$(Q)scripts/run_tests.sh $(OPS_BIN)
-run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS))
+run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS) $(KIT))
 	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) VPTQ_DEVICE_BIN=$(abspath $(B))/tests/emu scripts/run_cli_tests.sh --bin $(BIN) $(T)
 run-hostile: | $(if $(filter check-hostile,$(MAKECMDGOALS)),tools)
 	$(Q)set -f; if command -v python3 >/dev/null; then python3 tests/hostile/run.py --bin $(BIN) $(T); \
@@ -373,14 +399,16 @@ run-coverage: tools $(UNIT_BIN) $(FUZZ_BIN)
 
 # For a machine with a GPU; the kit is for one that has only the driver.
 .PHONY: gpu-test gpu-bench gpu-kit run-gpu-test run-gpu-bench run-gpu-kit
-gpu-test gpu-bench gpu-kit:
+gpu-test gpu-bench:
 	+$(Q)$(MAKE) CUDA=1 run-$@
-run-gpu-test: tools $(OPS_BIN)
-	$(Q)BIN=$(abspath $(BIN)) scripts/gpu_test.sh $(OPS_BIN)
+gpu-kit:
+	+$(Q)$(MAKE) CUDA=1 CUDA_SM='$(or $(CUDA_SM),90)' run-$@
+run-gpu-test: tools $(KIT_OPS:%=$(B)/tests/ops/test_%)
+	$(Q)BIN=$(abspath $(BIN)) scripts/gpu_test.sh $(KIT_OPS:%=$(B)/tests/ops/test_%)
 run-gpu-bench: tools
 	$(Q)BIN=$(abspath $(BIN)) scripts/device_bench.sh cuda $(T)
-run-gpu-kit: tools $(OPS_BIN)
-	$(Q)scripts/gpu_kit.sh build/gpu-kit $(BIN) $(OPS_BIN)
+run-gpu-kit: $(KIT)
+	$(Q)scripts/gpu_kit.sh build/gpu-kit $(KIT) $(notdir $(KIT_PROGRAMS))
 
 .PHONY: cpu-bench
 cpu-bench: tools
@@ -536,7 +564,7 @@ help:
 	'make gpu-test      the CUDA backend on a GPU: op tests, compute-sanitizer, whole runs' \
 	'make gpu-bench     its figures, into docs/results/DEVICE (T=STEP..)' \
 	'make cpu-bench     the same of the processor (T=STEP..)' \
-	'make gpu-kit       both for a machine with nothing but a driver, in build/gpu-kit' \
+	'make gpu-kit       four calls for a machine with nothing but a driver, in build/gpu-kit' \
 	'make man           manual pages, in build/CONFIG/man (scdoc)' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \

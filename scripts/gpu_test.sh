@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# make gpu-test: tests the CUDA backend on a GPU: op tests against ref, the small ones also under
-# compute-sanitizer if it is installed, and whole runs whose losses are compared with cpu's.
+# make gpu-test: tests the CUDA backend on a GPU: op tests next to ref, cpu and the emulator, then on the device alone
+# under every tool of compute-sanitizer, and whole runs whose losses are compared with cpu's.
 # The last line is "N passed, N failed, N skipped"; exit 1 if a test failed or there is no GPU.
 # usage: gpu_test.sh OPTEST..
-# Environment: BIN (tools of a build with CUDA=), VPTQ_DATA, SANITIZED (op tests that
-# compute-sanitizer runs; default: transformer ops, gemv and search).
+# Environment: BIN (tools of a build with CUDA=), VPTQ_DATA.
 set -u
 
 src=$(cd "$(dirname "$0")/.." && pwd)
@@ -32,10 +31,10 @@ if [ -z "$sanitizer" ]; then
     echo "skip compute-sanitizer: not installed"
     count 0 0 1
 else
-    for program in ${SANITIZED:-$(printf '%s\n' "$@" | grep -E 'model|gemv|search')}; do
-        for tool in memcheck racecheck; do
+    for program in "$@"; do
+        for tool in memcheck racecheck synccheck initcheck; do
             name="$tool of $(basename "$program")"
-            if VPTQ_TEST_GPU=1 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 5 "$program" \
+            if VPTQ_TEST_GPU=only timeout 300 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 5 "$program" \
                 >"$TALLY.log" 2>&1; then
                 echo "ok $name"
                 count 1 0 0

@@ -433,6 +433,9 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
     OP(sample) OP(rope_rows) OP(kv_store) OP(attention_paged)
 /* clang-format on */
 
+/* Work to be measured. */
+typedef vptq_status vptq_work_fn(void *arg, vptq_err *err);
+
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
     bool host_memory; /* ops take any host memory: callers need not upload or download */
@@ -462,6 +465,16 @@ typedef struct vptq_backend {
     vptq_status (*download)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                             vptq_err *err);
     vptq_status (*sync)(vptq_dev *dev, vptq_err *err);
+
+    /* For benchmarks.  Bytes of the largest cache between ops and memory, or 0 if unknown. */
+    size_t (*cache_bytes)(const vptq_dev *dev);
+    /* Calls fn(arg), which queues ops of this device, and sets *seconds to the time that they
+     * take: by the device's own clock and without the host's part of launches where the device
+     * has memory of its own (cuda: one graph, between two events), by the host's clock for ref
+     * and cpu.  Earlier work is finished first.  The same ops must have run before, so that
+     * they neither allocate nor copy now. */
+    vptq_status (*measure)(vptq_dev *dev, vptq_work_fn *fn, void *arg, double *seconds,
+                           vptq_err *err);
 
     vptq_op_assign *reassign;
 #define VPTQ_OP_FIELD(op) vptq_op_##op *op;

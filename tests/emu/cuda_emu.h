@@ -405,11 +405,22 @@ typedef enum cudaError_t {
     cudaErrorIllegalAddress = 700,
     cudaErrorLaunchOutOfResources = 701,
     cudaErrorAssert = 710,
-    cudaErrorLaunchFailure = 719
+    cudaErrorLaunchFailure = 719,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901
 } cudaError_t;
 typedef struct cuda_emu_stream *cudaStream_t;
 typedef struct cuda_emu_event *cudaEvent_t;
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
+typedef struct cuda_emu_graph *cudaGraph_t;
+typedef struct cuda_emu_graph *cudaGraphExec_t;
+enum {
+    cudaStreamNonBlocking = 1,
+    cudaEventDefault = 0,
+    cudaEventDisableTiming = 2,
+    cudaEventRecordExternal = 1,
+    cudaHostAllocDefault = 0
+};
+typedef enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 } cudaStreamCaptureMode;
 typedef enum cudaMemcpyKind {
     cudaMemcpyHostToDevice = 1,
     cudaMemcpyDeviceToHost = 2,
@@ -421,7 +432,7 @@ typedef enum cudaFuncAttribute {
 typedef struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlockOptin;
-    int major, minor, multiProcessorCount;
+    int major, minor, multiProcessorCount, l2CacheSize;
 } cudaDeviceProp;
 
 const char *cudaGetErrorString(cudaError_t e); /* for a failed launch, its message */
@@ -445,7 +456,17 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ready, cudaGraph_t graph,
+                                 unsigned long long flags);
+cudaError_t cudaGraphUpload(cudaGraphExec_t ready, cudaStream_t stream);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *p);
 cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute a, int value);
@@ -485,6 +506,9 @@ void cuda_emu_drain(cudaStream_t stream);
 void cuda_emu_drain_all(void);
 /* Queues a copy that can be deferred and returns true; otherwise drains the stream. */
 bool cuda_emu_later(void *to, const void *from, size_t bytes, cudaStream_t stream);
+/* Whether a graph is being recorded from the stream; then waiting for it, or copying to or from
+ * pageable memory, spoils the recording. */
+bool cuda_emu_refuses(cudaStream_t stream);
 /* The limit set by cuda_emu_work, or 0. */
 double cuda_emu_work_limit(void);
 /* The error of a broken device, or cudaSuccess. */

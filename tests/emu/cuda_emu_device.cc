@@ -74,6 +74,10 @@ const char *cudaGetErrorString(cudaError_t e)
         return "too many resources requested for launch";
     case cudaErrorAssert:
         return "a pinned buffer was changed while a copy from it was under way";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
     case cudaErrorLaunchFailure:
         return cuda_emu_report();
     }
@@ -118,6 +122,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     p->major = emulated.machine.major;
     p->minor = emulated.machine.minor;
     p->multiProcessorCount = 4;
+    p->l2CacheSize = 1 << 20;
     return cudaSuccess;
 }
 

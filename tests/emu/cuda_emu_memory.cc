@@ -213,6 +213,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     cuda_emu_count_bytes(kind, bytes);
     if (cuda_emu_later(to, from, bytes, stream))
         return cudaSuccess;
+    if (cuda_emu_refuses(stream))
+        return cuda_emu_remember(cudaErrorStreamCaptureUnsupported);
     if (cuda_emu_broken())
         return cuda_emu_remember(cuda_emu_broken());
     cuda_emu_enter();

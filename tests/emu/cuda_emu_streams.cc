@@ -3,6 +3,7 @@
  * of the stream. Everything else is done at once, after what its stream still holds. */
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "tests/emu/cuda_emu.h"
 
@@ -27,6 +28,7 @@ struct cuda_emu_stream {
 struct cuda_emu_event {
     cudaStream_t on;
     unsigned long upto;
+    double at; /* seconds of the host's clock at which it was recorded */
 };
 
 struct pinned_block {
@@ -164,6 +166,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     bool skip = false;
+    if (cuda_emu_refuses(stream))
+        return cuda_emu_remember(cudaErrorStreamCaptureUnsupported);
     cuda_emu_drain(stream);
     return cuda_emu_remember(cuda_emu_verdict(CUDA_EMU_WAIT, true, &skip));
 }
@@ -184,13 +188,32 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
     return cuda_emu_remember(cuda_emu_broken());
 }
 
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     pthread_mutex_lock(&all.lock);
     event->on = stream_of(stream);
     event->upto = event->on->queued;
+    event->at = seconds();
     pthread_mutex_unlock(&all.lock);
     return cuda_emu_remember(cuda_emu_broken());
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned)
+{
+    return cudaEventRecord(event, stream);
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end)
+{
+    *milliseconds = (float)(1e3 * (end->at - begin->at));
+    return cuda_emu_remember(begin->on && end->on ? cuda_emu_broken() : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)

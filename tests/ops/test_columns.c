@@ -250,6 +250,7 @@ static void pass_makes_the_choices_of_search(void **state)
 static void pass_gives_the_same_bits_for_any_threads(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     pass_case a = pass_case_make(40, 350, 8, 64, 8);
     pass_result first = pass_result_make(&a);
     for (int threads = 1; threads <= 3; threads++) {
@@ -568,6 +569,7 @@ static void descend_keeps_equal_choices(void **state)
 static void descend_gives_the_same_bits_for_any_threads(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
         descend_case a = descend_make(30, 350, 8, 256, 64, 8);
         descend_run first = {0};
@@ -673,6 +675,7 @@ out:
 static void survives_every_failed_allocation(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     pass_case a = pass_case_make(6, 600, 4, 520, 3);
     assert_true(devices_oom_walk("cpu", 2, run_all, &a) >= 5);
     pass_case_free(&a);

@@ -411,6 +411,7 @@ static void run_many(const vptq_device *dev, const void *arg, void *out)
 static void products_with_many_rows(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     static const vptq_vq_shape shapes[] = {{100, 700, 8, 64, 16, 1, 700, 0, 0, 0, true, true},
                                            {97, 717, 6, 64, 0, 3, 231, 24, 4, 16, true, true},
                                            {130, 330, 12, 32, 4, 2, 163, 4, 4, 8, false, false},
@@ -454,6 +455,7 @@ out:
 static void many_rows_survive_failed_allocations(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     const vptq_vq_shape s = {40, 40, 8, 16, 0, 1, 40, 0, 0, 0, false, false};
     vmatrix m;
     vmatrix_make(&m, &s);

@@ -13,6 +13,7 @@
 static void test_open_unknown(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     vptq_ctx ctx = {.threads = 1};
     vptq_device dev;
     vptq_err err;
@@ -37,6 +38,7 @@ static void keep_log(void *user, vptq_log_level level, const char *text)
 static void test_open_auto_logs_its_choice(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     log_text log = {{0}};
     vptq_ctx ctx = {.threads = 2, .log = keep_log, .user = &log};
     vptq_device dev;
@@ -53,6 +55,7 @@ static void test_open_auto_logs_its_choice(void **state)
 static void test_blas_uses_avx512_kernels(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     devices_one d;
     char text[256];
     if (vptq_cpu_simd() != VPTQ_SIMD_AVX512 || getenv("OPENBLAS_CORETYPE"))
@@ -68,6 +71,7 @@ static void test_blas_uses_avx512_kernels(void **state)
 static void test_blas_is_loaded_on_first_use(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     const float x[] = {2};
     float y[] = {0};
     double a[] = {4};
@@ -88,6 +92,7 @@ static void test_blas_is_loaded_on_first_use(void **state)
 static void test_blas_without_memory(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     enum { N = 7 };
     static const char *const names[] = {"ref", "cpu"};
     double a[2][N * N], traces[2];
@@ -161,6 +166,7 @@ static void test_cuda_table_is_complete(void **state)
 static void test_devices_that_do_not_open(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     static const struct {
         cuda_emu_machine machine;
         const char *why;
@@ -193,6 +199,7 @@ static void test_devices_that_do_not_open(void **state)
 static void test_description(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     devices_one d;
     char text[256];
     devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
@@ -215,6 +222,7 @@ static void test_description(void **state)
 static void test_device_out_of_memory(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     devices_one d;
     vptq_err err;
     void *p = NULL, *q = NULL;
@@ -238,6 +246,7 @@ static void test_device_out_of_memory(void **state)
 static void test_cuda_libraries_may_be_missing(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     double a[] = {4};
     float x[] = {2}, y[] = {0};
     const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = 1, .ldy = 1};
@@ -264,6 +273,7 @@ static void test_cuda_libraries_may_be_missing(void **state)
 static void test_long_ops_are_cancelled(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     enum { N = 130 };
     volatile sig_atomic_t stop = 1;
     vptq_ctx ctx = {.threads = 1, .cancel = &stop};
@@ -355,6 +365,7 @@ static vptq_status run_ops_with_scratch(void *arg, vptq_device *dev, vptq_err *e
 static void test_out_of_memory(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     assert_true(devices_oom_walk("ref", 2, run_ops_with_scratch, NULL) >= 2);
     assert_true(devices_oom_walk("cpu", 2, run_ops_with_scratch, NULL) >= 3);
 }

@@ -2,9 +2,11 @@
  * every way to store codebooks, against sums in double over a matrix decoded here; the same
  * bits in every order of threads; memory; handles. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/backend/cuda/plan_table.h"
 #include "tests/emu/emu.h"
 #include "tests/support/devices.h"
 #include "tests/support/vmatrix.h"
@@ -228,6 +230,39 @@ static void products_with_every_kernel(void **state)
     }
 }
 
+/* Every kernel forced with every number of copies of its codebooks; on a GPU with the published
+ * codebooks, whose copies fill the shared memory. */
+static void products_with_every_number_of_copies(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"gemv-smem", "gemv-direct", "gemm-small",
+                                        "gemm-dequant"};
+    static const size_t few[] = {1}, some[] = {1, 5, 8, 9, 16}, many[] = {9, 33, 130};
+    static const kernel_case cases[] = {
+        {{24, 140, 8, 64, 16, 1, 140, 0, 0, 0, false, true}, false},
+        {{264, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true}, false},
+        {{264, 517, 8, 8192, 512, 1, 517, 0, 0, 0, false, true}, false},
+        {{300, 1100, 6, 4096, 0, 1, 1100, 0, 0, 0, true, true}, false},
+        {{300, 1100, 12, 4096, 512, 1, 1100, 0, 0, 0, true, true}, false},
+    };
+    const bool all = devices_only() && strcmp(devices_gpu(), "emu") != 0;
+    for (size_t i = 0; i < (all ? sizeof cases / sizeof *cases : 1); i++) {
+        product p;
+        vmatrix m;
+        product_open(&p, &m, &cases[i].shape, 130);
+        for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+            for (int copies = n < 2 ? VPTQ_CUDA_MAX_COPIES : 0; copies >= 0; copies--) {
+                char name[32];
+                snprintf(name, sizeof name, copies ? "%s:%d" : "%s", names[n], copies);
+                if (!all)
+                    check_kernel(&p, &cases[i], name, few, 1);
+                else
+                    check_kernel(&p, &cases[i], name, n < 2 ? some : many, n < 2 ? 5 : 3);
+            }
+        product_close(&p, &m);
+    }
+}
+
 /* Many tokens: every way to divide fragments, columns and tokens among warps and blocks. */
 static void products_with_more_rows(void **state)
 {
@@ -401,6 +436,7 @@ static void handles_are_independent(void **state)
 static void survives_a_full_device(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     devices_one d;
     vptq_err err;
     vmatrix m;
@@ -448,6 +484,7 @@ out:
 static void survives_every_failed_allocation(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     vmatrix m;
     vmatrix_make(&m, &small);
     assert_true(devices_oom_walk("emu", 2, run_all, &m) >= 5);
@@ -480,6 +517,7 @@ static void kernels_are_named(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(products_with_every_kernel),
+           cmocka_unit_test(products_with_every_number_of_copies),
            cmocka_unit_test(products_with_more_rows),
            cmocka_unit_test(rows_do_not_depend_on_others),
            cmocka_unit_test(scaling_by_powers_of_two),

@@ -476,6 +476,7 @@ out:
 static void survives_every_failed_allocation(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     vcodebooks p = vcodebooks_make(40, 4, 300, 20, 4);
     p.codebooks.local = true;
     assert_true(devices_oom_walk("cpu", 2, run_all, &p) >= 3);
@@ -486,6 +487,7 @@ static void survives_every_failed_allocation(void **state)
 static void survives_too_little_device_memory(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     vcodebooks p = vcodebooks_make(1, 8, 512, 32, 4);
     devices_one d;
     vptq_err err;

@@ -293,6 +293,7 @@ static void accumulate_matches_sums_in_double(void **state)
 static void accumulate_gives_the_same_bits_for_any_threads(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     enum { N = 7777, V = 8, K = 40, SUMS = K * V };
     float *x = vtest_normals(N * V, 1), *c = vtest_normals(K * V, 2);
     uint32_t *idx = vtest_alloc(N, sizeof *idx);
@@ -436,6 +437,7 @@ out:
 static void survives_every_failed_allocation(void **state)
 {
     (void)state;
+    devices_skip_if_only();
     enum { N = 3600, V = 4, K = 520 };
     float *x = vtest_normals(N * V, 1), *c = vtest_normals(K * V, 2);
     assign_case a = {N, V, K, x, c, NULL};

@@ -12,23 +12,60 @@
 /* The reference makes the linker keep the emulated backend. */
 static const vptq_backend *(*const emulated)(void) = vptq_backend_emu;
 
+/* ---- which devices ---- */
+
+static bool mode_is(const char *mode)
+{
+    const char *set = getenv("VPTQ_TEST_GPU");
+    return set && strcmp(set, mode) == 0;
+}
+
+bool devices_only(void)
+{
+    return mode_is("only") || mode_is("only:emu");
+}
+
+const char *devices_gpu(void)
+{
+    return mode_is("only") ? "cuda" : "emu";
+}
+
+void devices_skip_if_only(void)
+{
+    if (devices_only())
+        skip();
+}
+
+static bool have_gpu(void)
+{
+    return mode_is("1") || mode_is("only");
+}
+
+static bool have_emulator(void)
+{
+    return !mode_is("only");
+}
+
+/* The last of cpu's levels to test; below the first if cpu is not tested. */
+static int last_simd(void)
+{
+    return devices_only() ? -1 : (int)vptq_cpu_simd();
+}
+
+/* ---- running ---- */
+
 void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
 {
     vptq_err err;
     d->ctx = (vptq_ctx){.threads = threads};
     setenv("VPTQ_SIMD", vptq_simd_name(simd), 1);
+    name = strcmp(name, "emu") == 0 ? devices_gpu() : name;
     assert_ok(vptq_device_open(&d->ctx, name, &d->dev, &err), &err);
     unsetenv("VPTQ_SIMD");
     if (d->dev.ops->host_memory)
         return;
     cuda_emu_guard(d->dev.ops == emulated());
     d->dev = shadow_of(&d->dev);
-}
-
-/* Whether tests use a GPU; set by `make gpu-test`, which fails without one. */
-static bool have_gpu(void)
-{
-    return getenv("VPTQ_TEST_GPU") != NULL;
 }
 
 void devices_close(devices_one *d)
@@ -43,8 +80,7 @@ void devices_each(devices_fn fn, void *arg)
     devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
     fn(arg, &d.dev, true);
     devices_close(&d);
-    const int best = (int)vptq_cpu_simd();
-    for (int simd = VPTQ_SIMD_NONE; simd <= best; simd++) {
+    for (int simd = VPTQ_SIMD_NONE; simd <= last_simd(); simd++) {
         devices_open(&d, "cpu", (vptq_simd)simd, 2);
         fn(arg, &d.dev, false);
         devices_close(&d);
@@ -59,7 +95,7 @@ void devices_each(devices_fn fn, void *arg)
 void devices_each_emu(devices_fn fn, void *arg)
 {
     devices_each(fn, arg);
-    for (uint64_t seed = 0; seed < 2; seed++) {
+    for (uint64_t seed = 0; have_emulator() && seed < 2; seed++) {
         devices_one d;
         cuda_emu_seed(seed);
         devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
@@ -123,8 +159,7 @@ void devices_check(const devices_op *op, void *out)
     static const int threads[] = {2, 3, 5};
     void *want = run_on(op, "ref", VPTQ_SIMD_NONE, 1);
 
-    const vptq_simd best = vptq_cpu_simd();
-    for (int simd = VPTQ_SIMD_NONE; simd <= (int)best; simd++) {
+    for (int simd = VPTQ_SIMD_NONE; simd <= last_simd(); simd++) {
         void *one = run_on(op, "cpu", (vptq_simd)simd, 1);
         compare(op, one, want);
         for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
@@ -146,7 +181,8 @@ void devices_check_emu(const devices_op *op, void *out)
     void *want = malloc(op->count * op->size + 1);
     assert_non_null(want);
     devices_check(op, want);
-    check_device(op, "emu", want, 3);
+    if (have_emulator())
+        check_device(op, "emu", want, 3);
     if (out)
         memcpy(out, want, op->count * op->size);
     free(want);

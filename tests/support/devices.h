@@ -1,6 +1,10 @@
 /* Runs one op on every device: ref, cpu with each SIMD level of this processor and 1, 2, 3 and
  * 5 threads, emu (the CUDA backend under the emulator) and, where VPTQ_TEST_GPU is set, cuda.
- * Arrays are in host memory on all of them (tests/support/shadow.h). */
+ * Arrays are in host memory on all of them (tests/support/shadow.h).
+ *
+ * VPTQ_TEST_GPU=only is for the short time on a GPU: the device cuda alone against ref, in
+ * place of emu everywhere, without the levels and threads of cpu. "only:emu" does the same with
+ * the emulated device, to test this mode without a GPU. */
 #ifndef VPTQ_TESTS_SUPPORT_DEVICES_H
 #define VPTQ_TESTS_SUPPORT_DEVICES_H
 
@@ -16,6 +20,13 @@ typedef struct devices_one {
 } devices_one;
 void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads);
 void devices_close(devices_one *d);
+
+/* The device that tests of the CUDA backend open: "emu", or the one of VPTQ_TEST_GPU=only. */
+const char *devices_gpu(void);
+/* Whether VPTQ_TEST_GPU=only is set. */
+bool devices_only(void);
+/* Skips the calling test if so: for tests of cpu, or of what only the emulator can do. */
+void devices_skip_if_only(void);
 
 /* Calls fn(arg, device) for ref, then for cpu at every level with two threads. */
 typedef void (*devices_fn)(void *arg, const vptq_device *dev, bool is_ref);

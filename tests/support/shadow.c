@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/backend/ref/ref.h"
 #include "tests/support/vtest.h"
 
 enum { MAX_COPIES = 12 };
@@ -178,6 +179,12 @@ static vptq_status shadow_download(vptq_dev *dev, void *dst, const void *src, si
 static vptq_status shadow_sync(vptq_dev *dev, vptq_err *err)
 {
     return of(dev)->ops->sync(of(dev)->dev, err);
+}
+
+static size_t shadow_cache_bytes(const vptq_dev *dev)
+{
+    const shadow *s = (const shadow *)(const void *)dev;
+    return s->ops->cache_bytes(s->dev);
 }
 
 /* ---- linear algebra ---- */
@@ -576,6 +583,8 @@ static const vptq_backend shadow_table = {
     .upload = shadow_upload,
     .download = shadow_download,
     .sync = shadow_sync,
+    .cache_bytes = shadow_cache_bytes,
+    .measure = vptq_ref_measure, /* copies cannot be recorded */
     .gemm = shadow_gemm,
     .syrk_add = shadow_syrk_add,
     .potrf = shadow_potrf,

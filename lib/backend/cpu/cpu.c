@@ -61,6 +61,8 @@ static const vptq_backend cpu_table = {.name = "cpu",
                                        .upload = vptq_ref_copy,
                                        .download = vptq_ref_copy,
                                        .sync = vptq_ref_sync,
+                                       .cache_bytes = vptq_ref_cache_bytes,
+                                       .measure = vptq_ref_measure,
                                        .reassign = vptq_cpu_reassign,
                                        VPTQ_BACKEND_OPS(TABLE_OP)};
 

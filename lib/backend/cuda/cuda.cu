@@ -112,7 +112,7 @@ vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err)
 {
     VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
     dev->queued += work;
-    if (dev->queued <= port_launch_work())
+    if (dev->queued <= port_launch_work() || dev->recording)
         return VPTQ_OK;
     dev->queued = work;
     return vptq_cuda_check(cudaStreamSynchronize(dev->stream), "work", err);
@@ -175,6 +175,11 @@ static vptq_status cuda_sync(vptq_dev *dev, vptq_err *err)
     return vptq_cuda_check(cudaStreamSynchronize(dev->stream), "work", err);
 }
 
+static size_t cuda_cache_bytes(const vptq_dev *dev)
+{
+    return dev->properties.l2CacheSize > 0 ? (size_t)dev->properties.l2CacheSize : 0;
+}
+
 vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
 {
     if (bytes > dev->scratch_bytes || !dev->scratch) {
@@ -205,6 +210,8 @@ static const vptq_backend cuda_table = {.name = "cuda",
                                         .upload = vptq_cuda_upload,
                                         .download = vptq_cuda_download,
                                         .sync = cuda_sync,
+                                        .cache_bytes = cuda_cache_bytes,
+                                        .measure = vptq_cuda_measure,
                                         .reassign = vptq_cuda_assign,
                                         VPTQ_BACKEND_OPS(TABLE_OP)};
 

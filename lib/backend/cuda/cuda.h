@@ -19,6 +19,7 @@ struct vptq_dev {
     void *scratch; /* see vptq_cuda_scratch */
     size_t scratch_bytes;
     double queued;              /* see vptq_cuda_pace */
+    bool recording;             /* vptq_cuda_measure records launches: nothing may wait */
     vptq_cuda_stage *stage;     /* pinned buffers for uploads, or NULL */
     bool stage_failed;          /* opening `stage` has failed */
     vptq_cuda_library *library; /* cuBLAS and cuSOLVER, NULL until first used */
@@ -69,6 +70,10 @@ void vptq_cuda_stage_close(vptq_dev *dev);
 /* Copies from device to host memory and waits for the copy. */
 vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                                vptq_err *err);
+
+/* The entry `measure` of the table. */
+vptq_status vptq_cuda_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double *seconds,
+                              vptq_err *err);
 
 /* Adds n numbers in a fixed order, all in device memory. */
 cudaError_t vptq_cuda_total(vptq_dev *dev, size_t n, const double *of, double *total);

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "lib/backend/dev.h"
 
@@ -70,6 +71,26 @@ vptq_status vptq_ref_sync(vptq_dev *dev, vptq_err *err)
     return VPTQ_OK;
 }
 
+size_t vptq_ref_cache_bytes(const vptq_dev *dev)
+{
+    long bytes = -1;
+    (void)dev;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    return bytes > 0 ? (size_t)bytes : 0;
+}
+
+vptq_status vptq_ref_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double *seconds,
+                             vptq_err *err)
+{
+    (void)dev;
+    const double start = vptq_seconds();
+    const vptq_status st = fn(arg, err);
+    *seconds = vptq_seconds() - start;
+    return st;
+}
+
 #define TABLE_OP(op) .op = vptq_ref_##op,
 const vptq_backend vptq_backend_ref = {.name = "ref",
                                        .host_memory = true,
@@ -84,5 +105,7 @@ const vptq_backend vptq_backend_ref = {.name = "ref",
                                        .upload = vptq_ref_copy,
                                        .download = vptq_ref_copy,
                                        .sync = vptq_ref_sync,
+                                       .cache_bytes = vptq_ref_cache_bytes,
+                                       .measure = vptq_ref_measure,
                                        .reassign = vptq_ref_assign,
                                        VPTQ_BACKEND_OPS(TABLE_OP)};

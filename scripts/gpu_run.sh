@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# The program `run` of the GPU kit (scripts/gpu_kit.sh), for a machine with nothing but a driver.
+# usage: run 1|2|3|4       one call each, below ten minutes
+#   1  versions and libraries, limits of the device, op tests on it alone with every kernel forced, five shapes
+#   2  the 120 rows of the published tables from cold caches, 30 from warm ones, against cuBLAS and cuBLASLt
+#   3  a model with the shape of Llama-2-7B and random weights: Hessians, quantizing, tokens per second
+#   4  memcheck, racecheck, synccheck and initcheck over the op tests, profiler counters of three shapes
+# Every step has a time limit of its own and gets no more than what is left of the call; what did not fit is
+# said.  Everything comes back as one archive, OUT/vptq-call-N.tar.gz.  The last line is
+# "N passed, N failed, N did not fit"; exit 1 if a step failed.
+# Environment: OUT (default: results next to this script), BUDGET (seconds of the call, default 570), LAYERS (of
+# call 3, default 2), DEVICE (default cuda; emu, the emulator, does everything with tiny sizes, to test this script).
+set -u
+
+here=$(cd "$(dirname "$0")" && pwd)
+export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} BIN=$here/bin VPTQ_DATA=$here/data
+out=${OUT:-$here/results}
+device=${DEVICE:-cuda}
+budget=${BUDGET:-570}
+call=${1-}
+case $call in
+[1-4]) ;;
+*) sed -n 's/^# \(usage: .*\)/\1/p; s/^#   \([1-4]  .*\)/  \1/p' "$0" >&2; exit 2 ;;
+esac
+work=$(mktemp -d "${TMPDIR:-/tmp}/vptq-kit.XXXXXX")
+dir=$work/vptq-call-$call
+mkdir -p "$dir" "$out"
+passed=0
+failed=0
+unfit=0
+
+# Packs what there is, however the call ends.
+finish()
+{
+    echo "$passed passed, $failed failed, $unfit did not fit" | tee -a "$dir/summary.txt"
+    tar -czf "$out/vptq-call-$call.tar.gz.new" -C "$work" "vptq-call-$call" &&
+        mv "$out/vptq-call-$call.tar.gz.new" "$out/vptq-call-$call.tar.gz"
+    rm -rf "$work"
+    echo "$out/vptq-call-$call.tar.gz"
+}
+trap finish EXIT
+trap 'say "interrupted after $SECONDS s"; exit 1' INT TERM
+
+say()
+{
+    echo "$*" | tee -a "$dir/summary.txt"
+}
+
+# step SECONDS NAME COMMAND..: runs the command, whose output becomes NAME.log.
+step()
+{
+    local limit=$1 name=$2 left=$((budget - SECONDS)) start=$SECONDS status
+    shift 2
+    [ "$left" -ge "$limit" ] || limit=$left
+    if [ "$limit" -lt 5 ]; then
+        say "did not fit: $name"
+        unfit=$((unfit + 1))
+        return 1
+    fi
+    timeout -k 5 "$limit" "$@" >"$dir/$name.log" 2>&1
+    status=$?
+    case $status in
+    0)
+        say "ok $name, $((SECONDS - start)) s"
+        passed=$((passed + 1))
+        ;;
+    124 | 137)
+        say "did not fit: $name, stopped after $limit s"
+        unfit=$((unfit + 1))
+        ;;
+    *)
+        say "not ok $name, status $status: $(grep -v '^ *$' "$dir/$name.log" | tail -n 1)"
+        failed=$((failed + 1))
+        ;;
+    esac
+    return "$status"
+}
+
+# table NAME SECONDS OPTION..: one run of vptq-eval gemv as records and as a table.
+table()
+{
+    local name=$1 limit=$2
+    shift 2
+    # shellcheck disable=SC2016 # expanded by the inner shell
+    step "$limit" "$name" bash -c '"$BIN/vptq-eval" gemv -q --backend "$@"' _ "$device" --format json "$@"
+    grep '^{' "$dir/$name.log" >"$dir/$name.json"
+    "$here/scripts/gemv_table.sh" "$dir/$name.json" >"$dir/$name.txt"
+    tail -n 12 "$dir/$name.txt"
+}
+
+# The device and the libraries, or the reason why one is missing; without the device nothing is done.
+versions()
+{
+    local text
+    text=$("$BIN/vptq-pack" --version --verbose --backend "$device" 2>&1)
+    echo "$text" >"$dir/versions.txt"
+    command -v nvidia-smi >/dev/null && nvidia-smi >>"$dir/versions.txt" 2>&1
+    if ! grep -q "^backend $device: .*compute capability" "$dir/versions.txt"; then
+        say "$text"
+        say "gpu-kit: no usable GPU"
+        failed=$((failed + 1))
+        exit 1
+    fi
+    say "$(grep "^backend $device: " "$dir/versions.txt")"
+    if grep -q 'no cu[A-Z]' <<<"$text"; then
+        say "not ok libraries: $(grep 'no cu[A-Z]' <<<"$text")"
+        failed=$((failed + 1))
+    fi
+}
+
+tests()
+{
+    local program
+    for program in "$here"/ops/test_*; do
+        VPTQ_TEST_GPU=$only step 60 "${program##*/}" env JOBS=1 TEST_TIMEOUT=60 "$here/scripts/run_tests.sh" "$program"
+    done
+}
+
+call_1()
+{
+    step 60 limits "$here/ops/bench_device" "$device" "$mebibytes"
+    tests
+    table five 120 --seconds 0.3 "${five[@]}"
+}
+
+call_2()
+{
+    table cold 460 --seconds 0.4 "${rows[@]}"
+    table warm 120 --seconds 0.2 --cache warm "${warm_rows[@]}"
+}
+
+# stage NAME SECONDS COMMAND..: a step whose time counts for the whole model.
+stage()
+{
+    local name=$1 limit=$2 begin
+    shift 2
+    begin=$(date +%s.%N)
+    step "$limit" "$name" "$@" || return 0
+    awk -v n="$name" -v a="$begin" -v b="$(date +%s.%N)" -v l="$layers" 'BEGIN {
+        printf "%-10s %8.1f s, times 32 / %d: %8.1f s\n", n, b - a, l, (b - a) * 32 / l }' | tee -a "$dir/stages.txt"
+}
+
+call_3()
+{
+    local data=$work/model hessians=$work/hessians one
+    step 120 synthetic "$here/ops/synthetic" "$data" "$layers" "${model[@]}" || return
+    stage hessian 200 "$BIN/vptq-hessian" -m "$data" --tokens "$data/tokens.i32" "${windows[@]}" -o "$hessians" \
+        --backend "$device" --no-progress
+    for one in best upstream; do
+        stage "$one" 200 "$BIN/vptq-quantize" -m "$data" -H "$hessians" -o "$work/$one" --encoder "$one" \
+            "${codebooks[@]}" --backend "$device" --no-progress --format json
+    done
+    step 100 tokens "$BIN/vptq-eval" serve -m original="$data" -m packed="$work/best" --config "$config" --runs 2 \
+        --tokenizer "$VPTQ_DATA/tokenizer.json" --backend "$device" -q
+}
+
+# find_tool NAME: the path of a program of the toolkit, or nothing.
+find_tool()
+{
+    local path
+    command -v "$1" && return
+    for path in /usr/local/cuda*/bin/"$1" /opt/nvidia/*/*/"$1" /opt/nvidia/*/*/target/*/"$1"; do
+        [ -x "$path" ] && echo "$path" && return
+    done
+    say "not ok $1: it is neither in PATH nor in /usr/local/cuda*/bin nor in /opt/nvidia" >&2
+    return 1
+}
+
+call_4()
+{
+    local program tool sanitizer profiler
+    profiler=$(find_tool ncu) &&
+        step 120 counters "$profiler" --set full --launch-count 12 "$BIN/vptq-eval" gemv -q --backend "$device" \
+            --seconds 0.001 --cache warm "${five[@]}"
+    sanitizer=$(find_tool compute-sanitizer) &&
+        for tool in memcheck racecheck synccheck initcheck; do
+            for program in "$here"/ops/test_*; do
+                VPTQ_TEST_GPU=$only step 45 "$tool-${program##*/}" "$sanitizer" --tool "$tool" --error-exitcode 9 \
+                    --print-limit 5 "$program"
+            done
+        done
+    [ -n "$profiler" ] || failed=$((failed + 1))
+    [ -n "$sanitizer" ] || failed=$((failed + 1))
+}
+
+only=only
+mebibytes=256
+five=(--books 4096+256 --shape 1024x1024 --shape 4096x4096 --shape 4096x14336 --shape 16384x1024 --shape 8192x28672)
+rows=()
+warm_rows=(--books 4096+256)
+layers=${LAYERS:-2}
+model=(4096 11008 32 32000 262144)
+windows=(-n 128)
+codebooks=(-v 8 -k 4096 -r 256)
+config=1,16,64
+if [ "$device" = emu ]; then
+    only=only:emu
+    mebibytes=1
+    five=(--books 16+4 --shape 64x48)
+    rows=("${five[@]}")
+    warm_rows=("${five[@]}")
+    layers=1
+    model=(16 24 2 512 256)
+    windows=(-n 2 -l 16)
+    codebooks=(-v 4 -k 16 -r 4 --kmeans-iterations 3 --joint 1 --sweeps 1 --retrain 0 --refits 0)
+    config=1,4,3
+fi
+versions
+"call_$call"
+[ "$failed" -eq 0 ]
