@@ -44,12 +44,28 @@ static inline void *port_shared_dynamic(void)
 
 /* ---- tensor cores ---- */
 
-static inline void port_ldmatrix_trans(uint32_t r[4], const void *row, CUDA_EMU_SITE)
+/* Returns the row address of every lane. */
+static inline const cuda_emu_words *port_emu_rows(const void *row, cuda_emu_site site)
 {
     if (!cuda_emu_is_shared(row, 16) || reinterpret_cast<uintptr_t>(row) % 16)
         cuda_emu_fail(site, "ldmatrix of a row that is not 16 aligned bytes of shared memory");
-    const cuda_emu_words *rows =
-        cuda_emu_exchange("ldmatrix", port_emu_warp, cuda_emu_pack(row), false, site);
+    return cuda_emu_exchange("ldmatrix", port_emu_warp, cuda_emu_pack(row), false, site);
+}
+
+static inline void port_ldmatrix(uint32_t r[4], const void *row, CUDA_EMU_SITE)
+{
+    const cuda_emu_words *rows = port_emu_rows(row, site);
+    const unsigned lane = cuda_emu_lane();
+    for (unsigned i = 0; i < 4; i++) {
+        const uint16_t *pair =
+            cuda_emu_unpack<const uint16_t *>(rows[8 * i + lane / 4]) + lane % 4 * 2;
+        r[i] = pair[0] | (uint32_t)pair[1] << 16;
+    }
+}
+
+static inline void port_ldmatrix_trans(uint32_t r[4], const void *row, CUDA_EMU_SITE)
+{
+    const cuda_emu_words *rows = port_emu_rows(row, site);
     const unsigned lane = cuda_emu_lane();
     for (unsigned i = 0; i < 4; i++) {
         const unsigned first = 8 * i + lane % 4 * 2;

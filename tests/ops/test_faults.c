@@ -221,8 +221,8 @@ static void test_products_through_smaller_tiles(void **state)
     vmatrix_make(&m, &shape);
     setenv("VPTQ_CUDA_GEMV", "gemm-dequant", 1);
     assert_ok(multiply(&m.q, x, 0, want, &err), &err);
-    /* a tile of all rows takes 64 KiB, the stored matrix less than 4 KiB */
-    assert_ok(multiply(&m.q, x, 20 << 10, got, &err), &err);
+    /* a tile of all rows takes 64 KiB, one of 64 rows and its product 30 KiB */
+    assert_ok(multiply(&m.q, x, 40 << 10, got, &err), &err);
     assert_same_f32(got, want, MANY * OUT);
     assert_fails(multiply(&m.q, x, 8000, got, &err), VPTQ_E_NOMEM, &err,
                  "8192 bytes of device memory: 8000 of ");

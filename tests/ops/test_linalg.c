@@ -8,7 +8,7 @@
 
 /* A float sum of k products of independent terms has an error of about sqrt(k) half ulps
  * (2^-25) of the root of the sum of squares: an NMSE of k 2^-50. The limit leaves a factor
- * of 16. */
+ * of 16. It also holds for the three products of halves on tensor cores (docs/numerics.md). */
 static double float_sum_limit(size_t k)
 {
     return ((double)k + 4) * 0x1p-46;
@@ -142,6 +142,110 @@ static void test_gemm_shapes(void **state)
     check_gemm(64, 576, 1536, TRANS_B); /* the demo model's down projection */
 }
 
+/* Numbers of very different size, in a row and from row to row: `spread` is the exponent of
+ * their range. Row 3 is zero, and row 5 has subnormal numbers. */
+static float *scaled_rows(size_t rows, size_t k, double spread, uint64_t seed)
+{
+    float *x = vtest_normals(rows * k, seed), *size = vtest_normals(rows * k, seed + 100);
+    for (size_t i = 0; i < rows; i++)
+        for (size_t l = 0; l < k; l++) {
+            const double row = ((double)i / (double)rows - 0.5) * spread;
+            double factor = exp2(row + 4 * (double)size[i * k + l]);
+            if (i == 3 || i == 5)
+                factor = i == 3 ? 0 : 0x1p-140;
+            x[i * k + l] = (float)((double)x[i * k + l] * factor);
+        }
+    free(size);
+    return x;
+}
+
+/* No result is further from the sum in double than 2^-17 of its own terms: twice the worst
+ * case of 24 truncations in a run on tensor cores (docs/numerics.md), which also truncate the
+ * products. A number below 2^-18 of the largest of its row counts as that large. */
+static void check_scales(const char *name, double spread)
+{
+    enum { M = 70, N = 11, K = 100 };
+    float *a = scaled_rows(M, K, spread, 31), *b = scaled_rows(N, K, spread, 32), c[M * N];
+    devices_one d;
+    vptq_err err;
+    devices_open(&d, name, vptq_cpu_simd(), 1);
+    const vptq_gemm_args g = {.m = M,
+                              .n = N,
+                              .k = K,
+                              .a = a,
+                              .b = b,
+                              .c = c,
+                              .lda = K,
+                              .ldb = K,
+                              .ldc = N,
+                              .trans_b = true,
+                              .alpha = 1};
+    assert_ok(d.dev.ops->gemm(d.dev.state, &g, &err), &err);
+    for (size_t i = 0; i < M; i++)
+        for (size_t j = 0; j < N; j++) {
+            double sum = 0, size = 0, max_a = 0, max_b = 0;
+            for (size_t l = 0; l < K; l++) {
+                max_a = fmax(max_a, fabs((double)a[i * K + l]));
+                max_b = fmax(max_b, fabs((double)b[j * K + l]));
+            }
+            for (size_t l = 0; l < K; l++) {
+                const double x = (double)a[i * K + l], y = (double)b[j * K + l];
+                sum += x * y;
+                size += fmax(fabs(x), max_a * 0x1p-18) * fmax(fabs(y), max_b * 0x1p-18);
+            }
+            if (!(fabs((double)c[i * N + j] - sum) <= size * 0x1p-17 + 0x1p-120))
+                fail_msg("%s, (%zu, %zu): %g, expected %g", name, i, j, (double)c[i * N + j],
+                         sum);
+        }
+    devices_close(&d);
+    free(a);
+    free(b);
+}
+
+static void test_gemm_scales(void **state)
+{
+    (void)state;
+    check_scales("cpu", 60);
+    check_scales("emu", 60);
+    check_scales("emu", 110); /* products up to about 2^127 */
+}
+
+/* Numbers that are not finite spoil their own row or column, no other. */
+static void test_gemm_not_finite(void **state)
+{
+    (void)state;
+    enum { M = 67, N = 70, K = 66 };
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    float *a = vtest_normals(M * K, 41), *b = vtest_normals(N * K, 42), c[M * N];
+    devices_one d;
+    vptq_err err;
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    for (size_t i = 0; i < 3; i++) {
+        a[(20 * i + 1) * K + i] = bad[i];
+        b[(20 * i + 2) * K + 2 * i] = bad[i];
+    }
+    const vptq_gemm_args g = {.m = M,
+                              .n = N,
+                              .k = K,
+                              .a = a,
+                              .b = b,
+                              .c = c,
+                              .lda = K,
+                              .ldb = K,
+                              .ldc = N,
+                              .trans_b = true,
+                              .alpha = 1};
+    assert_ok(d.dev.ops->gemm(d.dev.state, &g, &err), &err);
+    for (size_t i = 0; i < M; i++)
+        for (size_t j = 0; j < N; j++) {
+            const bool spoiled = (i < 60 && i % 20 == 1) || (j < 60 && j % 20 == 2);
+            assert_int_equal(isfinite(c[i * N + j]) != 0, !spoiled);
+        }
+    devices_close(&d);
+    free(a);
+    free(b);
+}
+
 /* ---- syrk_add ---- */
 
 typedef struct syrk_case {
@@ -197,6 +301,7 @@ static void test_syrk(void **state)
     check_syrk(257, 40, false);
     check_syrk(600, 530, false);
     check_syrk(600, 64, true);
+    check_syrk(4099, 9, true); /* more tokens than are split at a time */
 }
 
 static void test_syrk_by_hand(void **state)
@@ -391,7 +496,8 @@ static void test_quad_trace(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_gemm_by_hand), cmocka_unit_test(test_gemm_forms),
-           cmocka_unit_test(test_gemm_shapes), cmocka_unit_test(test_syrk),
+           cmocka_unit_test(test_gemm_shapes), cmocka_unit_test(test_gemm_scales),
+           cmocka_unit_test(test_gemm_not_finite), cmocka_unit_test(test_syrk),
            cmocka_unit_test(test_syrk_by_hand), cmocka_unit_test(test_factor),
            cmocka_unit_test(test_factor_by_hand), cmocka_unit_test(test_factor_errors),
            cmocka_unit_test(test_quad_trace))

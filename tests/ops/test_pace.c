@@ -64,7 +64,7 @@ static void bench_close(bench *b)
 
 /* ---- ops ---- */
 
-#define GEMM_ARGS(r) .m = 200, .n = 40, .k = 20, .a = r->x, .b = r->x + 5000, .c = r->y
+#define GEMM_ARGS(r) .m = 300, .n = 40, .k = 20, .a = r->x, .b = r->x + 5000, .c = r->y
 
 static vptq_status run_gemm(bench *b, vptq_err *err)
 {
@@ -75,7 +75,7 @@ static vptq_status run_gemm(bench *b, vptq_err *err)
 
 static vptq_status run_gemm_of_columns(bench *b, vptq_err *err)
 {
-    const vptq_gemm_args g = {GEMM_ARGS(b),    .lda = 200,      .ldb = 20,  .ldc = 40,
+    const vptq_gemm_args g = {GEMM_ARGS(b),    .lda = 300,      .ldb = 20,  .ldc = 40,
                               .trans_a = true, .trans_b = true, .alpha = -1};
     return b->dev.ops->gemm(b->dev.state, &g, err);
 }

@@ -1,10 +1,18 @@
-/* gemv and library_gemv. In gemv a warp takes a row of W as it is stored, 16 neighbouring bytes
- * per lane; x passes through shared memory in chunks, up to four tokens per reading of W. A
- * lane adds its products in ascending order and the lanes are added as a tree, so the result
- * does not depend on alignment or on other tokens. */
+/* gemv and library_gemv. In gemv of a few tokens a warp takes a row of W as it is stored, 16
+ * neighbouring bytes per lane; x passes through shared memory in chunks, up to four tokens per
+ * reading of W. A lane adds its products in ascending order and the lanes are added as a tree,
+ * so the result does not depend on alignment or on other tokens. More tokens are multiplied on
+ * tensor cores (gemm.h): F16 as it is stored, BF16 as F16 with a factor per row. */
+#include "lib/backend/cuda/gemm.h"
 #include "lib/backend/cuda/library.h"
 
-enum { THREADS = 256, WARPS = THREADS / PORT_LANES, CHUNK = 1024, MAX_TOKENS = 4 };
+enum {
+    THREADS = 256,
+    WARPS = THREADS / PORT_LANES,
+    CHUNK = 1024,
+    MAX_TOKENS = 4,
+    FEW_TOKENS = 16 /* four readings of W cost less than a tile of tensor cores */
+};
 
 struct matrix {
     size_t out, in;
@@ -128,6 +136,17 @@ vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type
     VPTQ_BUG_IF(type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16);
     if (!g->n || !out)
         return VPTQ_OK;
+    if (g->n > FEW_TOKENS) {
+        const split_source x = {g->x, VPTQ_F32, g->n, in, g->ldx, 1, NULL};
+        const split_source rows = {w, type, out, in, in, 1, NULL};
+        vptq_gemm_args c = {};
+        c.c = g->y;
+        c.ldc = g->ldy;
+        c.alpha = 1;
+        c.beta = g->beta;
+        c.bias = g->bias;
+        return vptq_cuda_multiply(dev, "gemv", &x, &rows, &c, err);
+    }
     const cudaError_t e = type == VPTQ_F32   ? multiply<float>(dev, m, g)
                           : type == VPTQ_F16 ? multiply<__half>(dev, m, g)
                                              : multiply<__nv_bfloat16>(dev, m, g);

@@ -89,6 +89,16 @@ static __device__ inline void port_ldmatrix_trans(uint32_t r[4], const void *row
                  : "memory");
 }
 
+/* The same without .trans: r[i] of lane l holds elements (l / 4, 2 (l % 4)) of matrix i and, in
+ * its high half, (l / 4, 2 (l % 4) + 1). */
+static __device__ inline void port_ldmatrix(uint32_t r[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
 /* mma.m16n8k16: d [16, 8] += A [16, 16] B [16, 8] with f16 elements and float sums.  Lane l,
  * with g = l / 4 and t = l % 4, holds pairs of neighbours, the first in the low half:
  *     a[0] = A(g, 2t..)      a[1] = A(g + 8, 2t..)  a[2] = A(g, 2t + 8..)

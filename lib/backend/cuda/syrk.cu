@@ -1,6 +1,7 @@
 /* syrk_add and quad_trace: one block per tile of a lower triangle, tiles numbered by rows. The
- * order of every sum depends only on the shape. */
-#include "lib/backend/cuda/cuda.h"
+ * order of every sum depends only on the shape. syrk_add splits the columns of X into halves
+ * (split.h) and multiplies them on tensor cores (product.h); quad_trace computes in double. */
+#include "lib/backend/cuda/product.h"
 
 enum {
     SIDE = 16,
@@ -32,69 +33,58 @@ static __device__ inline lower_tile lower_tile_at(size_t b, size_t per_row)
 /* ---- syrk_add ---- */
 
 enum {
-    EACH_ROWS = 8,
-    EACH_COLUMNS = 4,
-    ROWS = SIDE * EACH_ROWS, /* rows of H per tile */
-    COLUMNS = SIDE * EACH_COLUMNS,
-    TOKENS = 256 /* products summed in float before they are added in double */
+    EXACT_TOKENS =
+        256, /* tokens whose products are summed in float before they are added in double */
+    PASS_TOKENS = 4096, /* tokens that are split at a time: 16 KB for each column of X */
 };
+
+/* 128 rows of H by 64 columns: half of the registers are sums in double. */
+using syrk_shape = product_shape<4, 2, 4, true>;
 
 struct moments {
     size_t t, n, ldx;
     const float *x, *w; /* w NULL: ones */
     double *h, *sum;
-    size_t tile0; /* first tile of the launch */
 };
 
-struct syrk_tiles {
-    float a[STEP][ROWS], b[STEP][COLUMNS];
-};
-
-/* Loads `count` columns of tokens [s0, s0 + STEP), times their weights; zeros beyond the ends.
- */
-static __device__ inline void load_tokens(float *to, const moments &m, const float *w,
-                                          unsigned count, size_t s0, size_t first)
+/* H += A B^T in the tiles from tile0 on; rows of A and B are columns of X, those of A times the
+ * tokens' weights. */
+/* budget: syrk_kernel 232 registers */
+__global__ static void __launch_bounds__(syrk_shape::threads, 1)
+    syrk_kernel(split_rows a, split_rows b, size_t k, double *h, size_t n, size_t tile0)
 {
-    for (unsigned i = threadIdx.x; i < STEP * count; i += THREADS) {
-        const size_t s = s0 + i / count, j = first + i % count;
-        float value = s < m.t && j < m.n ? m.x[s * m.ldx + j] : 0;
-        if (w && s < m.t)
-            value *= w[s];
-        to[i] = value;
-    }
-}
-
-/* budget: syrk_kernel 128 registers */
-__global__ static void __launch_bounds__(THREADS, 2) syrk_kernel(moments m)
-{
-    syrk_tiles &t = port_shared<syrk_tiles>();
-    const lower_tile tile = lower_tile_at(m.tile0 + blockIdx.x, ROWS / COLUMNS);
-    const size_t i0 = tile.row * ROWS, j0 = tile.column * COLUMNS;
-    const unsigned thread = threadIdx.x;
-    const unsigned ti = thread / SIDE * EACH_ROWS, tj = thread % SIDE * EACH_COLUMNS;
-    double sum[EACH_ROWS][EACH_COLUMNS] = {};
-
-    for (size_t s0 = 0; s0 < m.t; s0 += TOKENS) {
-        float part[EACH_ROWS][EACH_COLUMNS] = {};
-        for (size_t s = s0; s < m.t && s < s0 + TOKENS; s += STEP) {
-            load_tokens(&t.a[0][0], m, m.w, ROWS, s, i0);
-            load_tokens(&t.b[0][0], m, NULL, COLUMNS, s, j0);
-            __syncthreads();
-            port_multiply_tile<STEP, EACH_ROWS, EACH_COLUMNS>(part, t.a, t.b, ti, tj);
-            __syncthreads();
-        }
+    typedef syrk_shape S;
+    const lower_tile tile = lower_tile_at(tile0 + blockIdx.x, S::rows / S::columns);
+    const size_t i0 = tile.row * S::rows, j0 = tile.column * S::columns;
+    double sum[2][S::groups][4] = {};
+    float part[2][S::groups][4] = {};
+    product<S>(a, b, k, i0, j0, [&](const product_sums<S> &run, size_t l) {
+        const bool last = l % EXACT_TOKENS == 0 || l == k;
 #pragma unroll
-        for (unsigned i = 0; i < EACH_ROWS; i++)
+        for (unsigned r = 0; r < 2; r++)
 #pragma unroll
-            for (unsigned j = 0; j < EACH_COLUMNS; j++)
-                sum[i][j] += (double)part[i][j];
-    }
+            for (unsigned c = 0; c < S::groups; c++)
 #pragma unroll
-    for (unsigned i = 0; i < EACH_ROWS; i++)
+                for (unsigned i = 0; i < 4; i++)
+                    part[r][c][i] += run[r][c][i];
+        if (!last)
+            return;
 #pragma unroll
-        for (unsigned j = 0; j < EACH_COLUMNS; j++)
-            if (i0 + ti + i < m.n && j0 + tj + j <= i0 + ti + i)
-                m.h[(i0 + ti + i) * m.n + j0 + tj + j] += sum[i][j];
+        for (unsigned r = 0; r < 2; r++)
+#pragma unroll
+            for (unsigned c = 0; c < S::groups; c++)
+#pragma unroll
+                for (unsigned i = 0; i < 4; i++) {
+                    sum[r][c][i] += (double)part[r][c][i];
+                    part[r][c][i] = 0;
+                }
+    });
+    product_each<S>(i0, j0, [&](size_t i, size_t j, unsigned r, unsigned c, unsigned at) {
+#pragma unroll
+        for (unsigned next = 0; next < 2; next++)
+            if (i < n && j + next <= i)
+                h[i * n + j + next] += ldexp(sum[r][c][at + next], a.e[i] + b.e[j + next]);
+    });
 }
 
 struct sum_parts {
@@ -120,18 +110,43 @@ __global__ static void __launch_bounds__(THREADS) sum_kernel(moments m)
     m.sum[j] += sum;
 }
 
+/* Adds the products of tokens [first, first + count). */
+static vptq_status add_tokens(vptq_dev *dev, const moments &m, size_t first, size_t count,
+                              char *memory, vptq_err *err)
+{
+    split_source x = {m.x + first * m.ldx, VPTQ_F32, m.n, count, 1, m.ldx, NULL};
+    split_rows a, b;
+    VPTQ_CHECK(split(dev, "syrk_add", &x, memory, &b, err));
+    a = b;
+    if (m.w) {
+        x.w = m.w + first;
+        VPTQ_CHECK(
+            split(dev, "syrk_add", &x, memory + split_bytes(x.type, m.n, count), &a, err));
+    }
+    constexpr size_t per_row = syrk_shape::rows / syrk_shape::columns;
+    const size_t tiles = lower_count(vptq_cuda_blocks(m.n, syrk_shape::rows), per_row);
+    const auto launch = [&](size_t tile0, size_t number) {
+        return port_launch(syrk_kernel, (unsigned)number, syrk_shape::threads,
+                           syrk_shape::shared, dev->stream, a, b, split_stride(count), m.h, m.n,
+                           tile0);
+    };
+    return vptq_cuda_in_pieces(dev, "syrk_add", tiles,
+                               (double)(count * syrk_shape::rows * syrk_shape::columns), 1,
+                               launch, err);
+}
+
 vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err)
 {
-    moments m = {a->tokens, a->n, a->ldx, a->x, a->w, a->h, a->sum, 0};
-    const size_t tiles = lower_count(vptq_cuda_blocks(a->n, ROWS), ROWS / COLUMNS);
-    const double tile = (double)(a->tokens * ROWS * COLUMNS);
+    const moments m = {a->tokens, a->n, a->ldx, a->x, a->w, a->h, a->sum};
+    void *memory = NULL;
     if (!a->tokens || !a->n)
         return VPTQ_OK;
-    const auto launch = [&](size_t first, size_t count) {
-        m.tile0 = first;
-        return port_launch(syrk_kernel, (unsigned)count, THREADS, 0, dev->stream, m);
-    };
-    VPTQ_CHECK(vptq_cuda_in_pieces(dev, "syrk_add", tiles, tile, 1, launch, err));
+    const size_t most = min(a->tokens, (size_t)PASS_TOKENS);
+    VPTQ_CHECK(vptq_cuda_scratch(dev, (a->w ? 2 : 1) * split_bytes(VPTQ_F32, a->n, most),
+                                 &memory, err));
+    for (size_t t = 0; t < a->tokens; t += PASS_TOKENS)
+        VPTQ_CHECK(add_tokens(dev, m, t, min(a->tokens - t, (size_t)PASS_TOKENS),
+                              static_cast<char *>(memory), err));
     return vptq_cuda_check(
         port_launch(sum_kernel, vptq_cuda_blocks(a->n, PORT_LANES), THREADS, 0, dev->stream, m),
         "syrk_add", err);

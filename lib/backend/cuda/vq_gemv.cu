@@ -8,6 +8,7 @@
  * ascending order. */
 #include <string.h>
 
+#include "lib/backend/cuda/gemm.h"
 #include "lib/backend/cuda/vq_tiles.h"
 
 enum {
@@ -442,16 +443,23 @@ static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_r
                                     memory->total, j, err);
 }
 
-/* Allocates a tile for *rows decoded rows, fewer if memory is short; that changes no result. */
-static vptq_status open_tile(size_t in, size_t *rows, void **tile, vptq_err *err)
+/* Allocates a tile for g->n decoded rows and what their product needs, for fewer rows if memory
+ * is short; that changes no result. */
+static vptq_status open_tile(vptq_dev *dev, vptq_gemm_args *g, void **tile, vptq_err *err)
 {
     enum { LEAST_ROWS = 64 };
-    vptq_status st = vptq_cuda_alloc(*rows * in * sizeof(float), tile, err);
-    while (st == VPTQ_E_NOMEM && *rows > LEAST_ROWS) {
-        *rows /= 2;
-        st = vptq_cuda_alloc(*rows * in * sizeof(float), tile, err);
+    for (;; g->n /= 2) {
+        vptq_status st = vptq_cuda_alloc(g->n * g->k * sizeof(float), tile, err);
+        if (!st) {
+            st = vptq_cuda_gemm_reserve(dev, g, err);
+            if (!st)
+                return st;
+            (void)cudaFree(*tile);
+            *tile = NULL;
+        }
+        if (st != VPTQ_E_NOMEM || g->n <= LEAST_ROWS)
+            return st;
     }
-    return st;
 }
 
 /* Decodes the matrix in tiles and multiplies each. */
@@ -460,25 +468,25 @@ static vptq_status multiply_decoded(vptq_dev *dev, const vptq_matrix *m,
 {
     const size_t limit = (size_t)1 << 22; /* floats in a tile */
     const size_t out = m->q.shape.out, in = m->q.shape.in;
-    size_t step = out < limit / in ? out : limit / in;
     void *tile = NULL;
-    vptq_status st = open_tile(in, &step, &tile, err);
+    vptq_gemm_args a = {};
+    a.m = g->n;
+    a.n = out < limit / in ? out : limit / in;
+    a.k = a.ldb = in;
+    a.lda = g->ldx;
+    a.a = g->x;
+    a.ldc = g->ldy;
+    a.trans_b = true;
+    a.alpha = 1;
+    a.beta = g->beta;
+    vptq_status st = open_tile(dev, &a, &tile, err);
+    const size_t step = a.n;
+    a.b = static_cast<const float *>(tile);
     for (size_t r = 0; r < out && !st; r += step) {
-        const size_t rows = out - r < step ? out - r : step;
-        vptq_gemm_args a = {};
-        st = vptq_cuda_vq_dequant(dev, m, r, rows, static_cast<float *>(tile), in, err);
-        a.m = g->n;
-        a.n = rows;
-        a.k = a.lda = a.ldb = in;
-        a.lda = g->ldx;
-        a.a = g->x;
-        a.b = static_cast<const float *>(tile);
+        a.n = min(step, out - r);
         a.c = g->y + r;
-        a.ldc = g->ldy;
-        a.trans_b = true;
-        a.alpha = 1;
-        a.beta = g->beta;
         a.bias = g->bias ? g->bias + r : NULL;
+        st = vptq_cuda_vq_dequant(dev, m, r, a.n, static_cast<float *>(tile), in, err);
         if (!st)
             st = vptq_cuda_gemm(dev, &a, err);
     }
