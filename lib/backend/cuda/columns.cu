@@ -4,7 +4,7 @@
  * applied to the later columns of the panel at once, and a later panel first receives the
  * changes of all earlier columns in order. Each element thus sees the same operations as with
  * immediate propagation: the bits do not depend on panels, blocks or threads. */
-#include "lib/backend/cuda/search.h"
+#include "lib/backend/cuda/search_choose.h"
 
 enum { MAX_PANEL = 128 };
 
@@ -197,7 +197,7 @@ static __device__ inline void quantize_vector_rows(const columns_job &a, search_
     }
 }
 
-/* budget: columns_kernel 208 registers (class 16; the others 128) */
+/* budget: columns_kernel 240 registers (long vectors; up to 12 elements 128) */
 template <unsigned V, bool DESCEND>
 __global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     columns_kernel(columns_job a)

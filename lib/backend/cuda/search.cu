@@ -1,6 +1,6 @@
 /* search_index_open and search: codebooks laid out in device memory, and a persistent kernel
  * that searches them (search.h has the search). */
-#include "lib/backend/cuda/search.h"
+#include "lib/backend/cuda/search_choose.h"
 
 #include <string.h>
 
@@ -28,6 +28,47 @@ __global__ static void __launch_bounds__(PACK_THREADS)
     data[wide * stride + j] = j < k ? norm : NAN;
 }
 
+/* Sets the head of the operand of c [k, v] to 0 and then to its largest element. */
+/* budget: size_kernel 40 registers */
+__global__ static void __launch_bounds__(PACK_THREADS)
+    size_kernel(size_t n, const float *c, search_tiles_head *head)
+{
+    uint32_t size = 0;
+    for (size_t i = threadIdx.x; i < n; i += PACK_THREADS)
+        size = max(size, search_size(c[i]));
+    size = port_block_max(size);
+    if (threadIdx.x == 0)
+        head->size = size;
+}
+
+/* Writes lane l of step p of a tile of operand B, and a norm. */
+/* budget: tiles_kernel 40 registers */
+__global__ static void __launch_bounds__(PACK_THREADS)
+    tiles_kernel(uint32_t v, unsigned length, uint32_t k, uint32_t stride, const float *c,
+                 const float *norms, float *to)
+{
+    const unsigned steps = search_steps_of(length), pairs = length <= 8 ? 1 : 2;
+    const uint32_t i = blockIdx.x * PACK_THREADS + threadIdx.x;
+    const float scale =
+        search_power(search_fit(reinterpret_cast<const search_tiles_head *>(to)->size, 14));
+    float *to_norms = to + sizeof(search_tiles_head) / sizeof(float);
+    uint32_t *words = reinterpret_cast<uint32_t *>(to_norms + stride) + (size_t)i * 2 * pairs;
+    if (i >= stride / SEARCH_TILE * steps * PORT_LANES)
+        return;
+    if (i < stride)
+        to_norms[i] = norms[i] * scale;
+    const unsigned lane = i % PORT_LANES, p = i / PORT_LANES % steps;
+    const uint32_t j = i / PORT_LANES / steps * SEARCH_TILE + lane / 4;
+    for (unsigned h = 0; h < pairs; h++) {
+        const unsigned d = 16 * p + 8 * h + lane % 4 * 2;
+        float pair[2];
+        for (unsigned e = 0; e < 2; e++)
+            pair[e] = j < k && d + e < v ? c[(size_t)j * v + d + e] * scale : 0;
+        words[h] = search_halves(pair);
+        words[pairs + h] = search_halves(pair);
+    }
+}
+
 static size_t codebook_floats(const vptq_search_index *f, const search_codebook *b)
 {
     return (size_t)(search_wide(f->length, f->v) + 1) * b->stride;
@@ -41,19 +82,40 @@ static cudaError_t pack(vptq_dev *dev, const vptq_search_index *f, const search_
                        centroids, data);
 }
 
+/* Makes the operand of the residual codebook, whose norms pack has written. */
+static cudaError_t pack_tiles(vptq_dev *dev, const vptq_search_index *f, const float *centroids,
+                              float *data)
+{
+    const search_codebook *b = &f->res;
+    const uint32_t threads = b->stride / SEARCH_TILE * search_steps_of(f->length) * PORT_LANES;
+    cudaError_t e =
+        port_launch(size_kernel, 1, PACK_THREADS, 0, dev->stream, (size_t)b->k * f->v,
+                    centroids, reinterpret_cast<search_tiles_head *>(data));
+    if (!e)
+        e = port_launch(tiles_kernel, vptq_cuda_blocks(threads, PACK_THREADS), PACK_THREADS, 0,
+                        dev->stream, f->v, f->length, b->k, b->stride, centroids,
+                        b->data + search_wide(f->length, f->v) * b->stride, data);
+    return e;
+}
+
 /* Lays out both codebooks in one allocation. */
 static vptq_status pack_codebooks(vptq_dev *dev, const vptq_codebooks *codebooks,
                                   vptq_search_index *f, vptq_err *err)
 {
-    const size_t floats = codebook_floats(f, &f->main);
-    VPTQ_CHECK(vptq_cuda_alloc((floats + codebook_floats(f, &f->res)) * sizeof(float),
-                               &f->memory, err));
+    const size_t floats = (codebook_floats(f, &f->main) + 3) / 4 * 4; /* 16-byte aligned */
+    const size_t res = (codebook_floats(f, &f->res) + 3) / 4 * 4;
+    const size_t tiles =
+        f->res.stride && f->beam != 1 ? search_tiles_floats(f->length, f->res.stride) : 0;
+    VPTQ_CHECK(vptq_cuda_alloc((floats + res + tiles) * sizeof(float), &f->memory, err));
     float *data = static_cast<float *>(f->memory);
     f->main.data = data;
     f->res.data = data + floats;
+    f->tiles.data = tiles ? data + floats + res : NULL;
     cudaError_t e = pack(dev, f, &f->main, codebooks->centroids, data);
     if (!e && f->res.stride)
         e = pack(dev, f, &f->res, codebooks->res_centroids, data + floats);
+    if (!e && tiles)
+        e = pack_tiles(dev, f, codebooks->res_centroids, data + floats + res);
     return vptq_cuda_check(e, "search_index_open", err);
 }
 
@@ -118,7 +180,7 @@ static unsigned reserve(search_layout *l, size_t bytes)
 }
 
 /* Reserves memory for choosing the beam and for residuals of long vectors. */
-static void lay_lists(const vptq_search_index *f, search_layout *l)
+static void lay_lists(search_layout *l)
 {
     if (l->beam > 1) {
         l->groups = PORT_LANES;
@@ -130,8 +192,6 @@ static void lay_lists(const vptq_search_index *f, search_layout *l)
         l->candidates = reserve(l, SEARCH_VECTORS * l->max_candidates * sizeof(uint64_t));
         l->list = reserve(l, SEARCH_VECTORS * l->beam * sizeof(uint32_t));
     }
-    if (l->beam != 1 && f->length == SEARCH_LONG)
-        l->residuals = reserve(l, SEARCH_WARPS * SEARCH_VECTORS * SEARCH_LONG * sizeof(float));
 }
 
 static void lay_codebook(const vptq_search_index *f, size_t limit, search_layout *l,
@@ -143,6 +203,17 @@ static void lay_codebook(const vptq_search_index *f, size_t limit, search_layout
         b->at = reserve(l, bytes) / (unsigned)sizeof(float);
 }
 
+/* Most of the reads of pairs are of the operand, then of the main codebook. */
+static void lay_tiles(const vptq_search_index *f, size_t limit, search_layout *l)
+{
+    if (!l->tiles.data)
+        return;
+    const size_t bytes = search_tiles_floats(f->length, f->res.stride) * sizeof(float);
+    l->tiles.shared = l->bytes + bytes <= limit;
+    if (l->tiles.shared)
+        l->tiles.at = reserve(l, bytes) / (unsigned)sizeof(float);
+}
+
 search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_index *index,
                                       unsigned columns)
 {
@@ -152,11 +223,16 @@ search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_ind
     search_layout l = {};
     l.main = index->main;
     l.res = index->res;
+    l.tiles = index->tiles;
     l.v = index->v;
     l.beam = index->beam;
-    lay_lists(index, &l);
-    lay_codebook(index, all - least, &l, &l.res);
+    lay_lists(&l);
+    lay_tiles(index, all - least, &l);
+    if (!l.tiles.data)
+        lay_codebook(index, all - least, &l, &l.res);
     lay_codebook(index, all - least, &l, &l.main);
+    if (l.tiles.data)
+        lay_codebook(index, all - least, &l, &l.res);
     if (columns) {
         const size_t fitting = (all - l.bytes) / column;
         l.panel = fitting < columns ? (unsigned)fitting : columns;
@@ -217,7 +293,7 @@ static __device__ void store_choice(const search_job &a, size_t i, const float *
 }
 
 /* A block loads the codebooks once and takes `each` vectors at a time. */
-/* budget: search_kernel 208 registers (class 16; the others 128) */
+/* budget: search_kernel 208 registers (long vectors; up to 12 elements 128) */
 template <unsigned V>
 __global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     search_kernel(search_job a)

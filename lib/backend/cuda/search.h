@@ -6,8 +6,10 @@
  * joined.  The arithmetic is float:
  *   - one codebook: |c|^2 - 2 x c, a chain of fused multiplications that starts with |c|^2, as
  *     in assign;
- *   - pairs: |x - c|^2 + (|r|^2 - 2 (x - c) r), the second part as for one codebook; every main
- *     centroid that is tried takes the residual centroid with the smallest second part;
+ *   - pairs: |x - c|^2 + (|r|^2 - 2 (x - c) r), the second part on tensor cores, with both
+ *     operands as sums of two halves, which leaves 2^-22 of an element, and sums in float.
+ *     Every main centroid that is tried takes the residual centroid with the smallest second
+ *     part (search_choose.h);
  *   - a found choice against one to keep: the sum of (x - (c + r))^2 in order.
  *
  * Which main centroids are tried and which choice wins depends only on the order of (score,
@@ -20,9 +22,11 @@
 enum {
     SEARCH_THREADS = 256,
     SEARCH_WARPS = SEARCH_THREADS / PORT_LANES,
-    SEARCH_VECTORS =
-        4, /* in flight; also the main centroids that a lane holds while pairs are tried */
+    SEARCH_VECTORS = 4,           /* in flight */
     SEARCH_LONG = 64,             /* the class of vectors with more than 16 elements */
+    SEARCH_MAINS = 16,            /* main centroids that a warp tries at once */
+    SEARCH_TILE = 8,              /* residual centroids of a product on tensor cores */
+    SEARCH_CHUNK = 4,             /* tiles between two looks at where the minimum is */
     SEARCH_MAX_BEAM = 128,        /* a wider beam tries all pairs */
     SEARCH_STATIC_BYTES = 6 << 10 /* largest static shared memory of a kernel */
 };
@@ -37,11 +41,38 @@ struct search_codebook {
     bool shared;        /* if there is one */
 };
 
+/* A residual codebook as operand B of port_mma_f16: its head, [stride] norms |r|^2 times the
+ * scale, and [stride / SEARCH_TILE][search_steps][lane] pairs of halves of r times the scale:
+ * the high ones of two pairs (of one, if V <= 8), then the low ones. */
+struct search_tiles {
+    const float *data;
+    uint32_t at; /* as in search_codebook */
+    bool shared;
+};
+struct __align__(16) search_tiles_head
+{
+    uint32_t size; /* search_size of the largest element; the scale is 2^search_fit(size, 14) */
+    uint32_t unused[3];
+};
+/* A product takes 16 elements, or high and low parts of 8. */
+static inline __host__ __device__ constexpr unsigned search_steps_of(unsigned length)
+{
+    return length <= 8 ? 1 : (length + 15) / 16;
+}
+template <unsigned V> static const unsigned search_steps = search_steps_of(V);
+static inline __host__ __device__ size_t search_tiles_floats(unsigned length, uint32_t stride)
+{
+    const unsigned words = length <= 8 ? 2 : 4;
+    return sizeof(search_tiles_head) / sizeof(float) + stride +
+           (size_t)stride / SEARCH_TILE * search_steps_of(length) * PORT_LANES * words;
+}
+
 /* Blocks per multiprocessor for which registers must suffice. */
-template <unsigned V> static const unsigned search_per_sm = V == 16 ? 1 : 2;
+template <unsigned V> static const unsigned search_per_sm = V >= 16 ? 1 : 2;
 
 struct vptq_search_index {
     search_codebook main, res; /* res.stride 0: no residual codebook */
+    search_tiles tiles;        /* of res, unless the choice is greedy */
     uint32_t v;
     unsigned size;   /* which of search_classes is that of v */
     unsigned length; /* the class of v */
@@ -55,10 +86,10 @@ static const unsigned search_classes[] = {4, 6, 8, 12, 16, SEARCH_LONG};
 /* The dynamic shared memory of a block; offsets in bytes. */
 struct search_layout {
     search_codebook main, res;
+    search_tiles tiles;
     uint32_t v;
     unsigned beam, groups, max_candidates;       /* see search_select */
     unsigned keys, group_keys, candidates, list; /* see search_select */
-    unsigned residuals;                          /* see search_long_residuals */
     unsigned tile, panel; /* [panel][SEARCH_VECTORS * v] floats for columns */
     unsigned bytes;
 };
@@ -174,7 +205,8 @@ static __device__ inline void search_load_codebook(const search_layout &l,
         to[i] = from[i];
 }
 
-/* Copies the codebooks that fit into shared memory; search_run waits for them. */
+/* Copies the codebooks that fit into shared memory; search_run (search_choose.h) waits for
+ * them. */
 template <unsigned V>
 static __device__ inline void search_load_codebooks(const search_layout &l)
 {
@@ -182,6 +214,13 @@ static __device__ inline void search_load_codebooks(const search_layout &l)
         search_load_codebook<V>(l, l.main);
     if (l.res.shared)
         search_load_codebook<V>(l, l.res);
+    if (l.tiles.shared) {
+        const float4 *from = reinterpret_cast<const float4 *>(l.tiles.data);
+        float4 *to = search_dynamic<float4>(l.tiles.at * (unsigned)sizeof(float));
+        const unsigned count = (unsigned)search_tiles_floats(V, l.res.stride) / 4;
+        for (unsigned i = threadIdx.x; i < count; i += SEARCH_THREADS)
+            to[i] = from[i];
+    }
 }
 
 /* Element d of centroid j. */
@@ -191,26 +230,6 @@ static __device__ inline float search_element(const float *data, uint32_t stride
 {
     const unsigned panel = d / 4 * 4, width = V - panel < 4 ? V - panel : 4;
     return data[panel * stride + j * width + d % 4];
-}
-
-/* All elements of centroid j; not for class SEARCH_LONG. */
-template <unsigned V>
-static __device__ inline void search_centroid(const float *data, uint32_t stride, uint32_t j,
-                                              float *c)
-{
-#pragma unroll
-    for (unsigned d = 0; d + 4 <= V; d += 4) {
-        const float4 part = reinterpret_cast<const float4 *>(data + d * stride)[j];
-        c[d] = part.x;
-        c[d + 1] = part.y;
-        c[d + 2] = part.z;
-        c[d + 3] = part.w;
-    }
-    if constexpr (V % 4) {
-        const float2 part = reinterpret_cast<const float2 *>(data + (V - 2) * stride)[j];
-        c[V - 2] = part.x;
-        c[V - 1] = part.y;
-    }
 }
 
 /* Sets element d of vector i to search. */
@@ -291,33 +310,34 @@ static __device__ inline void search_score(const search_held<V, N> &h, const flo
 }
 
 /* The nearest of centroids first, first + step .. < last for each vector of h; INFINITY and 0
- * if there is none. */
-template <unsigned V, unsigned N>
+ * if there is none.  Without AT only the scores, with two instructions less per pair. */
+template <bool AT, unsigned V, unsigned N>
 static __device__ inline void search_scan(const search_held<V, N> &h, const float *data,
                                           uint32_t stride, uint32_t first, uint32_t last,
-                                          unsigned step, float *best, uint32_t *at)
+                                          float *best, uint32_t *at)
 {
 #pragma unroll
     for (unsigned i = 0; i < N; i++) {
         best[i] = INFINITY;
-        at[i] = 0;
+        if constexpr (AT)
+            at[i] = 0;
     }
 #pragma unroll(V <= 8 ? 2 : 1)
-    for (uint32_t j = first; j < last; j += step) {
+    for (uint32_t j = first; j < last; j += SEARCH_THREADS) {
         float score[N];
         search_score(h, data, stride, j, score);
 #pragma unroll
-        for (unsigned i = 0; i < N; i++)
-            if (score[i] < best[i]) {
-                best[i] = score[i];
-                at[i] = j;
-            }
+        for (unsigned i = 0; i < N; i++) {
+            if constexpr (AT)
+                at[i] = score[i] < best[i] ? j : at[i];
+            best[i] = fminf(best[i], score[i]); /* never NaN */
+        }
     }
 }
 
 /* The nearest of a thread's centroids for each vector of s.y; all threads together cover the
  * codebook. */
-template <unsigned V>
+template <bool AT, unsigned V>
 static __device__ inline void
 search_scan_codebook(const search_layout &l, const search_area<V> &s, const search_codebook &b,
                      float *best, uint32_t *at)
@@ -325,10 +345,9 @@ search_scan_codebook(const search_layout &l, const search_area<V> &s, const sear
     search_held<V, SEARCH_VECTORS> h;
     search_hold(l, h, &s.y[0][0]);
     if (b.shared)
-        search_scan(h, search_copy(b), b.stride, threadIdx.x, b.stride, SEARCH_THREADS, best,
-                    at);
+        search_scan<AT>(h, search_copy(b), b.stride, threadIdx.x, b.stride, best, at);
     else
-        search_scan(h, b.data, b.stride, threadIdx.x, b.stride, SEARCH_THREADS, best, at);
+        search_scan<AT>(h, b.data, b.stride, threadIdx.x, b.stride, best, at);
 }
 
 /* The smallest key over all threads for each vector; warp i gets that of vector i < count. */
@@ -366,13 +385,13 @@ static __device__ inline uint64_t search_group(const uint64_t *keys, unsigned gr
 /* Sets s.threshold[i] to the beam-th smallest key of the groups of vector i. */
 template <unsigned V>
 static __device__ void search_thresholds(const search_layout &l, search_area<V> &s,
-                                         unsigned count, const float *best, const uint32_t *at)
+                                         unsigned count, const float *best)
 {
     uint64_t *keys = search_dynamic<uint64_t>(l.keys);
     uint64_t *groups = search_dynamic<uint64_t>(l.group_keys);
 #pragma unroll
     for (unsigned i = 0; i < SEARCH_VECTORS; i++)
-        keys[i * SEARCH_THREADS + threadIdx.x] = search_key(best[i], at[i]);
+        keys[i * SEARCH_THREADS + threadIdx.x] = search_key(best[i], ~0U);
     __syncthreads();
     for (unsigned n = threadIdx.x; n < count * l.groups; n += SEARCH_THREADS)
         groups[n] = search_group(keys + n / l.groups * SEARCH_THREADS, l.groups, n % l.groups);
@@ -453,12 +472,12 @@ static __device__ void search_narrow(const search_layout &l, search_area<V> &s, 
  * list [count][beam], nearest first, and their number to s.count. */
 template <unsigned V>
 static __device__ void search_select(const search_layout &l, search_area<V> &s, unsigned count,
-                                     const float *best, const uint32_t *at)
+                                     const float *best)
 {
-    search_thresholds(l, s, count, best, at);
+    search_thresholds(l, s, count, best);
 #pragma unroll
     for (unsigned i = 0; i < SEARCH_VECTORS; i++)
-        if (i < count && best[i] < INFINITY && search_key(best[i], at[i]) <= s.threshold[i])
+        if (i < count && best[i] < INFINITY && search_key(best[i], ~0U) <= s.threshold[i])
             search_collect(l, s, i, s.threshold[i]);
     __syncthreads();
     for (unsigned i = 0; i < count; i++)
@@ -477,215 +496,6 @@ static __device__ void search_select(const search_layout &l, search_area<V> &s, 
             list[i * l.beam + before] = (uint32_t)candidates[n];
     }
     __syncthreads();
-}
-
-/* ---- pairs ---- */
-
-/* SEARCH_VECTORS main centroids that a warp tries with a part of the residual codebook. */
-template <unsigned V> struct search_unit {
-    search_held<V, SEARCH_VECTORS> residuals; /* -2 (x - c) */
-    float distance[SEARCH_VECTORS];           /* |x - c|^2, INFINITY for an empty place */
-};
-
-/* The main centroids to try for one vector: a list, or all without one. */
-struct search_mains {
-    const uint32_t *list;
-    uint32_t count;
-};
-static __device__ inline uint32_t search_main(const search_mains &t, uint32_t i)
-{
-    i = i < t.count ? i : 0;
-    return t.list && t.count ? t.list[i] : i;
-}
-
-/* Residuals of long vectors, which a warp writes to its own part of shared memory. */
-template <unsigned V>
-static __device__ void search_long_residuals(const search_layout &l, const float *x,
-                                             const search_mains &t, uint32_t first,
-                                             search_unit<V> &u)
-{
-    float *y = search_dynamic<float>(l.residuals) + port_warp() * SEARCH_VECTORS * SEARCH_LONG;
-    const float *data = search_data(l.main);
-    __syncwarp(); /* the previous ones have been read */
-    for (unsigned d = port_lane(); d < 4 * u.residuals.panels; d += PORT_LANES)
-        for (unsigned m = 0; m < SEARCH_VECTORS; m++)
-            y[m * SEARCH_LONG + d] =
-                -2 *
-                (x[d] - search_element<V>(data, l.main.stride, search_main(t, first + m), d));
-    __syncwarp();
-    for (unsigned m = 0; m < SEARCH_VECTORS; m++)
-        for (unsigned d = 0; d < l.v; d++) {
-            const float residual = -0.5F * y[m * SEARCH_LONG + d];
-            u.distance[m] = fmaf(residual, residual, u.distance[m]);
-        }
-}
-
-/* Prepares main centroids first .. first + SEARCH_VECTORS - 1 of those to try. */
-template <unsigned V>
-static __device__ inline void search_unit_start(const search_layout &l, const float *x,
-                                                const search_mains &t, uint32_t first,
-                                                search_unit<V> &u)
-{
-#pragma unroll
-    for (unsigned m = 0; m < SEARCH_VECTORS; m++)
-        u.distance[m] = 0;
-    if constexpr (V == SEARCH_LONG) {
-        search_hold(l, u.residuals,
-                    search_dynamic<float>(l.residuals) +
-                        port_warp() * SEARCH_VECTORS * SEARCH_LONG);
-        search_long_residuals(l, x, t, first, u);
-    } else {
-        const float *data = search_data(l.main);
-#pragma unroll
-        for (unsigned m = 0; m < SEARCH_VECTORS; m++) {
-            float c[V];
-            search_centroid<V>(data, l.main.stride, search_main(t, first + m), c);
-#pragma unroll
-            for (unsigned d = 0; d < V; d++) {
-                const float residual = x[d] - c[d];
-                u.distance[m] = fmaf(residual, residual, u.distance[m]);
-                u.residuals.y[m][d] = -2 * residual;
-            }
-        }
-    }
-#pragma unroll
-    for (unsigned m = 0; m < SEARCH_VECTORS; m++)
-        u.distance[m] = first + m < t.count ? u.distance[m] : INFINITY;
-}
-
-static __device__ inline void search_keep_better(search_pair *least, search_pair other)
-{
-    if (other.main < least->main || (other.main == least->main && other.res < least->res))
-        *least = other;
-}
-
-/* Each lane's best pair of main centroids first .. and residual centroids from .. to - 1. */
-template <unsigned V>
-static __device__ inline void search_try_pairs(const search_layout &l, const float *x,
-                                               const search_mains &t, uint32_t first,
-                                               uint32_t from, uint32_t to, search_pair *least)
-{
-    search_unit<V> u;
-    float best[SEARCH_VECTORS];
-    uint32_t at[SEARCH_VECTORS];
-    const uint32_t j = from + port_lane();
-    search_unit_start(l, x, t, first, u);
-    if (l.res.shared)
-        search_scan(u.residuals, search_copy(l.res), l.res.stride, j, to, PORT_LANES, best, at);
-    else
-        search_scan(u.residuals, l.res.data, l.res.stride, j, to, PORT_LANES, best, at);
-#pragma unroll
-    for (unsigned m = 0; m < SEARCH_VECTORS; m++) {
-        const search_pair now = {search_key(u.distance[m] + best[m], search_main(t, first + m)),
-                                 search_key(best[m], at[m])};
-        if (now.main != search_none)
-            search_keep_better(least, now);
-    }
-}
-
-/* The smallest pair of a warp, in all lanes. */
-static __device__ inline search_pair search_least_pair(search_pair p)
-{
-    const uint64_t main = search_least(p.main);
-    return {main, search_least(p.main == main ? p.res : search_none)};
-}
-
-/* The best of all pairs to try; warp i gets that of vector i < count. Warps take units in turn;
- * if there are few, the residual codebook is divided into parts. */
-template <unsigned V>
-static __device__ search_choice search_pairs(const search_layout &l, search_area<V> &s,
-                                             unsigned count)
-{
-    const unsigned warp = port_warp(), lane = port_lane();
-    const uint32_t tried = l.beam ? l.beam : l.main.k, steps = l.res.stride / PORT_LANES;
-    const uint32_t together = (tried + SEARCH_VECTORS - 1) / SEARCH_VECTORS;
-    uint32_t parts = 1;
-    while (count * together * parts < SEARCH_WARPS && 2 * parts <= steps)
-        parts *= 2;
-    const uint32_t units = together * parts;
-    const uint32_t part = (steps + parts - 1) / parts * PORT_LANES;
-    for (unsigned i = 0; i < count; i++) {
-        const search_mains t = {l.beam ? search_dynamic<uint32_t>(l.list) + i * l.beam : NULL,
-                                l.beam ? min(s.count[i], l.beam) : l.main.k};
-        search_pair least = {search_none, search_none};
-        for (uint32_t n = (warp + SEARCH_WARPS - i * units % SEARCH_WARPS) % SEARCH_WARPS;
-             n < units; n += SEARCH_WARPS) {
-            const uint32_t from = n % parts * part;
-            search_try_pairs<V>(l, s.x[i], t, n / parts * SEARCH_VECTORS, from,
-                                min(from + part, l.res.stride), &least);
-        }
-        least = search_least_pair(least);
-        if (lane == 0)
-            s.pairs[i][warp] = least;
-    }
-    __syncthreads();
-    search_pair least = {search_none, search_none};
-    if (warp < count && lane < SEARCH_WARPS)
-        least = s.pairs[warp][lane];
-    least = search_least_pair(least);
-    return {search_index(least.main), search_index(least.res)};
-}
-
-/* ---- the search ---- */
-
-/* Searches vectors 0 .. count - 1, which search_put has set: warp i gets the choice of vector
- * i. All threads call it; it begins with a barrier, and another barrier must precede the next
- * search_put. */
-template <unsigned V>
-static __device__ inline search_choice search_run(const search_layout &l, search_area<V> &s,
-                                                  unsigned count)
-{
-    float best[SEARCH_VECTORS];
-    uint32_t at[SEARCH_VECTORS];
-    __syncthreads();
-    if (!l.beam)
-        return search_pairs(l, s, count);
-    search_scan_codebook(l, s, l.main, best, at);
-    if (l.beam > 1) {
-        search_select(l, s, count, best, at);
-        return search_pairs(l, s, count);
-    }
-    search_choice found = {search_index(search_join(s, count, best, at)), 0};
-    if (!l.res.stride)
-        return found;
-    const unsigned i = port_warp();
-    const float *data = search_data(l.main);
-    for (unsigned d = port_lane(); i < count && d < l.v; d += PORT_LANES)
-        s.y[i][d] = -2 * (s.x[i][d] - search_element<V>(data, l.main.stride, found.main, d));
-    __syncthreads();
-    search_scan_codebook(l, s, l.res, best, at);
-    found.res = search_index(search_join(s, count, best, at));
-    return found;
-}
-
-/* Element d of the decoded choice. */
-template <unsigned V>
-static __device__ inline float search_decode(const search_layout &l, search_choice c,
-                                             unsigned d)
-{
-    const float main = search_element<V>(search_data(l.main), l.main.stride, c.main, d);
-    return l.res.stride ? main + search_element<V>(search_data(l.res), l.res.stride, c.res, d)
-                        : main;
-}
-
-/* Returns `found` if it is strictly nearer to x than `old`, otherwise `old`, and its distance
- * in *distance. The first two lanes compute one distance each. */
-template <unsigned V>
-static __device__ inline search_choice search_settle(const search_layout &l, const float *x,
-                                                     search_choice found, search_choice old,
-                                                     float *distance)
-{
-    const search_choice mine = port_lane() == 1 ? old : found;
-    float sum = 0;
-    for (unsigned d = 0; port_lane() < 2 && d < l.v; d++) {
-        const float off = x[d] - search_decode<V>(l, mine, d);
-        sum += off * off;
-    }
-    const float of_found = __shfl_sync(port_all, sum, 0),
-                of_old = __shfl_sync(port_all, sum, 1);
-    const bool better = of_found < of_old;
-    *distance = better ? of_found : of_old;
-    return better ? found : old;
 }
 
 #endif
