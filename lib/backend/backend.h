@@ -433,6 +433,15 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
     OP(sample) OP(rope_rows) OP(kv_store) OP(attention_paged)
 /* clang-format on */
 
+/* Y [n, out] = X [n, in] W^T, all in float16 without gaps, sums in float, by routine number
+ * `way` of the standard libraries. */
+typedef struct vptq_half_args {
+    size_t out, in, n;
+    unsigned way;
+    const uint16_t *w, *x;
+    uint16_t *y;
+} vptq_half_args;
+
 /* Work to be measured. */
 typedef vptq_status vptq_work_fn(void *arg, vptq_err *err);
 
@@ -475,6 +484,10 @@ typedef struct vptq_backend {
      * they neither allocate nor copy now. */
     vptq_status (*measure)(vptq_dev *dev, vptq_work_fn *fn, void *arg, double *seconds,
                            vptq_err *err);
+    /* The dense yardstick of a device (cuda: way 0 is cublasGemmEx, the others are what
+     * cuBLASLt's heuristic offers, its favourite first).  VPTQ_E_UNSUPPORTED after the last
+     * way, and for way 0 with the reason if there is no library. */
+    vptq_status (*library_half)(vptq_dev *dev, const vptq_half_args *a, vptq_err *err);
 
     vptq_op_assign *reassign;
 #define VPTQ_OP_FIELD(op) vptq_op_##op *op;

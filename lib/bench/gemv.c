@@ -4,14 +4,14 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "lib/base/half.h"
 #include "lib/base/parallel.h"
 #include "lib/base/rng.h"
+#include "lib/bench/gemv_check.h"
 #include "lib/report/stats.h"
 
-enum { MAX_ROUNDS = 101, MIN_ROUNDS = 5, CHECKED_ROWS = 32, MAX_BATCH = 1024 };
+enum { MAX_ROUNDS = 101, MIN_ROUNDS = 5, MAX_WAYS = 16, MAX_BATCH = 1024 };
 static const double min_sample = 300e-6; /* seconds of a timed sample */
 
 const vptq_gemv_pair *vptq_gemv_published_shapes(void)
@@ -40,7 +40,8 @@ const vptq_gemv_pair *vptq_gemv_published_codebooks(void)
     return codebooks;
 }
 
-/* The operands: the packed matrix, the dense one in 16 bits, and in F32 for the library. */
+/* The operands: the packed matrix, the dense one in 16 bits, and one for the library: in F32
+ * for a library of the host, in float16 for those of a device. */
 typedef enum { PACKED, HALF, LIBRARY, KINDS } kind;
 
 /* Matrices of one shape.  A call is one product, or `times` products with each part of a chain.
@@ -63,9 +64,11 @@ typedef struct bench {
     float *res_codebook; /* [stored, k_res, v] */
     float *norm;         /* [stored, 2, in] */
     /* In device memory: */
-    uint16_t *half; /* [copies, out, in] */
-    float *dense;   /* [copies, out, in] */
-    float *x, *y;   /* [batch, in], [batch, out] */
+    uint16_t *half;            /* [copies, out, in] */
+    void *dense;               /* [copies, out, in] of the library */
+    float *x, *y;              /* [batch, in], [batch, out] */
+    uint16_t *half_x, *half_y; /* the same for a device's library */
+    unsigned way;              /* the library's routine (vptq_half_args) */
     size_t next[KINDS];
     double bandwidth; /* bytes per second of reading memory */
 } bench;
@@ -189,7 +192,7 @@ static void make_sequential(const bench *b)
 static void release_matrices(bench *b)
 {
     vptq_mem *mem = b->dev->ctx->mem;
-    void *device_arrays[] = {b->half, b->dense, b->x, b->y};
+    void *device_arrays[] = {b->half, b->dense, b->x, b->y, b->half_x, b->half_y};
     void *host_arrays[] = {b->matrix, b->indices, b->codebook, b->res_codebook, b->norm};
     for (size_t c = 0; b->matrix && c < b->copies[PACKED]; c++)
         b->dev->ops->matrix_close(b->dev->state, b->matrix[c]);
@@ -199,21 +202,19 @@ static void release_matrices(bench *b)
         vptq_mem_free(mem, host_arrays[i]);
     b->matrix = NULL;
     b->indices = NULL;
-    b->codebook = b->res_codebook = b->norm = b->dense = b->x = b->y = NULL;
-    b->half = NULL;
+    b->codebook = b->res_codebook = b->norm = b->x = b->y = NULL;
+    b->half = b->half_x = b->half_y = NULL;
+    b->dense = NULL;
 }
 
-/* Number of copies of `bytes` that together exceed the caches three times. */
+/* Number of copies of `bytes` that together exceed three times the device's cache. */
 static size_t count_copies(const bench *b, double bytes)
 {
     enum { TIMES = 3, MAX_COPIES = 1024, DEFAULT_CACHE = 32 << 20 };
-    long cache = -1;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
+    const size_t cache = b->dev->ops->cache_bytes(b->dev->state);
     if (b->opt->cache == VPTQ_GEMV_WARM)
         return 1;
-    const double wanted = TIMES * (double)(cache > 0 ? cache : DEFAULT_CACHE) / bytes + 1;
+    const double wanted = TIMES * (double)(cache ? cache : DEFAULT_CACHE) / bytes + 1;
     const size_t copies = wanted < MAX_COPIES ? (size_t)wanted : MAX_COPIES;
     return copies > b->times ? copies : b->times;
 }
@@ -260,15 +261,15 @@ static vptq_status make_packed(bench *b, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Replaces the float array *array in device memory. */
-static vptq_status make_floats(const bench *b, uint32_t stream, size_t n, size_t copies,
-                               float **array, vptq_err *err)
+/* Replaces the array *array in device memory. */
+static vptq_status make_again(const bench *b, content c, uint32_t stream, size_t n,
+                              void *const array, vptq_err *err)
 {
     void *p = NULL;
-    b->dev->ops->release(b->dev->state, *array);
-    *array = NULL;
-    const vptq_status st = make_random(b, FLOATS, stream, n, copies, &p, err);
-    *array = p;
+    memcpy(&p, array, sizeof p);
+    b->dev->ops->release(b->dev->state, p);
+    const vptq_status st = make_random(b, c, stream, n, 1, &p, err);
+    memcpy(array, &p, sizeof p);
     return st;
 }
 
@@ -276,25 +277,50 @@ static vptq_status make_floats(const bench *b, uint32_t stream, size_t n, size_t
 static vptq_status make_matrices(bench *b, vptq_err *err)
 {
     const size_t n = (size_t)b->shape.out * b->shape.in;
+    const content dense = b->dev->ops->host_memory ? FLOATS : FLOAT16;
     void *half = NULL;
     b->copies[PACKED] = count_copies(b, packed_bytes(&b->shape));
     b->copies[HALF] = count_copies(b, 2 * (double)n);
-    b->copies[LIBRARY] = count_copies(b, 4 * (double)n);
+    b->copies[LIBRARY] = count_copies(b, (double)element_size(dense) * (double)n);
     VPTQ_CHECK(make_packed(b, err));
     const vptq_status st = make_random(b, b->opt->dtype == VPTQ_F16 ? FLOAT16 : BFLOAT16, 4, n,
                                        b->copies[HALF], &half, err);
     b->half = half;
     VPTQ_CHECK(st);
-    return make_floats(b, 5, n, b->copies[LIBRARY], &b->dense, err);
+    return make_random(b, dense, 5, n, b->copies[LIBRARY], &b->dense, err);
 }
 
 static vptq_status make_activations(bench *b, vptq_err *err)
 {
-    VPTQ_CHECK(make_floats(b, 6, b->batch * b->shape.in, 1, &b->x, err));
-    return make_floats(b, 7, b->batch * b->shape.out, 1, &b->y, err);
+    const size_t x = b->batch * b->shape.in, y = b->batch * b->shape.out;
+    VPTQ_CHECK(make_again(b, FLOATS, 6, x, &b->x, err));
+    VPTQ_CHECK(make_again(b, FLOATS, 7, y, &b->y, err));
+    if (b->dev->ops->host_memory)
+        return VPTQ_OK;
+    VPTQ_CHECK(make_again(b, FLOAT16, 6, x, &b->half_x, err));
+    return make_again(b, FLOAT16, 7, y, &b->half_y, err);
 }
 
 /* ---- products ---- */
+
+static vptq_status multiply_by_library(bench *b, size_t copy, vptq_err *err)
+{
+    const vptq_backend *ops = b->dev->ops;
+    const size_t out = b->shape.out, in = b->shape.in, n = out * in;
+    if (ops->host_memory) {
+        const vptq_gemv_args g = {.n = b->batch, .x = b->x, .y = b->y, .ldx = in, .ldy = out};
+        return ops->library_gemv(b->dev->state, out, in, (const float *)b->dense + copy * n, &g,
+                                 err);
+    }
+    const vptq_half_args h = {.out = out,
+                              .in = in,
+                              .n = b->batch,
+                              .way = b->way,
+                              .w = (const uint16_t *)b->dense + copy * n,
+                              .x = b->half_x,
+                              .y = b->half_y};
+    return ops->library_half(b->dev->state, &h, err);
+}
 
 /* One product with the next copy. */
 static vptq_status multiply(bench *b, kind which, vptq_err *err)
@@ -307,31 +333,7 @@ static vptq_status multiply(bench *b, kind which, vptq_err *err)
         return ops->vq_gemv(b->dev->state, b->matrix[c], &g, err);
     if (which == HALF)
         return ops->gemv(b->dev->state, s->out, s->in, b->opt->dtype, b->half + c * n, &g, err);
-    return ops->library_gemv(b->dev->state, s->out, s->in, b->dense + c * n, &g, err);
-}
-
-/* Compares y of the packed product with that of w, the first rows decoded. */
-static vptq_status compare_rows(const bench *b, size_t rows, const float *w, const float *x,
-                                const float *y, vptq_err *err)
-{
-    const vptq_vq_shape *s = &b->shape;
-    double error = 0, norm = 0;
-    for (size_t i = 0; i < b->batch; i++)
-        for (size_t r = 0; r < rows; r++) {
-            double want = 0;
-            for (size_t j = 0; j < s->in; j++)
-                want += (double)w[r * s->in + j] * (double)x[i * s->in + j];
-            const double d = want - (double)y[i * s->out + r];
-            error += d * d;
-            norm += want * want;
-        }
-    if (error <= 1e-6 * norm && norm > 0)
-        return VPTQ_OK;
-    return vptq_fail(
-        err, VPTQ_E_NUMERIC,
-        "in %u, out %u, k %u, k_res %u, batch %zu: the product is off by %g of its "
-        "norm, expected at most 1e-3",
-        s->in, s->out, s->k, s->k_res, b->batch, sqrt(error / norm));
+    return multiply_by_library(b, c, err);
 }
 
 static vptq_status check_product(bench *b, vptq_err *err)
@@ -339,25 +341,20 @@ static vptq_status check_product(bench *b, vptq_err *err)
     vptq_status st = VPTQ_OK;
     const vptq_backend *ops = b->dev->ops;
     const vptq_vq_shape *s = &b->shape;
-    const size_t rows = s->out < CHECKED_ROWS ? s->out : CHECKED_ROWS;
+    const size_t inputs = b->batch * s->in, outputs = b->batch * s->out;
+    const vptq_vq q = stored_copy(b, 0);
     vptq_arena arena;
-    void *decoded = NULL;
     vptq_arena_init(&arena, b->dev->ctx->mem);
-    float *w = vptq_arena_alloc(&arena, rows * s->in, sizeof *w, err);
-    float *x = vptq_arena_alloc(&arena, b->batch * s->in, sizeof *x, err);
-    float *y = vptq_arena_alloc(&arena, b->batch * s->out, sizeof *y, err);
-    if (!w || !x || !y)
+    float *x = vptq_arena_alloc(&arena, inputs, sizeof *x, err);
+    float *y = vptq_arena_alloc(&arena, outputs, sizeof *y, err);
+    if (!x || !y)
         VPTQ_TRY(VPTQ_E_NOMEM);
     b->next[PACKED] = 0;
     VPTQ_TRY(multiply(b, PACKED, err));
-    VPTQ_TRY(ops->alloc(b->dev->state, rows * s->in, sizeof *w, &decoded, err));
-    VPTQ_TRY(ops->vq_dequant(b->dev->state, b->matrix[0], 0, rows, decoded, s->in, err));
-    VPTQ_TRY(ops->download(b->dev->state, w, decoded, rows * s->in * sizeof *w, err));
-    VPTQ_TRY(ops->download(b->dev->state, x, b->x, b->batch * s->in * sizeof *x, err));
-    VPTQ_TRY(ops->download(b->dev->state, y, b->y, b->batch * s->out * sizeof *y, err));
-    st = compare_rows(b, rows, w, x, y, err);
+    VPTQ_TRY(ops->download(b->dev->state, x, b->x, inputs * sizeof *x, err));
+    VPTQ_TRY(ops->download(b->dev->state, y, b->y, outputs * sizeof *y, err));
+    st = vptq_gemv_check(b->dev->ctx, &q, b->batch, x, y, err);
 out:
-    ops->release(b->dev->state, decoded);
     vptq_arena_release(&arena);
     return st;
 }
@@ -386,16 +383,27 @@ static vptq_status multiply_all(bench *b, kind which, vptq_err *err)
     return VPTQ_OK;
 }
 
+typedef struct sample_work {
+    bench *b;
+    kind which;
+    size_t calls;
+} sample_work;
+
+static vptq_status multiply_often(void *arg, vptq_err *err)
+{
+    const sample_work *w = arg;
+    for (size_t i = 0; i < w->calls; i++)
+        VPTQ_CHECK(multiply_all(w->b, w->which, err));
+    return VPTQ_OK;
+}
+
 /* Mean seconds of a call over `calls` calls. */
 static vptq_status time_calls(bench *b, kind which, size_t calls, double *seconds,
                               vptq_err *err)
 {
-    VPTQ_CHECK(b->dev->ops->sync(b->dev->state, err));
-    double start = vptq_seconds();
-    for (size_t i = 0; i < calls; i++)
-        VPTQ_CHECK(multiply_all(b, which, err));
-    VPTQ_CHECK(b->dev->ops->sync(b->dev->state, err));
-    *seconds = (vptq_seconds() - start) / (double)calls;
+    sample_work w = {b, which, calls};
+    VPTQ_CHECK(b->dev->ops->measure(b->dev->state, multiply_often, &w, seconds, err));
+    *seconds /= (double)calls;
     return VPTQ_OK;
 }
 
@@ -436,11 +444,41 @@ static vptq_status time_row(bench *b, bool has_library, samples s[KINDS], vptq_e
     return VPTQ_OK;
 }
 
-/* Sets *has if the backend has a library to compare with. */
+/* Chooses the fastest routine of a device's library for one matrix: a cycle through the copies
+ * with each.  VPTQ_E_UNSUPPORTED if there is no library. */
+static vptq_status choose_way(bench *b, vptq_err *err)
+{
+    bench one = *b;
+    double best = 0;
+    one.next_part = NULL;
+    one.times = 1;
+    for (one.way = 0; one.way < MAX_WAYS; one.way++) {
+        double seconds = 0;
+        const vptq_status st = multiply(&one, LIBRARY, err); /* allocates on first use */
+        if (st == VPTQ_E_UNSUPPORTED && one.way)
+            break;
+        VPTQ_CHECK(st);
+        VPTQ_CHECK(time_calls(&one, LIBRARY, one.copies[LIBRARY], &seconds, err));
+        if (!one.way || seconds < best) {
+            best = seconds;
+            b->way = one.way;
+        }
+    }
+    return VPTQ_OK;
+}
+
+/* Sets *has if the backend has a library to compare with.  Without the libraries of a device a
+ * ratio says little, so that the user gets a warning. */
 static vptq_status find_library(bench *b, bool *has, vptq_err *err)
 {
-    vptq_status st = multiply(b, LIBRARY, err);
+    vptq_status st = VPTQ_OK;
+    const bool host = b->dev->ops->host_memory;
+    for (bench *part = b; part && !st; part = part->next_part)
+        st = host ? multiply(part, LIBRARY, err) : choose_way(part, err);
     *has = st == VPTQ_OK;
+    if (st == VPTQ_E_UNSUPPORTED && !host)
+        vptq_log(b->dev->ctx, VPTQ_LOG_WARN, "no product to compare with: %s",
+                 err ? err->text : "no library");
     return st == VPTQ_E_UNSUPPORTED ? VPTQ_OK : st;
 }
 
@@ -462,18 +500,19 @@ static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
     bool has_library = false;
     VPTQ_CHECK(find_library(b, &has_library, err));
     VPTQ_CHECK(time_row(b, has_library, t, err));
-    *row = (vptq_gemv_row){.in_features = b->name.a,
-                           .out_features = b->name.b,
-                           .v = s->v,
-                           .k = s->k,
-                           .k_res = s->k_res,
-                           .batch = (uint32_t)b->batch,
-                           .time_us = quantile_us(&t[PACKED], 0.5),
-                           .time_p10_us = quantile_us(&t[PACKED], 0.1),
-                           .time_p90_us = quantile_us(&t[PACKED], 0.9),
-                           .half_us = quantile_us(&t[HALF], 0.5),
-                           .library_us =
-                               has_library ? quantile_us(&t[LIBRARY], 0.5) : (double)NAN};
+    *row =
+        (vptq_gemv_row){.in_features = b->name.a,
+                        .out_features = b->name.b,
+                        .v = s->v,
+                        .k = s->k,
+                        .k_res = s->k_res,
+                        .batch = (uint32_t)b->batch,
+                        .time_us = quantile_us(&t[PACKED], 0.5),
+                        .time_p10_us = quantile_us(&t[PACKED], 0.1),
+                        .time_p90_us = quantile_us(&t[PACKED], 0.9),
+                        .half_us = quantile_us(&t[HALF], 0.5),
+                        .library_us = has_library ? quantile_us(&t[LIBRARY], 0.5) : (double)NAN,
+                        .way = b->way};
     for (const bench *part = b; part; part = part->next_part) {
         row->packed_bytes += part->times * (uint64_t)packed_bytes(&part->shape);
         row->half_bytes += part->times * 2 * (uint64_t)part->shape.out * part->shape.in;

@@ -2,8 +2,9 @@
  * tables of VPTQ's kernels, for any backend, shape and pair of codebooks.
  *
  * The kinds run in turns in one process on matrices of random numbers.  Each call uses the next
- * of several copies that together exceed the caches, unless the options say otherwise.  The
- * first product of a row is checked against the decoded matrix before anything is timed. */
+ * of several copies that together exceed three times the largest cache of the device, unless
+ * the options say otherwise, and times are those of the device's clock (measure of the backend
+ * table).  All rows of the first product are checked against the matrix as ref decodes it. */
 #ifndef VPTQ_BENCH_GEMV_H
 #define VPTQ_BENCH_GEMV_H
 
@@ -20,11 +21,15 @@ const vptq_gemv_pair *vptq_gemv_published_codebooks(void);
 typedef struct vptq_gemv_row {
     uint32_t in_features, out_features, v, k, k_res, batch;
     double time_us, time_p10_us, time_p90_us; /* packed: median and percentiles of a call */
-    double half_us, library_us; /* dense: this backend on 16 bits, the library on F32 */
-    double dense_us;            /* the faster of the two */
-    double ratio;               /* time_us / dense_us */
-    double gb_per_second;       /* bytes of the packed matrix over time_us */
-    double floor_fraction;      /* of the rate at which the device reads memory */
+    /* Dense products: this backend's on 16 bits; the library's, on F32 for host backends, on
+     * float16 for devices by the fastest of its routines (vptq_half_args.way).  NaN without a
+     * library. */
+    double half_us, library_us;
+    uint32_t way;
+    double dense_us;       /* the faster of the two */
+    double ratio;          /* time_us / dense_us */
+    double gb_per_second;  /* bytes of the packed matrix over time_us */
+    double floor_fraction; /* of the rate at which the device reads memory */
     uint64_t packed_bytes, half_bytes;
 } vptq_gemv_row;
 typedef vptq_status (*vptq_gemv_fn)(void *arg, const vptq_gemv_row *row, vptq_err *err);

@@ -45,6 +45,7 @@ static const vptq_column columns[] = {
     IN_JSON("dense_us", VPTQ_REAL(gemv_line, r.dense_us)),
     IN_JSON("dense_half_us", VPTQ_REAL(gemv_line, r.half_us)),
     IN_JSON("dense_library_us", VPTQ_REAL(gemv_line, r.library_us)),
+    IN_JSON("dense_library_way", VPTQ_INTEGER(gemv_line, r.way)),
     IN_JSON("ratio", VPTQ_REAL(gemv_line, r.ratio)),
     IN_JSON("gb_per_second", VPTQ_REAL(gemv_line, r.gb_per_second)),
     IN_JSON("floor_fraction", VPTQ_REAL(gemv_line, r.floor_fraction)),

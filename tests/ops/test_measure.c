@@ -129,5 +129,42 @@ static void knows_its_cache(void **state)
     rig_close(&r);
 }
 
-VTEST_MAIN(cmocka_unit_test(measures_work), cmocka_unit_test(returns_errors_of_the_work),
+/* Every routine of the libraries computes the same product; after the last one there are no
+ * more. */
+static void library_products_in_float16(void **state)
+{
+    (void)state;
+    enum { IN = 16, OUT = 8, ONE = 0x3c00, TWO = 0x4000, SUM = 0x4c00 /* 16 */ };
+    rig r;
+    vptq_err err;
+    uint16_t w[OUT * IN], x[IN], y[OUT];
+    rig_open(&r, devices_gpu());
+    const vptq_backend *ops = r.dev.ops;
+    void *arrays[3];
+    const size_t bytes[] = {sizeof w, sizeof x, sizeof y};
+    for (size_t i = 0; i < 3; i++)
+        assert_ok(ops->alloc(r.dev.state, 1, bytes[i], &arrays[i], &err), &err);
+    for (size_t i = 0; i < OUT * IN; i++)
+        w[i] = i < IN ? TWO : ONE; /* the first row */
+    for (size_t i = 0; i < IN; i++)
+        x[i] = ONE;
+    assert_ok(ops->upload(r.dev.state, arrays[0], w, sizeof w, &err), &err);
+    assert_ok(ops->upload(r.dev.state, arrays[1], x, sizeof x, &err), &err);
+    vptq_half_args a = {
+        .out = OUT, .in = IN, .n = 1, .w = arrays[0], .x = arrays[1], .y = arrays[2]};
+    vptq_status st = VPTQ_OK;
+    for (; !(st = ops->library_half(r.dev.state, &a, &err)); a.way++) {
+        assert_ok(ops->download(r.dev.state, y, arrays[2], sizeof y, &err), &err);
+        for (size_t i = 0; i < OUT; i++)
+            assert_int_equal(y[i], i ? SUM : SUM + 0x400);
+    }
+    assert_fails(st, VPTQ_E_UNSUPPORTED, &err, "");
+    assert_true(a.way >= 2);
+    for (size_t i = 0; i < 3; i++)
+        ops->release(r.dev.state, arrays[i]);
+    rig_close(&r);
+}
+
+VTEST_MAIN(cmocka_unit_test(library_products_in_float16), cmocka_unit_test(measures_work),
+           cmocka_unit_test(returns_errors_of_the_work),
            cmocka_unit_test(refuses_what_cannot_be_recorded), cmocka_unit_test(knows_its_cache))

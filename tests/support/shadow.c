@@ -585,6 +585,7 @@ static const vptq_backend shadow_table = {
     .sync = shadow_sync,
     .cache_bytes = shadow_cache_bytes,
     .measure = vptq_ref_measure, /* copies cannot be recorded */
+    .library_half = vptq_ref_library_half,
     .gemm = shadow_gemm,
     .syrk_add = shadow_syrk_add,
     .potrf = shadow_potrf,

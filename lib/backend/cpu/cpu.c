@@ -63,6 +63,7 @@ static const vptq_backend cpu_table = {.name = "cpu",
                                        .sync = vptq_ref_sync,
                                        .cache_bytes = vptq_ref_cache_bytes,
                                        .measure = vptq_ref_measure,
+                                       .library_half = vptq_ref_library_half,
                                        .reassign = vptq_cpu_reassign,
                                        VPTQ_BACKEND_OPS(TABLE_OP)};
 

@@ -212,6 +212,7 @@ static const vptq_backend cuda_table = {.name = "cuda",
                                         .sync = cuda_sync,
                                         .cache_bytes = cuda_cache_bytes,
                                         .measure = vptq_cuda_measure,
+                                        .library_half = vptq_cuda_library_half,
                                         .reassign = vptq_cuda_assign,
                                         VPTQ_BACKEND_OPS(TABLE_OP)};
 

@@ -71,7 +71,8 @@ void vptq_cuda_stage_close(vptq_dev *dev);
 vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                                vptq_err *err);
 
-/* The entry `measure` of the table. */
+/* The entries `measure` and `library_half` of the table. */
+vptq_status vptq_cuda_library_half(vptq_dev *dev, const vptq_half_args *a, vptq_err *err);
 vptq_status vptq_cuda_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double *seconds,
                               vptq_err *err);
 

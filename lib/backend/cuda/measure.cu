@@ -1,6 +1,7 @@
-/* Time of queued work by the device's clock: what the work launches becomes one graph, which
- * runs between two events of its own, so that the host's part of launches does not count. */
-#include "lib/backend/cuda/cuda.h"
+/* For benchmarks: time of queued work by the device's clock (what the work launches becomes one
+ * graph, which runs between two events of its own, so that the host's part of launches does not
+ * count), and the libraries' products in float16. */
+#include "lib/backend/cuda/library.h"
 
 struct graph_run {
     cudaEvent_t begin, end;
@@ -71,4 +72,11 @@ vptq_status vptq_cuda_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double
     *seconds = 1e-3 * (double)milliseconds;
     close_run(&r);
     return st;
+}
+
+vptq_status vptq_cuda_library_half(vptq_dev *dev, const vptq_half_args *a, vptq_err *err)
+{
+    const vptq_cuda_half_args half = {a->out, a->in, a->n, a->w, a->x, a->y, dev->stream};
+    return a->way ? vptq_cuda_library_half_matmul(dev, &half, a->way - 1, err)
+                  : vptq_cuda_library_half_gemm(dev, &half, err);
 }

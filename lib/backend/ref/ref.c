@@ -91,6 +91,13 @@ vptq_status vptq_ref_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double 
     return st;
 }
 
+vptq_status vptq_ref_library_half(vptq_dev *dev, const vptq_half_args *a, vptq_err *err)
+{
+    (void)dev;
+    (void)a;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "no library multiplies float16 in host memory");
+}
+
 #define TABLE_OP(op) .op = vptq_ref_##op,
 const vptq_backend vptq_backend_ref = {.name = "ref",
                                        .host_memory = true,
@@ -107,5 +114,6 @@ const vptq_backend vptq_backend_ref = {.name = "ref",
                                        .sync = vptq_ref_sync,
                                        .cache_bytes = vptq_ref_cache_bytes,
                                        .measure = vptq_ref_measure,
+                                       .library_half = vptq_ref_library_half,
                                        .reassign = vptq_ref_assign,
                                        VPTQ_BACKEND_OPS(TABLE_OP)};

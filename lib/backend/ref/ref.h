@@ -16,6 +16,7 @@ vptq_status vptq_ref_copy(vptq_dev *dev, void *dst, const void *src, size_t byte
                           vptq_err *err);
 vptq_status vptq_ref_sync(vptq_dev *dev, vptq_err *err);
 size_t vptq_ref_cache_bytes(const vptq_dev *dev);
+vptq_status vptq_ref_library_half(vptq_dev *dev, const vptq_half_args *a, vptq_err *err);
 vptq_status vptq_ref_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double *seconds,
                              vptq_err *err);
 

@@ -32,9 +32,10 @@ expect_line run.txt '^ok limits, '
 expect_line run.txt '^ok test_measure, '
 expect_line run.txt '^3 passed, 0 failed, 0 did not fit$'
 content 1 limits.log | grep -q '^launch in a graph ' || fail "$(content 1 limits.log)"
-content 1 test_measure.log | grep -q '^4 passed, 0 failed$' || fail "$(content 1 test_measure.log)"
+content 1 test_measure.log | grep -q '^5 passed, 0 failed$' || fail "$(content 1 test_measure.log)"
 content 1 five.json > rows.json
 [ "$(json_get in_features rows.json)" = 64 ] || fail "$(cat rows.json)"
+expect_number "$(json_get dense_library_us rows.json)" '>' 0
 DEVICE=emu run 3 > run.txt || fail "$(cat run.txt)"
 [ "$(content 3 stages.txt | wc -l)" = 3 ] || fail "$(content 3 stages.txt)"
 expect_line run.txt '^5 passed, 0 failed, 0 did not fit$'

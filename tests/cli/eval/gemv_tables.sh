@@ -15,13 +15,14 @@ record() # IN OUT K KRES TIME HALF LIBRARY
 } >rows.json
 tables=$SRC/scripts/gemv_table.sh
 "$tables" rows.json >table.txt
-expect_line table.txt '^ *1 *1024 *1024 *8 *4096 *256 *90.0 *100.0 *200.0 *0.900 *1.5 *0.25$'
-expect_line table.txt '^ *1 *4096 *4096 *8 *8192 *512 *1000.0 *1250.0 *- *0.800 *1.5 *0.25$'
+expect_line table.txt '^ *1 *1024 *1024 *8 *4096 *256 *90.0 *100.0 *200.0 *0.900 *1.5 *0.25 *24.9 *24.4 *1.020$'
+expect_line table.txt '^ *1 *4096 *4096 *8 *8192 *512 *1000.0 *1250.0 *- *0.800 *1.5 *0.25 *[0-9.]* *[0-9.]* *[0-9.]*$'
 expect_line table.txt 'geometric mean of 3 rows: 0.711$'  # (0.9 * 0.5 * 0.8) ^ (1 / 3)
 expect_line table.txt '^ *4096+256 *0.671 (2 rows)$'      # (0.9 * 0.5) ^ (1 / 2)
 expect_line table.txt '^ *8192+512 *0.800 (1 rows)$'
 expect_line table.txt '^largest where 16-bit weights take 8 MB or more: 0.800$'
 expect_line table.txt '^largest where they take less: 0.900$'
+expect_line table.txt '^NO LIBRARY in 1 rows'
 : >none.json
 expect_exit 1 "$tables" none.json >out.txt
 expect_line out.txt '^no records$'
