@@ -232,10 +232,12 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
         if (!c->windows[part])
             continue;
         clear_sums(c);
+        vptq_forward_hold(c->forward, true); /* for the other part */
         VPTQ_CHECK(run_part(c, first, c->windows[part], fn != NULL, err));
         if (fn)
             VPTQ_CHECK(fn(arg, c, (vptq_part)part, err));
     }
+    vptq_forward_hold(c->forward, false);
     c->layer++;
     return VPTQ_OK;
 }

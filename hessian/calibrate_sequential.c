@@ -400,14 +400,14 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, grou
     return VPTQ_OK;
 }
 
-vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
-                                 vptq_calibrator_fn fn, void *arg, vptq_err *err)
+/* Runs the step c->next over both parts. */
+static vptq_status run_step(vptq_calibrator *c, const vptq_weight *linear,
+                            vptq_calibrator_fn fn, void *arg, vptq_err *err)
 {
     const bool sum = fn && c->next < VPTQ_INPUT_COUNT;
     group g = {.sum = sum, .linear = linear};
     size_t first = 0;
 
-    VPTQ_BUG_IF(!c->second);
     for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
         if (!c->windows[part])
             continue;
@@ -417,6 +417,18 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
         if (sum)
             VPTQ_CHECK(fn(arg, c, (vptq_part)part, err));
     }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
+                                 vptq_calibrator_fn fn, void *arg, vptq_err *err)
+{
+    VPTQ_BUG_IF(!c->second);
+    vptq_forward_hold(c->forward, true);
+    const vptq_status st = run_step(c, linear, fn, arg, err);
+    vptq_forward_hold(c->forward, false); /* the next step has other weights */
+    if (st)
+        return st;
     if (c->next++ == VPTQ_INPUT_COUNT) {
         c->next = VPTQ_INPUT_QKV;
         c->layer++;

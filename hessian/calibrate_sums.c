@@ -40,6 +40,10 @@ vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *di
     s->rows = c->starts[vptq_calibrator_windows(c)];
     s->dim = c->model->desc->hidden;
     s->max_rows = c->group_rows;
+    s->dev = c->dev;
+    if (!c->opt.sequential && /* two streams are compared on the host */
+        vptq_forward_hidden_fit(c->forward, c->group_rows, 1, c->reserve) >= s->rows)
+        s->resident = vptq_forward_hidden_alloc(c->forward, s->rows);
     return vptq_hidden_states_open(c->dev->ctx, dir, c->reserve, s, err);
 }
 

@@ -93,29 +93,54 @@ vptq_status vptq_hessian_sum_add_window(vptq_hessian_sum *s, size_t t, const flo
     return add(s, t, x, w, 1, err);
 }
 
+/* Rows [first, first + n) of the sum, in host memory: in `buffer` unless they are there. */
+static vptq_status sum_rows(const vptq_hessian_sum *s, size_t first, size_t n, double *buffer,
+                            const double **rows, vptq_err *err)
+{
+    const double *from = s->h + first * s->n;
+    *rows = buffer ? buffer : from;
+    return buffer ? s->dev->ops->download(s->dev->state, buffer, from,
+                                          n * s->n * sizeof *buffer, err)
+                  : VPTQ_OK;
+}
+
+/* As vptq_hessian_sum_finish; downloads `step` rows at a time into buffer [step, n], which is
+ * NULL on a host device. */
+static vptq_status finish(const vptq_hessian_sum *s, size_t step, double *buffer, float *lower,
+                          float *mean, vptq_err *err)
+{
+    const double t = (double)s->tokens;
+    const size_t n = s->n;
+    const double *rows, *x = buffer ? buffer : s->x;
+    for (size_t first = 0, count; first < n; first += count) {
+        count = n - first < step ? n - first : step;
+        VPTQ_CHECK(sum_rows(s, first, count, buffer, &rows, err));
+        for (size_t i = first; i < first + count; i++, rows += n)
+            for (size_t j = 0; j <= i; j++)
+                *lower++ = (float)(rows[j] / t);
+    }
+    if (buffer)
+        VPTQ_CHECK(s->dev->ops->download(s->dev->state, buffer, s->x, n * sizeof *buffer, err));
+    for (size_t i = 0; i < n; i++)
+        mean[i] = (float)(x[i] / t);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err)
 {
-    const vptq_backend *ops = s->dev->ops;
-    const size_t n = s->n;
-    vptq_status st = VPTQ_OK;
-
+    enum { DOWNLOAD_DOUBLES = 4 << 20 }; /* at a time; each download waits for the device */
+    const size_t fit = DOWNLOAD_DOUBLES / s->n + 1, step = fit < s->n ? fit : s->n;
+    double *buffer = NULL;
     if (!s->tokens)
         return vptq_fail(err, VPTQ_E_ARG, "no tokens went into the hessian");
-    double t = (double)s->tokens;
-    double *row = vptq_mem_alloc(s->dev->ctx->mem, n, sizeof *row, err);
-    if (!row)
-        return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < n; i++) {
-        VPTQ_TRY(ops->download(s->dev->state, row, s->h + i * n, (i + 1) * sizeof *row, err));
-        for (size_t j = 0; j <= i; j++)
-            *lower++ = (float)(row[j] / t);
+    if (!s->dev->ops->host_memory) {
+        buffer = vptq_mem_alloc(s->dev->ctx->mem, step, s->n * sizeof *buffer, err);
+        if (!buffer)
+            return VPTQ_E_NOMEM;
     }
-    VPTQ_TRY(ops->download(s->dev->state, row, s->x, n * sizeof *row, err));
-    for (size_t i = 0; i < n; i++)
-        mean[i] = (float)(row[i] / t);
-out:
-    vptq_mem_free(s->dev->ctx->mem, row);
+    const vptq_status st = finish(s, step, buffer, lower, mean, err);
+    vptq_mem_free(s->dev->ctx->mem, buffer);
     return st;
 }
 

@@ -10,6 +10,8 @@
 
 #include "lib/base/file.h"
 
+enum { CHUNK = 256 }; /* rows of a checkpoint that are written, read and hashed at a time */
+
 /* ---- the unnamed file ---- */
 
 static vptq_status open_spill(vptq_hidden_states *s, const char *dir, vptq_err *err)
@@ -33,7 +35,9 @@ vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t
     s->sums = NULL;
     if (!vptq_size_mul(rows, s->dim, &bytes) || !vptq_size_mul(bytes, sizeof *s->data, &bytes))
         return vptq_fail(err, VPTQ_E_NOMEM, "hidden states of %zu tokens are too large", rows);
-    if (s->max_rows < rows && (left < reserve || bytes > (left - reserve) / 2)) {
+    if (s->resident)
+        rows = s->max_rows < CHUNK ? s->max_rows : CHUNK;
+    else if (s->max_rows < rows && (left < reserve || bytes > (left - reserve) / 2)) {
         VPTQ_TRY(open_spill(s, dir, err));
         vptq_log(ctx, VPTQ_LOG_MORE, "hidden states (%zu MiB) go to a file in '%s'",
                  bytes >> 20, dir);
@@ -82,6 +86,10 @@ vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n
 {
     const size_t row = s->dim * sizeof *s->data;
     VPTQ_BUG_IF(n > s->rows || first > s->rows - n || (s->fd >= 0 && n > s->max_rows));
+    if (s->resident) {
+        *rows = s->resident + first * s->dim;
+        return VPTQ_OK;
+    }
     *rows = s->fd < 0 ? s->data + first * s->dim : s->data;
     if (s->fd < 0 || fresh)
         return VPTQ_OK;
@@ -109,8 +117,6 @@ vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t 
 
 /* ---- checkpoint: header, rows of every stream, checksum ---- */
 
-enum { CHUNK = 256 }; /* rows that are written, read and hashed at a time */
-
 typedef struct state_header {
     char magic[8];
     char fingerprint[16];
@@ -123,6 +129,27 @@ static size_t chunk_rows(const vptq_hidden_states *s, size_t row)
 {
     size_t n = s->max_rows < CHUNK ? s->max_rows : CHUNK;
     return s->rows - row < n ? s->rows - row : n;
+}
+
+/* As vptq_hidden_states_get for a chunk, in host memory. */
+static vptq_status get_chunk(vptq_hidden_states *s, size_t first, size_t n, bool fresh,
+                             float **rows, vptq_err *err)
+{
+    if (!s->resident)
+        return vptq_hidden_states_get(s, first, n, fresh, rows, err);
+    *rows = s->data;
+    return fresh ? VPTQ_OK
+                 : s->dev->ops->download(s->dev->state, s->data, s->resident + first * s->dim,
+                                         n * s->dim * sizeof *s->data, err);
+}
+
+/* As vptq_hidden_states_keep for a chunk of get_chunk. */
+static vptq_status keep_chunk(vptq_hidden_states *s, size_t first, size_t n, vptq_err *err)
+{
+    if (!s->resident)
+        return vptq_hidden_states_keep(s, first, n, err);
+    return s->dev->ops->upload(s->dev->state, s->resident + first * s->dim, s->data,
+                               n * s->dim * sizeof *s->data, err);
 }
 
 static state_header header_of(vptq_hidden_states *const *s, size_t count,
@@ -151,7 +178,7 @@ vptq_status vptq_hidden_states_save(vptq_hidden_states *const *s, size_t count,
         for (size_t row = 0, n; row < s[i]->rows; row += n) {
             n = chunk_rows(s[i], row);
             const size_t bytes = n * s[i]->dim * sizeof *rows;
-            VPTQ_TRY(vptq_hidden_states_get(s[i], row, n, false, &rows, err));
+            VPTQ_TRY(get_chunk(s[i], row, n, false, &rows, err));
             sum = vptq_hash(rows, bytes, sum);
             VPTQ_TRY(vptq_file_write(&w, rows, bytes, err));
         }
@@ -173,12 +200,12 @@ static vptq_status load_rows(vptq_hidden_states *const *s, size_t count, int fd,
         for (size_t row = 0, n; row < s[i]->rows; row += n) {
             n = chunk_rows(s[i], row);
             const size_t bytes = n * s[i]->dim * sizeof *rows;
-            VPTQ_CHECK(vptq_hidden_states_get(s[i], row, n, true, &rows, err));
+            VPTQ_CHECK(get_chunk(s[i], row, n, true, &rows, err));
             if (!vptq_read_at(fd, rows, bytes, offset))
                 return VPTQ_OK;
             sum = vptq_hash(rows, bytes, sum);
             offset += bytes;
-            VPTQ_CHECK(vptq_hidden_states_keep(s[i], row, n, err));
+            VPTQ_CHECK(keep_chunk(s[i], row, n, err));
         }
     *whole = vptq_read_at(fd, &end, sizeof end, offset) && end == sum;
     return VPTQ_OK;

@@ -1,5 +1,6 @@
-/* Internal: the hidden states of all calibration tokens between two blocks, in memory or, if
- * they would leave too little under the memory cap, in an unnamed file.  The numbers are the
+/* Internal: the hidden states of all calibration tokens between two blocks: in the memory of
+ * the device, in host memory or, if they would leave too little under the memory cap, in an
+ * unnamed file.  The numbers are the
  * same either way.  A checkpoint holds the hidden states of one or more such streams. */
 #ifndef VPTQ_HESSIAN_HIDDEN_STATES_H
 #define VPTQ_HESSIAN_HIDDEN_STATES_H
@@ -8,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lib/base/ctx.h"
+#include "lib/backend/backend.h"
 
 /* The unnamed file's name for a moment. */
 #define VPTQ_SPILL_FILE "hidden.spill"
@@ -17,22 +18,26 @@ typedef struct vptq_hidden_states {
     const vptq_ctx *ctx;
     size_t rows, dim;
     size_t max_rows; /* that are read at a time */
-    int fd;          /* -1: all in memory */
-    float *data;     /* [rows, dim], or [max_rows, dim] of the file */
-    uint64_t *sums;  /* [rows] checksums of the rows in the file; NULL without one */
+    /* Device memory of the caller, or NULL (vptq_forward_hidden_alloc). */
+    float *resident; /* [rows, dim] */
+    const vptq_device *dev;
+    int fd;         /* -1: all in memory */
+    float *data;    /* [rows, dim], [max_rows, dim] of the file, or a chunk of resident */
+    uint64_t *sums; /* [rows] checksums of the rows in the file; NULL without one */
     char dir[4096];
 } vptq_hidden_states;
 
-/* Allocates [rows, dim] floats, uninitialized; the caller has set rows, dim and max_rows.  They
- * go to a file in `dir` if they take more than half of the memory left under the cap after
- * `reserve` bytes. */
+/* Allocates [rows, dim] floats, uninitialized; the caller has set rows, dim and max_rows, and
+ * resident and dev if they are to lie in device memory.  Otherwise they go to a file in `dir`
+ * if they take more than half of the memory left under the cap after `reserve` bytes. */
 vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t reserve,
                                     vptq_hidden_states *s, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_hidden_states_close(vptq_hidden_states *s); /* accepts a zeroed struct */
 
-/* Rows [first, first + n), n <= max_rows, to read and change; with `fresh` their content is
- * undefined, because the caller overwrites it.  Valid until the next call; changes take effect
- * with _keep.  VPTQ_E_CHECKSUM if the file no longer holds what was written. */
+/* Rows [first, first + n), n <= max_rows, to read and change by a forward pass; with `fresh`
+ * their content is undefined, because the caller overwrites it.  Valid until the next call;
+ * changes take effect with _keep.  VPTQ_E_CHECKSUM if the file no longer holds what was
+ * written. */
 vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n, bool fresh,
                                    float **rows, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t n,

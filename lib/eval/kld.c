@@ -24,8 +24,7 @@ typedef struct columns {
 /* One of the two models. */
 typedef struct side {
     const vptq_model *m; /* NULL: is not run */
-    vptq_forward *f;
-    float *hidden; /* [rows of a batch, hidden] */
+    vptq_window_states states;
 } side;
 
 typedef struct run {
@@ -149,23 +148,21 @@ static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
 {
     const vptq_ctx *ctx = r->dev->ctx;
     side *sides[] = {&r->base, &r->model};
-    const size_t bytes = (r->model.m ? r->model.m : r->base.m)->desc->hidden * sizeof(float);
-    const size_t count = (size_t)(r->model.m != NULL) + (r->base.m != NULL);
+    vptq_window_states *states[2];
+    size_t count = 0;
+    for (size_t i = 0; i < 2; i++)
+        if (sides[i]->m) {
+            sides[i]->states.dim = sides[i]->m->desc->hidden;
+            states[count++] = &sides[i]->states;
+        }
     if (r->model.m)
         VPTQ_CHECK(alloc_columns(r, arena, err));
     if (r->opt->base_file)
         VPTQ_CHECK(vptq_saved_base_rows_open(&r->saved, ctx, &r->file.head, false, arena, err));
     if (r->opt->save_base)
         VPTQ_CHECK(vptq_saved_base_rows_open(&r->saving, ctx, &r->head, true, arena, err));
-    VPTQ_CHECK(vptq_windows_plan(&r->w, count * bytes + sizeof *r->scores + sizeof *r->tail,
-                                 vptq_mem_left(ctx->mem), arena, err));
-    for (size_t i = 0; i < 2; i++) {
-        if (!sides[i]->m)
-            continue;
-        sides[i]->hidden = vptq_arena_alloc(arena, r->w.batch_rows, bytes, err);
-        if (!sides[i]->hidden)
-            return VPTQ_E_NOMEM;
-    }
+    VPTQ_CHECK(vptq_windows_plan(&r->w, ctx, sizeof *r->scores + sizeof *r->tail, states, count,
+                                 arena, err));
     r->scores = vptq_arena_alloc(arena, r->w.batch_rows, sizeof *r->scores, err);
     r->tail = vptq_arena_zalloc(arena, r->w.batch_rows, sizeof *r->tail, err);
     return r->scores && r->tail ? VPTQ_OK : VPTQ_E_NOMEM;
@@ -224,10 +221,11 @@ static vptq_status run_blocks(run *r, side *s, size_t first, size_t end, uint32_
     const size_t *starts = r->w.starts, count = end - first;
     if (!s->m)
         return VPTQ_OK;
-    VPTQ_CHECK(vptq_forward_embed(s->f, r->w.inputs, starts[count], s->hidden, err));
+    VPTQ_CHECK(
+        vptq_forward_embed(s->states.f, r->w.inputs, starts[count], s->states.hidden, err));
     for (uint32_t l = 0; l < s->m->desc->layers; l++) {
         progress(r, first, end, *done + l);
-        VPTQ_CHECK(vptq_forward_block(s->f, l, starts, count, s->hidden, err));
+        VPTQ_CHECK(vptq_forward_block(s->states.f, l, starts, count, s->states.hidden, err));
     }
     *done += s->m->desc->layers;
     return VPTQ_OK;
@@ -237,7 +235,7 @@ static vptq_status run_blocks(run *r, side *s, size_t first, size_t end, uint32_
 static vptq_status save_rows(run *r, size_t s, size_t n, const float *hidden, vptq_err *err)
 {
     size_t bad;
-    const vptq_saved_base_batch batch = {.f = r->base.f,
+    const vptq_saved_base_batch batch = {.f = r->base.states.f,
                                          .rows = n,
                                          .dim = r->base.m->desc->hidden,
                                          .hidden = hidden,
@@ -257,8 +255,8 @@ static vptq_status compare_rows(run *r, size_t n, const float *hidden_base, cons
     const vptq_model_desc *d = r->model.m->desc;
     if (r->base.m) {
         const vptq_kld_args args = {.shape = d,
-                                    .base = r->base.f,
-                                    .model = r->model.f,
+                                    .base = r->base.states.f,
+                                    .model = r->model.states.f,
                                     .rows = n,
                                     .variants = 1,
                                     .hidden_base = hidden_base,
@@ -266,7 +264,7 @@ static vptq_status compare_rows(run *r, size_t n, const float *hidden_base, cons
                                     .targets = r->w.targets};
         return vptq_eval_kld_rows(r->dev->ctx, &args, r->scores, err);
     }
-    const vptq_saved_base_batch batch = {.f = r->model.f,
+    const vptq_saved_base_batch batch = {.f = r->model.states.f,
                                          .rows = n,
                                          .dim = d->hidden,
                                          .hidden = hidden,
@@ -278,15 +276,14 @@ static vptq_status compare_rows(run *r, size_t n, const float *hidden_base, cons
 /* Scores windows [g, e) of the batch that begins at `first`. */
 static vptq_status score_group(run *r, size_t first, size_t g, size_t e, vptq_err *err)
 {
-    const vptq_model_desc *d = (r->model.m ? r->model.m : r->base.m)->desc;
-    const size_t at = r->w.starts[g] * d->hidden;
-    const float *hidden = r->model.m ? r->model.hidden + at : NULL;
-    const float *hidden_base = r->base.m ? r->base.hidden + at : NULL;
+    float *hidden = NULL, *hidden_base = NULL;
     size_t rows = 0;
     if (r->base.m)
-        rows = vptq_windows_gather(&r->w, first, g, e, d->hidden, r->base.hidden);
+        VPTQ_CHECK(
+            vptq_windows_gather(&r->w, &r->base.states, first, g, e, &hidden_base, &rows, err));
     if (r->model.m)
-        rows = vptq_windows_gather(&r->w, first, g, e, d->hidden, r->model.hidden);
+        VPTQ_CHECK(
+            vptq_windows_gather(&r->w, &r->model.states, first, g, e, &hidden, &rows, err));
     if (r->opt->save_base)
         VPTQ_CHECK(save_rows(r, first + g, rows, hidden_base, err));
     if (!r->model.m)
@@ -320,7 +317,8 @@ static vptq_status run_all(run *r, vptq_arena *arena, vptq_err *err)
     side *sides[] = {&r->model, &r->base};
     for (size_t i = 0; i < 2; i++)
         if (sides[i]->m)
-            VPTQ_TRY(vptq_forward_open(sides[i]->m, r->dev, r->w.longest, &sides[i]->f, err));
+            VPTQ_TRY(
+                vptq_forward_open(sides[i]->m, r->dev, r->w.longest, &sides[i]->states.f, err));
     VPTQ_TRY(alloc_run(r, arena, err));
     if (r->opt->save_base)
         VPTQ_TRY(vptq_kld_base_writer_open(r->opt->save_base, r->opt->force, &r->head, r->w.ids,
@@ -333,8 +331,8 @@ static vptq_status run_all(run *r, vptq_arena *arena, vptq_err *err)
         VPTQ_TRY(vptq_kld_base_writer_commit(&r->writer, err));
 out:
     vptq_kld_base_writer_abort(&r->writer);
-    vptq_forward_close(r->model.f);
-    vptq_forward_close(r->base.f);
+    vptq_forward_close(r->model.states.f);
+    vptq_forward_close(r->base.states.f);
     return st;
 }
 

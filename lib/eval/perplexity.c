@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "lib/eval/windows.h"
-#include "lib/model/forward.h"
 
 typedef struct run {
     vptq_device *dev;
@@ -14,9 +13,7 @@ typedef struct run {
     const vptq_ppl_options *opt;
     vptq_windows w;
     vptq_eval_watch watch;
-    vptq_forward *f;
-
-    float *hidden;         /* [rows of a batch, hidden] */
+    vptq_window_states states;
     vptq_nll_state *state; /* [rows of a batch] */
 
     /* sums over the scored tokens */
@@ -132,12 +129,11 @@ out:
 
 static vptq_status alloc_batches(run *r, vptq_arena *arena, vptq_err *err)
 {
-    size_t dim = r->m->desc->hidden;
-    VPTQ_CHECK(vptq_windows_plan(&r->w, dim * sizeof *r->hidden,
-                                 vptq_mem_left(r->dev->ctx->mem), arena, err));
+    vptq_window_states *const states[] = {&r->states};
+    r->states.dim = r->m->desc->hidden;
+    VPTQ_CHECK(vptq_windows_plan(&r->w, r->dev->ctx, sizeof *r->state, states, 1, arena, err));
     r->state = vptq_arena_alloc(arena, r->w.batch_rows, sizeof *r->state, err);
-    r->hidden = vptq_arena_alloc(arena, r->w.batch_rows, dim * sizeof *r->hidden, err);
-    return r->state && r->hidden ? VPTQ_OK : VPTQ_E_NOMEM;
+    return r->state ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
@@ -181,10 +177,10 @@ static vptq_status add_scores(run *r, size_t s, const vptq_nll_state *state, siz
 /* Scores sequences [g0, g1) of the batch that begins at `first`. */
 static vptq_status score_group(run *r, size_t first, size_t g0, size_t g1, vptq_err *err)
 {
-    size_t dim = r->m->desc->hidden;
-    size_t rows = vptq_windows_gather(&r->w, first, g0, g1, dim, r->hidden);
-    VPTQ_CHECK(vptq_forward_loss(r->f, rows, r->hidden + r->w.starts[g0] * dim, r->w.targets,
-                                 r->state, err));
+    float *scored;
+    size_t rows;
+    VPTQ_CHECK(vptq_windows_gather(&r->w, &r->states, first, g0, g1, &scored, &rows, err));
+    VPTQ_CHECK(vptq_forward_loss(r->states.f, rows, scored, r->w.targets, r->state, err));
     for (size_t i = g0, at = 0; i < g1; i++) {
         size_t n = vptq_windows_scored(&r->w, first + i);
         VPTQ_CHECK(add_scores(r, first + i, r->state + at, n, err));
@@ -198,10 +194,11 @@ static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
     size_t count = end - first;
     const size_t *starts = r->w.starts;
     vptq_windows_fill(&r->w, first, end);
-    VPTQ_CHECK(vptq_forward_embed(r->f, r->w.inputs, starts[count], r->hidden, err));
+    VPTQ_CHECK(
+        vptq_forward_embed(r->states.f, r->w.inputs, starts[count], r->states.hidden, err));
     for (uint32_t l = 0; l < r->m->desc->layers; l++) {
         progress(r, first, end, l);
-        VPTQ_CHECK(vptq_forward_block(r->f, l, starts, count, r->hidden, err));
+        VPTQ_CHECK(vptq_forward_block(r->states.f, l, starts, count, r->states.hidden, err));
     }
     for (size_t g = 0, e; g < count; g = e) {
         e = vptq_forward_group(starts, count, g);
@@ -214,14 +211,14 @@ static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
 static vptq_status run_all(run *r, vptq_arena *work, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_forward_open(r->m, r->dev, r->w.longest, &r->f, err));
+    VPTQ_TRY(vptq_forward_open(r->m, r->dev, r->w.longest, &r->states.f, err));
     VPTQ_TRY(alloc_batches(r, work, err));
     for (size_t s = 0, e; s < r->w.count; s = e) {
         e = vptq_windows_batch_end(&r->w, s);
         VPTQ_TRY(run_batch(r, s, e, err));
     }
 out:
-    vptq_forward_close(r->f);
+    vptq_forward_close(r->states.f);
     return st;
 }
 

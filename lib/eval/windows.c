@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "lib/model/forward.h"
-
 /* Limits of a batch: bytes of its hidden states, and groups of the forward pass. */
 enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
 
@@ -53,7 +51,7 @@ size_t vptq_windows_scored(const vptq_windows *w, size_t s)
 size_t vptq_windows_batch_end(const vptq_windows *w, size_t first)
 {
     size_t end = vptq_forward_group(w->offsets, w->count, first);
-    for (size_t groups = 1; end < w->count && groups < BATCH_GROUPS; groups++) {
+    for (size_t groups = 1; end < w->count && groups < w->groups; groups++) {
         size_t e = vptq_forward_group(w->offsets, w->count, end);
         if (w->offsets[e] - w->offsets[first] > w->limit)
             break;
@@ -62,23 +60,91 @@ size_t vptq_windows_batch_end(const vptq_windows *w, size_t first)
     return end;
 }
 
-vptq_status vptq_windows_plan(vptq_windows *w, size_t row_bytes, size_t mem_left,
-                              vptq_arena *arena, vptq_err *err)
+/* Rows of the largest group. */
+static size_t largest_group(const vptq_windows *w)
 {
-    size_t bytes = mem_left / 4 < BATCH_BYTES ? mem_left / 4 : BATCH_BYTES;
-    w->limit = bytes / row_bytes;
-    w->offsets = vptq_arena_alloc(arena, w->count + 1, sizeof *w->offsets, err);
-    if (!w->offsets)
-        return VPTQ_E_NOMEM;
-    w->offsets[0] = 0;
-    for (size_t s = 0; s < w->count; s++)
-        w->offsets[s + 1] = w->offsets[s] + w->seq[s].length;
+    size_t largest = 0;
+    for (size_t s = 0, e; s < w->count; s = e) {
+        e = vptq_forward_group(w->offsets, w->count, s);
+        const size_t rows = w->offsets[e] - w->offsets[s];
+        largest = rows > largest ? rows : largest;
+    }
+    return largest;
+}
+
+static void plan_batches(vptq_windows *w, size_t limit, size_t groups)
+{
+    w->limit = limit;
+    w->groups = groups;
+    w->batch_rows = w->batch_count = 0;
     for (size_t s = 0, e; s < w->count; s = e) {
         e = vptq_windows_batch_end(w, s);
         size_t rows = w->offsets[e] - w->offsets[s];
         w->batch_rows = rows > w->batch_rows ? rows : w->batch_rows;
         w->batch_count = e - s > w->batch_count ? e - s : w->batch_count;
     }
+}
+
+/* Plans batches whose hidden states lie in device memory, and allocates these; false if it has
+ * too little.  `limit`: maximum rows for which there is host memory. */
+static bool plan_on_device(vptq_windows *w, size_t limit, vptq_window_states *const *states,
+                           size_t count)
+{
+    const size_t group = largest_group(w);
+    bool done = true;
+    for (size_t i = 0; i < count; i++) {
+        const size_t fit = vptq_forward_hidden_fit(states[i]->f, group, count, 0) / count;
+        if (fit < 2 * group)
+            return false;
+        limit = fit - group < limit ? fit - group : limit;
+        limit = limit < INT32_MAX ? limit : INT32_MAX; /* indices of rows */
+    }
+    plan_batches(w, limit, SIZE_MAX);
+    for (size_t i = 0; i < count; i++) {
+        states[i]->hidden = vptq_forward_hidden_alloc(states[i]->f, w->batch_rows);
+        states[i]->scored = vptq_forward_hidden_alloc(states[i]->f, group);
+        done = done && states[i]->hidden && states[i]->scored;
+    }
+    for (size_t i = 0; i < count && !done; i++) {
+        vptq_forward_hidden_free(states[i]->f, states[i]->hidden);
+        vptq_forward_hidden_free(states[i]->f, states[i]->scored);
+        states[i]->hidden = states[i]->scored = NULL;
+    }
+    return done;
+}
+
+static vptq_status plan_on_host(vptq_windows *w, size_t limit,
+                                vptq_window_states *const *states, size_t count,
+                                vptq_arena *arena, vptq_err *err)
+{
+    plan_batches(w, limit, BATCH_GROUPS);
+    for (size_t i = 0; i < count; i++) {
+        states[i]->hidden =
+            vptq_arena_alloc(arena, w->batch_rows, states[i]->dim * sizeof(float), err);
+        if (!states[i]->hidden)
+            return VPTQ_E_NOMEM;
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_windows_plan(vptq_windows *w, const vptq_ctx *ctx, size_t row_bytes,
+                              vptq_window_states *const *states, size_t count,
+                              vptq_arena *arena, vptq_err *err)
+{
+    const size_t share = vptq_mem_left(ctx->mem) / 4;
+    const size_t bytes = share < BATCH_BYTES ? share : BATCH_BYTES;
+    size_t host_row = row_bytes;
+    for (size_t i = 0; i < count; i++)
+        host_row += states[i]->dim * sizeof(float);
+    w->offsets = vptq_arena_alloc(arena, w->count + 1, sizeof *w->offsets, err);
+    if (!w->offsets)
+        return VPTQ_E_NOMEM;
+    w->offsets[0] = 0;
+    for (size_t s = 0; s < w->count; s++)
+        w->offsets[s + 1] = w->offsets[s] + w->seq[s].length;
+    const size_t lean = share / (row_bytes + 2 * sizeof *w->inputs);
+    if (!plan_on_device(w, lean, states, count))
+        VPTQ_CHECK(plan_on_host(w, bytes / host_row, states, count, arena, err));
     w->starts = vptq_arena_alloc(arena, w->batch_count + 1, sizeof *w->starts, err);
     w->inputs = vptq_arena_alloc(arena, w->batch_rows, sizeof *w->inputs, err);
     w->targets = vptq_arena_alloc(arena, w->batch_rows, sizeof *w->targets, err);
@@ -97,18 +163,24 @@ void vptq_windows_fill(vptq_windows *w, size_t first, size_t end)
     }
 }
 
-size_t vptq_windows_gather(vptq_windows *w, size_t first, size_t g0, size_t g1, size_t dim,
-                           float *hidden)
+vptq_status vptq_windows_gather(vptq_windows *w, const vptq_window_states *s, size_t first,
+                                size_t g0, size_t g1, float **scored, size_t *rows,
+                                vptq_err *err)
 {
-    size_t rows = 0;
-    float *to = hidden + w->starts[g0] * dim;
+    int32_t *at = w->inputs; /* the batch has been embedded */
+    size_t done = 0;
+    float *to = s->scored ? s->scored : s->hidden + w->starts[g0] * s->dim;
     for (size_t i = g0; i < g1; i++) {
         const vptq_sequence *q = &w->seq[first + i];
-        size_t n = q->length - 1 - q->from;
-        memmove(to + rows * dim, hidden + (w->starts[i] + q->from) * dim,
-                n * dim * sizeof *hidden);
-        memcpy(w->targets + rows, w->ids + q->at + q->from + 1, n * sizeof *w->targets);
-        rows += n;
+        const size_t from = w->starts[i] + q->from, n = q->length - 1 - q->from;
+        memcpy(w->targets + done, w->ids + q->at + q->from + 1, n * sizeof *w->targets);
+        for (size_t r = 0; s->scored && r < n; r++)
+            at[done + r] = (int32_t)(from + r);
+        if (!s->scored)
+            memmove(to + done * s->dim, s->hidden + from * s->dim, n * s->dim * sizeof *to);
+        done += n;
     }
-    return rows;
+    *scored = to;
+    *rows = done;
+    return s->scored ? vptq_forward_hidden_gather(s->f, s->hidden, at, done, to, err) : VPTQ_OK;
 }

@@ -1,11 +1,14 @@
 /* Internal to lib/eval: the sequences of ids that a measurement runs over, and their batches.
  *
- * A batch has enough sequences that a model larger than memory is read only a few times.  It
- * ends between groups of the forward pass, so that its size does not change any result. */
+ * A batch has enough sequences that a model larger than memory is read only a few times.  On a
+ * device with its own memory it has as many as keep their hidden states there, so that weights
+ * are uploaded once.  It ends between groups of the forward pass, so that its size does not
+ * change any result. */
 #ifndef VPTQ_EVAL_WINDOWS_H
 #define VPTQ_EVAL_WINDOWS_H
 
 #include "lib/eval/perplexity.h"
+#include "lib/model/forward.h"
 
 /* One window or document: ids [at, at + length).  Row i predicts id i + 1; rows [from, length -
  * 1) are scored. */
@@ -21,11 +24,12 @@ typedef struct vptq_windows {
 
     size_t *offsets; /* [count + 1] rows before each sequence */
     size_t limit;    /* maximum rows of a batch, unless one group has more */
+    size_t groups;   /* maximum groups of a batch */
 
     /* buffers of one batch */
     size_t batch_rows, batch_count; /* rows and sequences of the largest batch */
     size_t *starts;                 /* [batch_count + 1] */
-    int32_t *inputs, *targets;      /* [batch_rows] */
+    int32_t *inputs, *targets;      /* [batch_rows]; inputs are overwritten after embedding */
 } vptq_windows;
 
 typedef struct vptq_windows_options {
@@ -47,19 +51,30 @@ int32_t vptq_windows_bos(const vptq_model *m, vptq_ppl_protocol protocol);
 /* Scored rows of sequence s. */
 size_t vptq_windows_scored(const vptq_windows *w, size_t s);
 
-/* Plans batches with hidden states of `row_bytes` per row that leave most of the memory free,
- * and allocates the buffers of a batch. */
-vptq_status vptq_windows_plan(vptq_windows *w, size_t row_bytes, size_t mem_left,
+/* The hidden states of a batch under one model. */
+typedef struct vptq_window_states {
+    vptq_forward *f;
+    size_t dim;
+    float *hidden; /* [batch_rows, dim] as in forward.h: in device memory or of the arena */
+    float *scored; /* [rows of a group, dim] in device memory; NULL: gathered in place */
+} vptq_window_states;
+
+/* Plans batches that leave most of the memory free, and allocates their buffers and, for
+ * `count` models, whose f and dim are set, their hidden states.  `row_bytes`: of other host
+ * memory that the caller needs per row of a batch. */
+vptq_status vptq_windows_plan(vptq_windows *w, const vptq_ctx *ctx, size_t row_bytes,
+                              vptq_window_states *const *states, size_t count,
                               vptq_arena *arena, vptq_err *err) VPTQ_MUST_CHECK;
 /* Returns the end of the batch that begins at sequence `first`. */
 size_t vptq_windows_batch_end(const vptq_windows *w, size_t first);
 /* Fills w->starts and w->inputs with sequences [first, end). */
 void vptq_windows_fill(vptq_windows *w, size_t first, size_t end);
 
-/* Compacts hidden [batch rows, dim]: moves the scored rows of sequences [g0, g1) of the batch
- * that begins at `first` to the front of the rows of these sequences.  Fills w->targets and
- * returns the number of scored rows. */
-size_t vptq_windows_gather(vptq_windows *w, size_t first, size_t g0, size_t g1, size_t dim,
-                           float *hidden);
+/* *scored = the scored rows of sequences [g0, g1) of the batch that begins at `first`, *rows of
+ * them: in s->scored, or moved to the front of the rows of these sequences.  Fills w->targets.
+ */
+vptq_status vptq_windows_gather(vptq_windows *w, const vptq_window_states *s, size_t first,
+                                size_t g0, size_t g1, float **scored, size_t *rows,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -192,7 +192,7 @@ vptq_status vptq_batch_open(const vptq_model *m, vptq_device *dev, const vptq_ba
     VPTQ_TRY(alloc_host(b, err));
     VPTQ_TRY(alloc_device(b, err));
     VPTQ_TRY(vptq_forward_open(m, dev, o->length, &b->f, err));
-    VPTQ_TRY(vptq_forward_keep(b->f, err));
+    VPTQ_TRY(vptq_forward_keep(b->f, group_rows(o), b->head_rows, err));
 out:
     if (st)
         vptq_batch_close(b);

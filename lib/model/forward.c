@@ -105,53 +105,16 @@ out:
     return st;
 }
 
-/* ---- packed weights ---- */
-
-static void close_matrices(const vptq_forward *f, vptq_matrix *m[VPTQ_LINEAR_COUNT])
+vptq_status vptq_forward_reserve_ids(vptq_forward *f, size_t rows, vptq_err *err)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        f->dev->ops->matrix_close(f->dev->state, m[l]);
-}
-
-/* The caller closes the matrices, also after a failure. */
-static vptq_status open_matrices(const vptq_forward *f, uint32_t layer, const vptq_weight *w,
-                                 vptq_matrix *m[VPTQ_LINEAR_COUNT], vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        m[l] = NULL;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++)
-        st = vptq_weight_open(&w[l], f->dev, &m[l], err);
-    if (st)
-        vptq_err_context(err, "layer %u", layer);
-    return st;
-}
-
-static void close_kept(vptq_forward *f)
-{
-    for (uint32_t l = 0; f->kept && l < f->d->layers; l++)
-        close_matrices(f, f->kept + (size_t)l * VPTQ_LINEAR_COUNT);
-    vptq_mem_free(f->dev->ctx->mem, f->kept);
-    f->kept = NULL;
-}
-
-vptq_status vptq_forward_keep(vptq_forward *f, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    const size_t count = (size_t)f->d->layers * VPTQ_LINEAR_COUNT;
-    if (f->kept)
+    void *p = NULL;
+    if (rows <= f->ids_rows)
         return VPTQ_OK;
-    f->kept = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *f->kept, err);
-    if (!f->kept)
-        return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < count; i++)
-        f->kept[i] = NULL;
-    for (uint32_t l = 0; l < f->d->layers; l++)
-        VPTQ_TRY(open_matrices(f, l, f->m->blocks[l].linear,
-                               f->kept + (size_t)l * VPTQ_LINEAR_COUNT, err));
-out:
-    if (st)
-        close_kept(f);
+    f->dev->ops->release(f->dev->state, f->ids);
+    f->ids_rows = 0;
+    const vptq_status st = f->dev->ops->alloc(f->dev->state, rows, sizeof *f->ids, &p, err);
+    f->ids = p;
+    f->ids_rows = st ? 0 : rows;
     return st;
 }
 
@@ -317,9 +280,12 @@ void vptq_forward_close(vptq_forward *f)
     if (!f)
         return;
     vptq_mem *mem = f->dev->ctx->mem;
-    close_kept(f);
+    vptq_forward_weights_close(f);
     activations_free(f);
     hidden_free(f);
+    for (int i = 0; i < VPTQ_FORWARD_RESIDENT; i++)
+        vptq_forward_hidden_free(f, f->resident[i].data);
+    f->dev->ops->release(f->dev->state, f->ids);
     vptq_forward_tree_free(f);
     floats_free(f, &f->logits);
     f->dev->ops->release(f->dev->state, f->nll);
@@ -337,18 +303,52 @@ void vptq_forward_close(vptq_forward *f)
 
 /* ---- embedding ---- */
 
-vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, float *hidden,
-                               vptq_err *err)
+static vptq_status check_ids(const vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
 {
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || (uint32_t)ids[i] >= f->d->vocab)
             return vptq_fail(err, VPTQ_E_ARG,
                              "token %zu is %d, outside the model's vocabulary of %u", i, ids[i],
                              f->d->vocab);
+    return VPTQ_OK;
+}
+
+static vptq_status read_embeddings(const vptq_forward *f, const int32_t *ids, size_t n,
+                                   float *hidden, vptq_err *err)
+{
+    for (size_t i = 0; i < n; i++)
         VPTQ_CHECK(vptq_tensor_read(f->m->embedding, (size_t)ids[i], 1,
                                     hidden + i * f->d->hidden, err));
-    }
     return VPTQ_OK;
+}
+
+static vptq_status embed_resident(const vptq_forward *f, const int32_t *ids, size_t n,
+                                  float *hidden, vptq_err *err)
+{
+    enum { STEP = 256 }; /* rows converted and uploaded at a time */
+    vptq_status st = VPTQ_OK;
+    const size_t dim = f->d->hidden, step = n < STEP ? n : STEP;
+    float *stage = vptq_mem_alloc(f->dev->ctx->mem, step, dim * sizeof *stage, err);
+    if (!stage)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0, rows; i < n && !st; i += rows) {
+        rows = n - i < step ? n - i : step;
+        st = read_embeddings(f, ids + i, rows, stage, err);
+        if (!st)
+            st = f->dev->ops->upload(f->dev->state, hidden + i * dim, stage,
+                                     rows * dim * sizeof *stage, err);
+    }
+    vptq_mem_free(f->dev->ctx->mem, stage);
+    return st;
+}
+
+vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, float *hidden,
+                               vptq_err *err)
+{
+    VPTQ_CHECK(check_ids(f, ids, n, err));
+    if (vptq_forward_is_resident(f, hidden))
+        return embed_resident(f, ids, n, hidden, err);
+    return read_embeddings(f, ids, n, hidden, err);
 }
 
 /* ---- sequences ---- */
@@ -366,11 +366,12 @@ static vptq_status run_group(vptq_forward *f, vptq_forward_pass *p, float *hidde
 {
     const vptq_backend *ops = f->dev->ops;
     size_t bytes = p->rows * f->d->hidden * sizeof *hidden;
-    if (ops->host_memory) {
+    if (!ops->host_memory)
+        VPTQ_CHECK(vptq_forward_grow(f, p->rows, err));
+    if (ops->host_memory || vptq_forward_is_resident(f, hidden)) {
         p->h = hidden;
         return vptq_forward_run_block(f, p, err);
     }
-    VPTQ_CHECK(vptq_forward_grow(f, p->rows, err));
     VPTQ_CHECK(vptq_forward_reserve_hidden(f, p->rows, err));
     p->h = f->hidden;
     VPTQ_CHECK(ops->upload(f->dev->state, p->h, hidden, bytes, err));
@@ -407,12 +408,11 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     size_t rows, tokens;
     VPTQ_BUG_IF(layer >= f->d->layers || (parents && hooks->attention));
     const vptq_weight *linear = hooks->linear ? hooks->linear : f->m->blocks[layer].linear;
-    vptq_matrix *matrix[VPTQ_LINEAR_COUNT] = {NULL};
     VPTQ_TRY(vptq_forward_check_trees(f, starts, parents, count, &rows, &tokens, err));
     VPTQ_TRY(vptq_forward_reserve(f, rows, err));
     if (parents)
         VPTQ_TRY(vptq_forward_tree_reserve(f, rows, tokens, err));
-    VPTQ_TRY(open_matrices(f, layer, linear, matrix, err));
+    f->group_rows = rows;
     read_ahead(f, layer);
     for (size_t s = 0, end, group = 0; s < count; s = end) {
         if (s == group)
@@ -420,7 +420,6 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
         end = vptq_forward_piece(f, linear, starts, parents, s, group);
         vptq_forward_pass p = {.layer = layer,
                                .linear = linear,
-                               .matrix = matrix,
                                .rows = starts[end] - starts[s],
                                .starts = starts + s,
                                .count = end - s,
@@ -431,7 +430,8 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     }
     forget_weights(&f->m->blocks[layer]);
 out:
-    close_matrices(f, matrix);
+    if (!f->block.held)
+        vptq_forward_block_close(f);
     return st;
 }
 
@@ -464,10 +464,29 @@ out:
     return st;
 }
 
+/* f->hidden = the embeddings of n ids, with an embedding in device memory. */
+static vptq_status embed_stored(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
+{
+    const vptq_backend *ops = f->dev->ops;
+    const vptq_weight w = {.tensor = f->m->embedding};
+    VPTQ_CHECK(check_ids(f, ids, n, err));
+    VPTQ_CHECK(vptq_forward_reserve_ids(f, n, err));
+    const vptq_embed_args a = {.n = n,
+                               .dim = f->d->hidden,
+                               .table = vptq_forward_embedding(f)->stored,
+                               .type = vptq_weight_type(&w),
+                               .ids = f->ids,
+                               .out = f->hidden};
+    VPTQ_CHECK(ops->upload(f->dev->state, f->ids, ids, n * sizeof *ids, err));
+    return ops->embed(f->dev->state, &a, err);
+}
+
 vptq_status vptq_forward_start(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
 {
     VPTQ_CHECK(vptq_forward_grow(f, n, err));
     VPTQ_CHECK(vptq_forward_reserve_hidden(f, n, err));
+    if (vptq_forward_embedding(f)->stored)
+        return embed_stored(f, ids, n, err);
     VPTQ_CHECK(vptq_forward_embed(f, ids, n, f->stage ? f->stage : f->hidden, err));
     if (f->stage)
         VPTQ_CHECK(f->dev->ops->upload(f->dev->state, f->hidden, f->stage,
@@ -480,7 +499,7 @@ static vptq_forward_pass kept_pass(const vptq_forward *f, uint32_t layer, size_t
 {
     return (vptq_forward_pass){.layer = layer,
                                .linear = f->m->blocks[layer].linear,
-                               .matrix = f->kept + (size_t)layer * VPTQ_LINEAR_COUNT,
+                               .kept = f->kept + (size_t)layer * VPTQ_LINEAR_COUNT,
                                .rows = rows,
                                .h = f->hidden};
 }
@@ -518,7 +537,8 @@ vptq_status vptq_forward_next(vptq_forward *f, const int32_t *ids, size_t n,
         return vptq_fail(err, VPTQ_E_ARG, "cache of %zu tokens: %zu used, cannot add %zu",
                          f->max_length, f->position, n);
     VPTQ_CHECK(open_cache(f, err));
-    VPTQ_CHECK(vptq_forward_keep(f, err));
+    VPTQ_CHECK(vptq_forward_keep(
+        f, f->max_length < VPTQ_FORWARD_ROWS ? f->max_length : VPTQ_FORWARD_ROWS, 1, err));
     for (size_t i = 0; i < n; i += last) {
         last = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
         VPTQ_CHECK(step_rows(f, ids + i, last, err));

@@ -10,15 +10,17 @@
  *     vptq_forward_loss(f, n, hidden, targets, nll, err);
  *     vptq_forward_close(f);
  *
- * `hidden` is host memory of the caller (float [tokens, hidden]) with the hidden states of all
- * windows.  Sequences run in groups of up to VPTQ_FORWARD_ROWS rows: linear layers process the
- * rows of a group at once, attention each sequence alone.  Memory: the activations of one group
- * and one tile of float weights, for any size of model.
+ * `hidden` (float [tokens, hidden]) holds the hidden states of all windows: host memory of the
+ * caller, or memory of vptq_forward_hidden_alloc.  Sequences run in groups of up to
+ * VPTQ_FORWARD_ROWS rows: linear layers process the rows of a group at once, attention each
+ * sequence alone.  Memory: the activations of one group and one tile of weights, for any size
+ * of model.
  *
- * Packed weights (vptq_backend.matrix_open): vptq_forward_block opens those of its block and
- * closes them at its end, so that a device with its own memory holds one block at a time.  The
+ * vptq_forward_block opens the weights of its block and closes them at its end: packed ones
+ * (vptq_backend.matrix_open) and, on a device with its own memory, plain ones, which are stored
+ * there if they fit with the activations and are else uploaded in tiles for each group.  The
  * first vptq_forward_next opens those of all blocks until vptq_forward_close: decoding holds
- * the whole packed model in memory. */
+ * the whole model in device memory as far as it fits. */
 #ifndef VPTQ_MODEL_FORWARD_H
 #define VPTQ_MODEL_FORWARD_H
 
@@ -49,6 +51,20 @@ size_t vptq_forward_group_trees(const size_t *starts, const size_t *parents, siz
 vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
                               vptq_forward **f, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_forward_close(vptq_forward *f); /* accepts NULL */
+
+/* Hidden states [rows, hidden] in the device's own memory.  Rows of them can be passed to the
+ * functions below in place of host memory, and then stay on the device.  NULL if they do not
+ * fit and on host devices; freed by _free or with f. */
+float *vptq_forward_hidden_alloc(vptq_forward *f, size_t rows);
+void vptq_forward_hidden_free(vptq_forward *f, float *hidden); /* accepts NULL */
+/* Number of rows for which the device has memory, next to the weights of a block, the head and
+ * the activations of a group of `group_rows` rows, all of them for `models` forward passes, and
+ * `reserved` bytes; 0 on host devices. */
+size_t vptq_forward_hidden_fit(const vptq_forward *f, size_t group_rows, size_t models,
+                               size_t reserved);
+/* out [n, hidden] = rows at[i] of hidden; both are of vptq_forward_hidden_alloc. */
+vptq_status vptq_forward_hidden_gather(vptq_forward *f, const float *hidden, const int32_t *at,
+                                       size_t n, float *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* hidden [n, hidden] = the embeddings of ids; an id outside the vocabulary is VPTQ_E_ARG. */
 vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, float *hidden,
@@ -96,6 +112,11 @@ vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *st
 vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,
                                     size_t count, float *hidden, const vptq_block_hooks *hooks,
                                     vptq_err *err) VPTQ_MUST_CHECK;
+
+/* With `hold`, the weights of a block stay open from their first use on, through several runs
+ * of the block over parts of its sequences; hooks.linear of these runs must not change
+ * meanwhile. They are closed by a run of another block and by a call without `hold`. */
+void vptq_forward_hold(vptq_forward *f, bool hold);
 
 /* Allocates memory for groups of at most `rows` rows, which blocks otherwise do on demand. Does
  * nothing on a device with its own memory: there, groups are cut into pieces that fit into the

@@ -9,7 +9,7 @@
 
 /* ---- linear layers and norms ---- */
 
-/* Multiplies a few rows with the stored weight: converting it for them would take longer. */
+/* Multiplies by the stored weight, without converting it. */
 static vptq_status multiply_stored(vptq_forward *f, const vptq_forward_linear_args *a,
                                    vptq_err *err)
 {
@@ -21,21 +21,35 @@ static vptq_status multiply_stored(vptq_forward *f, const vptq_forward_linear_ar
                               .beta = a->beta,
                               .bias = a->bias};
     VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
-    return vptq_weight_gemv(a->w, a->matrix, f->dev, &g, err);
+    return vptq_weight_gemv(a->w, a->opened, f->dev, &g, err);
 }
 
 vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_args *a,
                                      size_t first, size_t n, float *out, size_t ld,
                                      vptq_err *err)
 {
+    const vptq_backend *ops = f->dev->ops;
     const size_t cols = a->w->cols;
+    const float *bias = a->bias ? a->bias + first : NULL;
+    const void *tile;
     VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
-    VPTQ_CHECK(vptq_weight_tile(a->w, a->matrix, f->dev, first, n, f->tile, err));
+    VPTQ_CHECK(vptq_weight_tile(a->w, a->opened, f->dev, first, n, f->tile, &tile, err));
+    if (!ops->host_memory && !a->w->packed &&
+        a->rows <= vptq_weight_gemv_rows(a->w, f->dev, a->kept)) {
+        const vptq_gemv_args v = {.n = a->rows,
+                                  .x = a->x,
+                                  .y = out,
+                                  .ldx = cols,
+                                  .ldy = ld,
+                                  .beta = a->beta,
+                                  .bias = bias};
+        return ops->gemv(f->dev->state, n, cols, vptq_weight_type(a->w), tile, &v, err);
+    }
     const vptq_gemm_args g = {.m = a->rows,
                               .n = n,
                               .k = cols,
                               .a = a->x,
-                              .b = f->tile,
+                              .b = tile,
                               .c = out,
                               .lda = cols,
                               .ldb = cols,
@@ -43,15 +57,16 @@ vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_
                               .trans_b = true,
                               .alpha = 1,
                               .beta = a->beta,
-                              .bias = a->bias ? a->bias + first : NULL};
-    return f->dev->ops->gemm(f->dev->state, &g, err);
+                              .bias = bias};
+    return ops->gemm(f->dev->state, &g, err);
 }
 
 vptq_status vptq_forward_linear(vptq_forward *f, const vptq_forward_linear_args *a,
                                 vptq_err *err)
 {
     const vptq_weight *w = a->w;
-    if (a->rows <= vptq_weight_gemv_rows(w, f->dev, a->kept))
+    if (a->rows <= vptq_weight_gemv_rows(w, f->dev, a->kept) &&
+        vptq_weight_is_whole(w, a->opened, f->dev))
         return multiply_stored(f, a, err);
     const size_t step = vptq_forward_tile_rows(f, a->rows, w->cols);
     for (size_t r = 0; r < w->rows; r += step) {
@@ -64,14 +79,16 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_forward_linear_args 
 static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
                                 const float *x, float beta, float *out, vptq_err *err)
 {
-    const vptq_forward_linear_args a = {.w = &p->linear[l],
-                                        .matrix = p->matrix[l],
-                                        .kept = p->cache_k || p->pages,
-                                        .bias = f->params[p->layer].bias[l],
-                                        .rows = p->rows,
-                                        .x = x,
-                                        .out = out,
-                                        .beta = beta};
+    vptq_forward_linear_args a = {.w = &p->linear[l],
+                                  .opened = p->kept ? &p->kept[l] : NULL,
+                                  .kept = p->kept != NULL,
+                                  .bias = f->params[p->layer].bias[l],
+                                  .rows = p->rows,
+                                  .x = x,
+                                  .out = out,
+                                  .beta = beta};
+    if (!a.opened)
+        VPTQ_CHECK(vptq_forward_block_weight(f, p->layer, l, a.w, &a.opened, err));
     return vptq_forward_linear(f, &a, err);
 }
 

@@ -41,24 +41,19 @@ out:
     return st;
 }
 
-static vptq_weight head_weight(const vptq_forward *f)
-{
-    return (vptq_weight){.rows = f->d->vocab, .cols = f->d->hidden, .tensor = f->m->head};
-}
-
 /* f->x = the normalized hidden states of n rows in device memory. */
 static vptq_status normalize(vptq_forward *f, size_t n, const float *hidden, vptq_err *err)
 {
     return vptq_forward_rmsnorm(f, n, f->d->hidden, hidden, f->final_norm, f->x, err);
 }
 
-/* The same for n <= VPTQ_FORWARD_ROWS rows in host memory. */
-static vptq_status normalize_host(vptq_forward *f, size_t n, const float *hidden, vptq_err *err)
+/* The same for n <= VPTQ_FORWARD_ROWS rows of the caller. */
+static vptq_status normalize_rows(vptq_forward *f, size_t n, const float *hidden, vptq_err *err)
 {
     const vptq_backend *ops = f->dev->ops;
     const size_t bytes = n * f->d->hidden * sizeof *hidden;
     VPTQ_CHECK(vptq_forward_grow(f, n, err));
-    if (ops->host_memory)
+    if (ops->host_memory || vptq_forward_is_resident(f, hidden))
         return normalize(f, n, hidden, err);
     VPTQ_CHECK(vptq_forward_reserve_hidden(f, n, err));
     VPTQ_CHECK(ops->upload(f->dev->state, f->hidden, hidden, bytes, err));
@@ -69,8 +64,8 @@ static vptq_status normalize_host(vptq_forward *f, size_t n, const float *hidden
 static vptq_status head_tile(vptq_forward *f, size_t rows, size_t step, size_t first,
                              size_t *width, vptq_err *err)
 {
-    const vptq_weight w = head_weight(f);
-    const vptq_forward_linear_args a = {.w = &w, .rows = rows, .x = f->x};
+    const vptq_weight w = vptq_forward_head_weight(f);
+    const vptq_forward_linear_args a = {.w = &w, .opened = &f->head, .rows = rows, .x = f->x};
     *width = w.rows - first < step ? w.rows - first : step;
     return vptq_forward_linear_tile(f, &a, first, *width, f->logits, *width, err);
 }
@@ -128,7 +123,8 @@ vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidd
                                     vptq_err *err)
 {
     VPTQ_CHECK(head_reserve(f, n, err));
-    return normalize_host(f, n, hidden, err);
+    VPTQ_CHECK(normalize_rows(f, n, hidden, err));
+    return vptq_forward_head_store(f, err);
 }
 
 vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, float *logits,
@@ -142,8 +138,9 @@ vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, floa
 /* logits [rows, vocab] in host memory of the rows in f->x, tile by tile. */
 static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq_err *err)
 {
-    const vptq_weight w = head_weight(f);
-    const vptq_forward_linear_args a = {.w = &w, .rows = rows, .x = f->x, .out = logits};
+    const vptq_weight w = vptq_forward_head_weight(f);
+    const vptq_forward_linear_args a = {
+        .w = &w, .opened = &f->head, .rows = rows, .x = f->x, .out = logits};
     /* Not `kept`, though the head stays open: results must not depend on how windows are
      * grouped. */
     if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev, false))
@@ -200,13 +197,13 @@ vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
                                 const vptq_forward_sampling *s, int32_t *next, vptq_err *err)
 {
     const vptq_backend *ops = f->dev->ops;
-    const vptq_weight w = head_weight(f);
+    const vptq_weight w = vptq_forward_head_weight(f);
     VPTQ_CHECK(reserve_samples(f, n, err));
     double *u = f->samples;
     int32_t *ids = (int32_t *)(void *)(u + n);
     float *logits = (float *)(void *)((char *)f->samples + sample_bytes(n));
     const vptq_forward_linear_args head = {
-        .w = &w, .kept = true, .rows = n, .x = f->x, .out = logits};
+        .w = &w, .opened = &f->head, .kept = true, .rows = n, .x = f->x, .out = logits};
     const vptq_sample_args a = {.n = n,
                                 .vocab = w.rows,
                                 .logits = logits,

@@ -11,6 +11,8 @@ typedef struct vptq_forward_block_params {
     const float *bias[VPTQ_LINEAR_COUNT];
 } vptq_forward_block_params;
 
+enum { VPTQ_FORWARD_RESIDENT = 2 }; /* arrays of vptq_forward_hidden_alloc: all rows, a group */
+
 struct vptq_forward {
     const vptq_model *m;
     const vptq_model_desc *d;
@@ -24,11 +26,22 @@ struct vptq_forward {
     const float *final_norm;           /* [hidden] */
     float *cos_table, *sin_table;      /* [max_length, head_dim / 2] */
 
-    /* [layers][VPTQ_LINEAR_COUNT] packed linear layers, opened by the first step and kept; NULL
-     * before.  A run over windows opens and closes those of its block. */
-    vptq_matrix **kept;
+    /* [layers][VPTQ_LINEAR_COUNT] opened linear layers that steps keep; NULL before the first
+     * step. */
+    vptq_opened *kept;
+    /* Those of the block that runs over windows: of the model, and of weights in their place.
+     * Opened by their first product. */
+    struct {
+        bool held;      /* stay open after a run (vptq_forward_hold) */
+        uint32_t layer; /* of those that are open */
+        bool open[2][VPTQ_LINEAR_COUNT];
+        vptq_opened linear[2][VPTQ_LINEAR_COUNT];
+    } block;
+    size_t group_rows;     /* of the largest group of the run */
+    vptq_opened head;      /* closed when a block is opened, unless steps keep it */
+    vptq_opened embedding; /* only for steps; not stored if it is the head */
 
-    /* One tile of weight rows as float; matrices are converted tile by tile. */
+    /* One tile of weight rows; matrices that are not stored are converted tile by tile. */
     float *tile;
     size_t tile_floats;
 
@@ -51,6 +64,15 @@ struct vptq_forward {
                       only for single steps */
     float *stage;  /* [hidden_rows, hidden] host memory; NULL for host devices */
     size_t hidden_rows;
+
+    int32_t *ids; /* [ids_rows] device memory; NULL for host devices */
+    size_t ids_rows;
+
+    /* Hidden states of vptq_forward_hidden_alloc. */
+    struct {
+        float *data; /* NULL: none */
+        size_t rows;
+    } resident[VPTQ_FORWARD_RESIDENT];
 
     float *logits;       /* [head_rows, VPTQ_FORWARD_TILE_ROWS] */
     vptq_nll_state *nll; /* [head_rows]; this and the next NULL for host devices */
@@ -77,6 +99,10 @@ size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols);
 /* Number of rows, at most `rows`, that fit into device memory with `reserved` bytes to spare;
  * on host devices all.  `head`: with their logits. */
 size_t vptq_forward_fit(const vptq_forward *f, size_t rows, size_t reserved, bool head);
+/* Whether these hidden states lie in memory of vptq_forward_hidden_alloc. */
+bool vptq_forward_is_resident(const vptq_forward *f, const float *hidden);
+/* Whether `bytes` fit into device memory that `rows` rows, with their logits, do not need. */
+bool vptq_forward_has_room(const vptq_forward *f, size_t bytes, size_t rows);
 /* Number of rows to run through the head next, after the first `first` of n. */
 size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first);
 /* The end (exclusive) of the sequences to run next from `first` on, with these linear layers.
@@ -110,10 +136,13 @@ vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_
 vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 
+vptq_status vptq_forward_reserve_ids(vptq_forward *f, size_t rows,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
+
 /* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row). */
 typedef struct vptq_forward_linear_args {
     const vptq_weight *w;
-    const vptq_matrix *matrix; /* w opened; NULL for a plain weight */
+    const vptq_opened *opened; /* w */
     bool kept;                 /* the weight stays open after this pass */
     const float *bias;         /* [w->rows] or NULL */
     size_t rows;
@@ -121,7 +150,8 @@ typedef struct vptq_forward_linear_args {
     float *out;
     float beta;
 } vptq_forward_linear_args;
-/* For more rows than vptq_weight_gemv_rows the weight is converted tile by tile. */
+/* For more rows than vptq_weight_gemv_rows the weight is converted tile by tile.  The result
+ * does not depend on whether the device stores the weight. */
 vptq_status vptq_forward_linear(vptq_forward *f, const vptq_forward_linear_args *a,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 /* Only columns [first, first + n) of the product, converted as one tile, into out [rows, ld].
@@ -140,8 +170,26 @@ vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
                                 const vptq_forward_sampling *s, int32_t *next,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Opens the packed linear layers of all blocks, once, and keeps them for later steps. */
-vptq_status vptq_forward_keep(vptq_forward *f, vptq_err *err) VPTQ_MUST_CHECK;
+/* ---- forward_weights.c ---- */
+
+/* Opens the linear layers of all blocks, once, and keeps them for steps of at most `rows` rows
+ * that sample `samples` tokens.  A device with its own memory also stores those that fit, head
+ * and embedding included. */
+vptq_status vptq_forward_keep(vptq_forward *f, size_t rows, size_t samples,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+/* Linear layer l of a block that runs over windows, opened, and stored if it fits. */
+vptq_status vptq_forward_block_weight(vptq_forward *f, uint32_t layer, vptq_linear l,
+                                      const vptq_weight *w, const vptq_opened **opened,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+/* Closes what a run over windows has opened. */
+void vptq_forward_block_close(vptq_forward *f);
+vptq_weight vptq_forward_head_weight(const vptq_forward *f);
+/* Stores the head if it fits. */
+vptq_status vptq_forward_head_store(vptq_forward *f, vptq_err *err) VPTQ_MUST_CHECK;
+/* The embedding; steps may have stored it. */
+const vptq_opened *vptq_forward_embedding(const vptq_forward *f);
+void vptq_forward_weights_close(vptq_forward *f);
+
 /* f->hidden = the embeddings of n <= VPTQ_FORWARD_ROWS ids (or as many as are reserved); also
  * allocates the activations for the blocks. */
 vptq_status vptq_forward_start(vptq_forward *f, const int32_t *ids, size_t n,
@@ -167,8 +215,8 @@ size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t ro
  * sequence of `position` tokens.  With pages, these give the position of every row. */
 typedef struct vptq_forward_pass {
     uint32_t layer;
-    const vptq_weight *linear;  /* [VPTQ_LINEAR_COUNT], of the model or in its place */
-    vptq_matrix *const *matrix; /* [VPTQ_LINEAR_COUNT], opened; NULL for plain ones */
+    const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT], of the model or in its place */
+    const vptq_opened *kept;   /* [VPTQ_LINEAR_COUNT] of them; NULL: opened by the first use */
     size_t rows;
     float *h;
     const size_t *starts;

@@ -1,11 +1,13 @@
 /* Number of rows to run at once on a device with its own memory, from the memory that is free
- * at that moment.  Results do not depend on it, because groups are cut between sequences only.
+ * at that moment.  Results do not depend on it, because groups are cut between sequences only,
+ * into pieces that all have more than a few rows: products with few rows may round differently.
  * Steps with a cache are never cut: how attention splits its keys depends on the number of
  * queries. */
 #include "lib/model/forward_internal.h"
 
 enum {
-    MIN_ROWS = 16,    /* if even these do not fit, the allocation fails */
+    MIN_ROWS = 32,    /* if even these do not fit, the allocation fails */
+    FEW_ROWS = 16,    /* on cuda these are multiplied without tensor cores */
     WORKING = 1 << 20 /* bytes of scratch memory of an op, in addition to an eighth */
 };
 
@@ -33,6 +35,8 @@ static size_t more_bytes(const vptq_forward *f, size_t rows, bool head)
         bytes += (rows - f->rows) * vptq_forward_row_floats(f) * sizeof(float);
     if (rows > f->hidden_rows)
         bytes += (rows - f->hidden_rows) * f->d->hidden * sizeof(float);
+    if (rows > f->ids_rows)
+        bytes += (rows - f->ids_rows) * sizeof *f->ids;
     if (head && rows > f->head_rows)
         bytes += (rows - f->head_rows) * head_row;
     return bytes;
@@ -51,10 +55,19 @@ size_t vptq_forward_fit(const vptq_forward *f, size_t rows, size_t reserved, boo
     return rows;
 }
 
+bool vptq_forward_has_room(const vptq_forward *f, size_t bytes, size_t rows)
+{
+    const size_t needed = more_bytes(f, rows, true), available = available_bytes(f);
+    return needed <= available && bytes <= available - needed;
+}
+
 size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first)
 {
     const size_t left = n - first;
-    return vptq_forward_head_fit(f, left < VPTQ_FORWARD_ROWS ? left : VPTQ_FORWARD_ROWS);
+    const size_t rows =
+        vptq_forward_head_fit(f, left < VPTQ_FORWARD_ROWS ? left : VPTQ_FORWARD_ROWS);
+    const bool few = left > rows && left - rows <= FEW_ROWS && !f->dev->ops->host_memory;
+    return few ? rows - FEW_ROWS : rows;
 }
 
 /* Upper bound of the device memory of the packed linear layers of a block. */
@@ -73,5 +86,91 @@ size_t vptq_forward_piece(const vptq_forward *f, const vptq_weight *linear,
 {
     const size_t all = starts[group_end] - starts[first];
     const size_t rows = vptq_forward_fit(f, all, packed_bytes(linear), false);
-    return vptq_forward_trees(starts, parents, group_end, first, rows);
+    size_t end = vptq_forward_trees(starts, parents, group_end, first, rows);
+    while (end < group_end && !f->dev->ops->host_memory &&
+           (starts[end] - starts[first] <= FEW_ROWS ||
+            starts[group_end] - starts[end] <= FEW_ROWS))
+        end = vptq_forward_trees(starts, parents, group_end, end, 0); /* one more tree */
+    return end;
+}
+
+/* ---- hidden states in device memory ---- */
+
+/* Device memory of the largest block, its weights stored, and of the head. */
+static size_t weight_bytes(const vptq_forward *f)
+{
+    const vptq_weight head = vptq_forward_head_weight(f);
+    size_t largest = 0;
+    for (uint32_t layer = 0; layer < f->d->layers; layer++) {
+        const vptq_weight *linear = f->m->blocks[layer].linear;
+        size_t bytes = packed_bytes(linear);
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            bytes += vptq_weight_bytes(&linear[l], f->dev);
+        largest = bytes > largest ? bytes : largest;
+    }
+    return largest + vptq_weight_bytes(&head, f->dev);
+}
+
+size_t vptq_forward_hidden_fit(const vptq_forward *f, size_t group_rows, size_t models,
+                               size_t reserved)
+{
+    if (f->dev->ops->host_memory)
+        return 0;
+    const size_t available = available_bytes(f);
+    const size_t needed = models * (weight_bytes(f) + more_bytes(f, group_rows, true));
+    if (reserved > available || needed > available - reserved)
+        return 0;
+    return (available - reserved - needed) / (f->d->hidden * sizeof(float));
+}
+
+float *vptq_forward_hidden_alloc(vptq_forward *f, size_t rows)
+{
+    const vptq_backend *ops = f->dev->ops;
+    void *p = NULL;
+    int i = 0;
+    while (i < VPTQ_FORWARD_RESIDENT && f->resident[i].data)
+        i++;
+    VPTQ_BUG_IF(i == VPTQ_FORWARD_RESIDENT);
+    if (ops->host_memory ||
+        ops->alloc(f->dev->state, rows, f->d->hidden * sizeof(float), &p, NULL))
+        return NULL;
+    f->resident[i].data = p;
+    f->resident[i].rows = rows;
+    return p;
+}
+
+void vptq_forward_hidden_free(vptq_forward *f, float *hidden)
+{
+    for (int i = 0; i < VPTQ_FORWARD_RESIDENT; i++)
+        if (hidden && f->resident[i].data == hidden) {
+            f->dev->ops->release(f->dev->state, hidden);
+            f->resident[i].data = NULL;
+        }
+}
+
+bool vptq_forward_is_resident(const vptq_forward *f, const float *hidden)
+{
+    const uintptr_t at = (uintptr_t)hidden;
+    for (int i = 0; i < VPTQ_FORWARD_RESIDENT; i++) {
+        const uintptr_t begin = (uintptr_t)f->resident[i].data;
+        if (begin && at >= begin &&
+            at - begin < f->resident[i].rows * f->d->hidden * sizeof(float))
+            return true;
+    }
+    return false;
+}
+
+vptq_status vptq_forward_hidden_gather(vptq_forward *f, const float *hidden, const int32_t *at,
+                                       size_t n, float *out, vptq_err *err)
+{
+    const vptq_backend *ops = f->dev->ops;
+    VPTQ_CHECK(vptq_forward_reserve_ids(f, n, err));
+    const vptq_embed_args a = {.n = n,
+                               .dim = f->d->hidden,
+                               .table = hidden,
+                               .type = VPTQ_F32,
+                               .ids = f->ids,
+                               .out = out};
+    VPTQ_CHECK(ops->upload(f->dev->state, f->ids, at, n * sizeof *at, err));
+    return ops->embed(f->dev->state, &a, err);
 }

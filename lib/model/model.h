@@ -19,23 +19,41 @@ typedef struct vptq_weight {
 vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
                              float *dst, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Prepares a packed weight on `dev` for tiles and products.  Close *m with the backend's
- * matrix_close; the model must outlive it.  NULL for a plain weight, which needs no
- * preparation. */
-vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_matrix **m,
+/* A weight prepared on a device for tiles and products. */
+typedef struct vptq_opened {
+    vptq_matrix *matrix; /* a packed weight */
+    void *stored;        /* a plain one in the device's own memory, as vptq_weight_type; NULL:
+                            tiles are uploaded again for each product */
+} vptq_opened;
+/* Prepares a packed weight; a plain one needs no preparation.  The model must outlive it. */
+vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_opened *o,
                              vptq_err *err) VPTQ_MUST_CHECK;
-/* Reads the same rows of an opened weight into device memory. */
-vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,
-                             size_t r0, size_t n, float *dst, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_weight_close(vptq_device *dev, vptq_opened *o); /* accepts a zeroed struct */
+/* Stores an opened plain weight in the device's own memory, in vptq_weight_bytes; those are 0
+ * for weights that cannot be stored: packed ones, and all on host devices. */
+vptq_status vptq_weight_store(const vptq_weight *w, vptq_device *dev, vptq_opened *o,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+size_t vptq_weight_bytes(const vptq_weight *w, const vptq_device *dev);
+/* The type in which a device with its own memory has a weight: 16 bits for plain weights that
+ * are read as such numbers, with the same values, else F32. */
+vptq_dtype vptq_weight_type(const vptq_weight *w);
+/* *rows = the same rows of an opened weight in device memory, as vptq_weight_type or, on a host
+ * device, as F32: in `buffer` (n * cols floats) or where they are stored. */
+vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_opened *o, vptq_device *dev,
+                             size_t r0, size_t n, float *buffer, const void **rows,
+                             vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Maximum number of activation rows for which multiplying with the stored weight
  * (vptq_weight_gemv) is faster than converting it first.  kept: the weight stays open for many
  * products, and the device decides.  Otherwise 0 for a packed weight, since preparing it for
- * one product costs more than decoding it, and a few rows for a plain one.  A plain weight must
- * be in host memory with type F32, F16 or BF16 and read as it is stored, else 0. */
+ * one product costs more than decoding it, and a few rows for a plain one.  A plain weight in
+ * host memory must have type F32, F16 or BF16 and be read as it is stored, else 0.  A device
+ * with its own memory multiplies by 16-bit weights for any number of rows and converts none. */
 size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev, bool kept);
-/* As the op `gemv` of the backend, for an opened weight. */
-vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,
+/* Whether the product can take the weight as a whole, without tiles. */
+bool vptq_weight_is_whole(const vptq_weight *w, const vptq_opened *o, const vptq_device *dev);
+/* As the op `gemv` of the backend, for an opened whole weight. */
+vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_opened *o, vptq_device *dev,
                              const vptq_gemv_args *g, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Call after the last use for a while; see vptq_tensor_forget. */

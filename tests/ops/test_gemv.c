@@ -330,6 +330,67 @@ static void products_with_plain_matrices(void **state)
         }
 }
 
+typedef struct part_case {
+    size_t out, in, split;
+    vptq_dtype type;
+    const void *w; /* [out, in] */
+    const float *x;
+} part_case;
+
+static void check_parts(void *arg, const vptq_device *dev, bool is_ref)
+{
+    static const size_t counts[] = {1, 5, 20};
+    const part_case *c = arg;
+    const size_t rest = c->out - c->split;
+    const char *second = (const char *)c->w + c->split * c->in * vptq_dtype_get(c->type)->bytes;
+    vptq_err err;
+    (void)is_ref;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const size_t n = counts[i];
+        float *whole = vtest_alloc(n * c->out, sizeof *whole);
+        float *parts[2] = {vtest_alloc(n * c->split, sizeof **parts),
+                           vtest_alloc(n * rest, sizeof **parts)};
+        vptq_gemv_args g = {.n = n, .x = c->x, .y = whole, .ldx = c->in, .ldy = c->out};
+        assert_ok(dev->ops->gemv(dev->state, c->out, c->in, c->type, c->w, &g, &err), &err);
+        g.y = parts[0];
+        g.ldy = c->split;
+        assert_ok(dev->ops->gemv(dev->state, c->split, c->in, c->type, c->w, &g, &err), &err);
+        g.y = parts[1];
+        g.ldy = rest;
+        assert_ok(dev->ops->gemv(dev->state, rest, c->in, c->type, second, &g, &err), &err);
+        for (size_t t = 0; t < n; t++) {
+            assert_same_f32(parts[0] + t * c->split, whole + t * c->out, c->split);
+            assert_same_f32(parts[1] + t * rest, whole + t * c->out + c->split, rest);
+        }
+        free(parts[1]);
+        free(parts[0]);
+        free(whole);
+    }
+}
+
+/* The forward pass multiplies by a whole matrix or, where memory is short, by parts of it. */
+static void parts_of_a_matrix_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const vptq_dtype types[] = {VPTQ_F32, VPTQ_F16, VPTQ_BF16};
+    part_case c = {.out = 150, .in = 72, .split = 64};
+    float *x = vtest_normals(20 * c.in, 41), *w = vtest_normals(c.out * c.in, 42);
+    uint16_t *half = vtest_alloc(c.out * c.in, sizeof *half);
+    c.x = x;
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        c.type = types[t];
+        c.w = c.type == VPTQ_F32 ? (void *)w : half;
+        if (c.type == VPTQ_F16)
+            vptq_f32_to_f16_n(w, half, c.out * c.in);
+        if (c.type == VPTQ_BF16)
+            vptq_f32_to_bf16_n(w, half, c.out * c.in);
+        devices_each_emu(check_parts, &c);
+    }
+    free(half);
+    free(w);
+    free(x);
+}
+
 /* The alignment of the weights changes how the CUDA kernel reads them, not the result. */
 static void products_with_unaligned_weights(void **state)
 {
@@ -471,6 +532,7 @@ VTEST_MAIN(cmocka_unit_test(products_with_packed_matrices),
            cmocka_unit_test(products_with_codebooks_of_any_magnitude),
            cmocka_unit_test(entries_of_every_width_are_read),
            cmocka_unit_test(products_with_plain_matrices),
+           cmocka_unit_test(parts_of_a_matrix_give_the_same_bits),
            cmocka_unit_test(products_with_unaligned_weights),
            cmocka_unit_test(products_with_many_rows),
            cmocka_unit_test(many_rows_survive_failed_allocations))

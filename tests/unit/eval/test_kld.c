@@ -8,6 +8,7 @@
 #include "formats/json.h"
 #include "lib/eval/kld.h"
 #include "tests/support/devices.h"
+#include "tests/support/vcount.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 #include "tests/support/vwork.h"
@@ -502,7 +503,39 @@ static void test_out_of_memory(void **state)
     vrig_close(&r);
 }
 
+/* As in test_perplexity.c, with both models. */
+static void test_uploads(void **state)
+{
+    enum { CONTEXT = 1050, WINDOWS = 3, TOKENS = CONTEXT * WINDOWS };
+    char path[4096];
+    const char *files[] = {path};
+    vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = CONTEXT};
+    vptq_kld_result res[2];
+    free(vrig_ids(*state, TOKENS, path, sizeof path));
+    for (int fits = 1; fits >= 0; fits--) {
+        vrig r;
+        vptq_err err = {0};
+        vrig_open_on(&r, VRIG_TINY_OF("mistral"), NULL, "ref", 2);
+        vrig_open_base(&r, VRIG_TINY_OF("llama3"));
+        vcount_start(&r.dev, fits ? SIZE_MAX : 0);
+        assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, &res[fits], &err), &err);
+        const size_t weights = vcount_of(&r.m).weights, base = vcount_of(&r.base).weights;
+        const size_t others = vcount_of(&r.m).uploaded - weights - base;
+        if (!fits) {
+            assert_true(weights >= WINDOWS * vcount_block_weights(&r.m));
+        } else {
+            assert_int_equal(weights, vcount_block_weights(&r.m) + r.m.head->bytes);
+            assert_int_equal(base, vcount_block_weights(&r.base) + r.base.head->bytes);
+            /* hidden states; tables of angles and norms */
+            assert_in_range(others, 2 * TOKENS * VRIG_HIDDEN * sizeof(float),
+                            3 * TOKENS * VRIG_HIDDEN * sizeof(float));
+        }
+        vrig_close(&r);
+    }
+    assert_true(res[0].mean_kld == res[1].mean_kld && res[0].mean_kld > 0);
+}
+
 VTEST_MAIN(scratch_test(test_golden), scratch_test(test_recorded),
            scratch_test(test_record_once), cmocka_unit_test(test_states),
            scratch_test(test_itself), scratch_test(test_quantized), scratch_test(test_refused),
-           scratch_test(test_out_of_memory))
+           scratch_test(test_out_of_memory), scratch_test(test_uploads))

@@ -8,6 +8,7 @@
 #include "lib/eval/perplexity.h"
 #include "lib/model/forward.h"
 #include "tests/support/devices.h"
+#include "tests/support/vcount.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 
@@ -333,7 +334,42 @@ static void test_stories_packed(void **state)
     check_published(*state, "golden/vptq_model_stories260K");
 }
 
+/* Three groups on a device with its own memory: weights, hidden states and targets are uploaded
+ * once.  With no free memory everything is uploaded for each group, with the same result. */
+static void test_uploads(void **state)
+{
+    enum { CONTEXT = 1050, WINDOWS = 3, TOKENS = CONTEXT * WINDOWS };
+    char path[4096];
+    const char *files[] = {path};
+    vptq_ppl_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = CONTEXT};
+    vptq_ppl_result res[2];
+    free(vrig_ids(*state, TOKENS, path, sizeof path));
+    for (int fits = 1; fits >= 0; fits--) {
+        vrig r;
+        vptq_err err = {0};
+        vrig_open_on(&r, VRIG_TINY, NULL, "ref", 2);
+        vcount_start(&r.dev, fits ? SIZE_MAX : 0);
+        assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, NULL, &res[fits], &err), &err);
+        const vcount c = vcount_of(&r.m);
+        const size_t weights = vcount_block_weights(&r.m) + r.m.head->bytes;
+        const size_t scored =
+            (size_t)res[fits].tokens * 2 * sizeof(int32_t); /* rows, targets */
+        const size_t head_dim = r.m.desc->head_dim;         /* tables of angles; norms */
+        const size_t tables = (CONTEXT * head_dim + 5 * VRIG_HIDDEN) * sizeof(float);
+        if (!fits) {
+            assert_true(c.weights >= WINDOWS * weights);
+        } else {
+            assert_int_equal(c.weights, weights);
+            assert_int_equal(c.uploaded - weights,
+                             TOKENS * VRIG_HIDDEN * sizeof(float) + scored + tables);
+        }
+        vrig_close(&r);
+    }
+    assert_true(res[0].nll == res[1].nll && res[0].tokens == res[1].tokens);
+}
+
 VTEST_MAIN(scratch_test(test_windows), scratch_test(test_batches), scratch_test(test_dry_run),
            scratch_test(test_refused), scratch_test(test_not_finite),
            scratch_test(test_no_memory), cmocka_unit_test(test_stories_documents),
-           scratch_test(test_stories_hf), scratch_test(test_stories_packed))
+           scratch_test(test_stories_hf), scratch_test(test_stories_packed),
+           scratch_test(test_uploads))

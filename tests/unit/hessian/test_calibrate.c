@@ -9,6 +9,7 @@
 #include "lib/base/file.h"
 #include "lib/base/rng.h"
 #include "tests/support/devices.h"
+#include "tests/support/vcount.h"
 #include "tests/support/vtest.h"
 
 /* Two layers, 6 windows of 16 ids, the last 2 of them held out. */
@@ -47,8 +48,7 @@ static void rig_close(rig *r)
     assert_int_equal(r->mem.used, 0);
 }
 
-static void start_with(rig *r, const char *dir, vptq_token_weights weights, bool sequential,
-                       uint32_t wanted, vptq_calibrator *c)
+static void plan_with(rig *r, vptq_token_weights weights, bool sequential, vptq_calibrator *c)
 {
     vptq_err err = {0};
     const char *files[] = {r->path};
@@ -61,6 +61,13 @@ static void start_with(rig *r, const char *dir, vptq_token_weights weights, bool
     assert_ok(vptq_calibrator_plan(&r->dev, &r->m, &opt, c, &err), &err);
     assert_int_equal(c->windows[VPTQ_PART_MAIN], WINDOWS - HELD);
     assert_int_equal(c->windows[VPTQ_PART_HELD_OUT], HELD);
+}
+
+static void start_with(rig *r, const char *dir, vptq_token_weights weights, bool sequential,
+                       uint32_t wanted, vptq_calibrator *c)
+{
+    vptq_err err = {0};
+    plan_with(r, weights, sequential, c);
     assert_ok(vptq_calibrator_start(c, dir, wanted, r->m.desc->layers - 1, &err), &err);
 }
 
@@ -580,6 +587,88 @@ static void test_out_of_memory(void **state)
     rig_close(&r);
 }
 
+/* ---- what moves to a device ---- */
+
+static vptq_status finish_sums(void *arg, vptq_calibrator *c, vptq_part part, vptq_err *err)
+{
+    size_t *bytes = arg;
+    (void)part;
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        const size_t n = c->sum[i].n;
+        if (c->opt.sequential && i != (int)c->next)
+            continue;
+        float *lower = vtest_alloc(n * (n + 1) / 2, sizeof *lower);
+        float *mean = vtest_alloc(n, sizeof *mean);
+        assert_ok(vptq_hessian_sum_finish(&c->sum[i], lower, mean, err), err);
+        *bytes += (n * n + n) * sizeof(double);
+        free(mean);
+        free(lower);
+    }
+    return VPTQ_OK;
+}
+
+/* Two groups of windows, one for each part: the weights of a block are uploaded once, hidden
+ * states once if they fit, and sums come back in two downloads. */
+static void test_uploads_of_one_stream(void **state)
+{
+    for (int fits = 0; fits < 2; fits++) {
+        rig r;
+        vptq_calibrator c;
+        vptq_err err = {0};
+        size_t sums = 0;
+        rig_open(&r, *state, "ref");
+        vcount_start(&r.dev, SIZE_MAX);
+        plan_with(&r, VPTQ_WEIGHTS_PLAIN, false, &c);
+        c.reserve = fits ? 0 : SIZE_MAX;
+        assert_ok(vptq_calibrator_start(&c, *state, 0, r.m.desc->layers - 1, &err), &err);
+        const vcount before = vcount_of(&r.m);
+        const size_t hidden = IDS * r.m.desc->hidden * sizeof(float), layers = r.m.desc->layers;
+        assert_int_equal(before.weights, 0);
+        assert_true(!c.states.resident == !fits);
+        while (c.layer < layers)
+            assert_ok(vptq_calibrator_run(&c, finish_sums, &sums, &err), &err);
+        const vcount after = vcount_of(&r.m);
+        assert_int_equal(after.weights, vcount_block_weights(&r.m));
+        assert_int_equal(after.uploaded - before.uploaded - after.weights,
+                         sums + (fits ? 0 : layers * hidden)); /* zeros of the sums */
+        assert_int_equal(after.downloaded - before.downloaded,
+                         sums + (fits ? 0 : layers * hidden));
+        assert_int_equal(after.downloads - before.downloads,
+                         layers * (size_t)(VPTQ_PART_COUNT * (2 * VPTQ_INPUT_COUNT + !fits)));
+        vptq_calibrator_release(&c);
+        rig_close(&r);
+    }
+}
+
+/* The quantized matrices are packed, and opened apart from this count. */
+static void test_uploads_of_two_streams(void **state)
+{
+    rig r;
+    vptq_calibrator c;
+    vptq_arena arena;
+    moments m;
+    rig_open(&r, *state, "ref");
+    vcount_start(&r.dev, SIZE_MAX);
+    vptq_arena_init(&arena, NULL);
+    start_with(&r, *state, VPTQ_WEIGHTS_SINK, true, 0, &c);
+    for (uint32_t layer = 0; layer < r.m.desc->layers; layer++) {
+        vptq_packed_matrix exact[VPTQ_LINEAR_COUNT];
+        vptq_weight linear[VPTQ_LINEAR_COUNT];
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            const vptq_weight *w = &r.m.blocks[layer].linear[l];
+            exact_matrix(&r, w, &arena, &exact[l]);
+            linear[l] = (vptq_weight){w->rows, w->cols, NULL, &exact[l]};
+        }
+        run(&c, linear, &m);
+        moments_free(&m);
+    }
+    assert_int_equal(vcount_of(&r.m).weights, vcount_block_weights(&r.m));
+    vptq_calibrator_release(&c);
+    vptq_arena_release(&arena);
+    rig_close(&r);
+}
+
 VTEST_MAIN(scratch_test(test_exact_blocks_shift_nothing), scratch_test(test_shift),
            scratch_test(test_weighted_shift), scratch_test(test_refusals),
-           scratch_test(test_out_of_memory))
+           scratch_test(test_out_of_memory), scratch_test(test_uploads_of_one_stream),
+           scratch_test(test_uploads_of_two_streams))

@@ -74,6 +74,20 @@ static vptq_status checked_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err
     return vptq_backend_ref.gemm(dev, g, err);
 }
 
+static vptq_status checked_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type,
+                                const void *w, const vptq_gemv_args *g, vptq_err *err)
+{
+    assert_true(on_device(w) && on_device(g->x) && on_device(g->y));
+    assert_true(!g->bias || on_device(g->bias));
+    return vptq_backend_ref.gemv(dev, out, in, type, w, g, err);
+}
+
+static vptq_status checked_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
+{
+    assert_true(on_device(a->table) && on_device(a->ids) && on_device(a->out));
+    return vptq_backend_ref.embed(dev, a, err);
+}
+
 static vptq_status checked_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
     assert_true(on_device(a->x) && on_device(a->weight) && on_device(a->y));
@@ -101,6 +115,8 @@ static vptq_backend checked_backend(void)
     b.upload = checked_upload;
     b.download = checked_download;
     b.gemm = checked_gemm;
+    b.gemv = checked_gemv;
+    b.embed = checked_embed;
     b.rmsnorm = checked_rmsnorm;
     b.rope = checked_rope;
     b.nll = checked_nll;
@@ -173,6 +189,13 @@ static vptq_status counting_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_er
     return vptq_backend_emu()->gemm(dev, g, err);
 }
 
+static vptq_status counting_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type,
+                                 const void *w, const vptq_gemv_args *g, vptq_err *err)
+{
+    max_rows = g->n > max_rows ? g->n : max_rows;
+    return vptq_backend_emu()->gemv(dev, out, in, type, w, g, err);
+}
+
 static vptq_backend counting;
 
 static void rig_open_model(rig *r, const char *path)
@@ -183,6 +206,7 @@ static void rig_open_model(rig *r, const char *path)
     assert_ok(vptq_device_open(&r->ctx, "emu", &r->dev, &err), &err);
     counting = *vptq_backend_emu();
     counting.gemm = counting_gemm;
+    counting.gemv = counting_gemv;
     r->dev.ops = &counting;
     assert_ok(vptq_model_open(&r->ctx, path, &(vptq_checkpoint_options){0}, false, &r->m, &err),
               &err);

@@ -144,6 +144,13 @@ static vptq_status counting_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_er
     return vptq_backend_emu()->gemm(dev, g, err);
 }
 
+static vptq_status counting_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type,
+                                 const void *w, const vptq_gemv_args *g, vptq_err *err)
+{
+    max_rows = g->n > max_rows ? g->n : max_rows;
+    return vptq_backend_emu()->gemv(dev, out, in, type, w, g, err);
+}
+
 /* With memory for one tree at a time. */
 static void test_smaller_groups_when_memory_is_short(void **state)
 {
@@ -151,6 +158,7 @@ static void test_smaller_groups_when_memory_is_short(void **state)
     float hidden[2][ROWS * HIDDEN];
     vptq_backend counting = *vptq_backend_emu();
     counting.gemm = counting_gemm;
+    counting.gemv = counting_gemv;
     for (int i = 0; i < 2; i++) {
         vrig r;
         vptq_err err = {0};

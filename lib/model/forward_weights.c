@@ -1,0 +1,133 @@
+/* The weights that a forward pass has opened: those of all blocks for steps, those of one block
+ * for windows, the head and the embedding.  A device with its own memory stores each as long
+ * as enough is left for the activations; the others are uploaded in tiles for each product,
+ * with the same results. */
+#include "lib/model/forward_internal.h"
+
+/* Stores a plain weight if that leaves memory for `rows` rows. */
+static vptq_status store(vptq_forward *f, const vptq_weight *w, vptq_opened *o, size_t rows,
+                         size_t reserved, vptq_err *err)
+{
+    const size_t bytes = vptq_weight_bytes(w, f->dev);
+    if (!bytes || o->stored || !vptq_forward_has_room(f, bytes + reserved, rows))
+        return VPTQ_OK;
+    return vptq_weight_store(w, f->dev, o, err);
+}
+
+/* ---- one block ---- */
+
+vptq_status vptq_forward_block_weight(vptq_forward *f, uint32_t layer, vptq_linear l,
+                                      const vptq_weight *w, const vptq_opened **opened,
+                                      vptq_err *err)
+{
+    const vptq_weight *own = &f->m->blocks[layer].linear[l];
+    const int other = w->tensor != own->tensor || w->packed != own->packed;
+    vptq_opened *o = &f->block.linear[other][l];
+    *opened = o;
+    if (f->block.layer != layer)
+        vptq_forward_block_close(f);
+    if (f->block.open[other][l])
+        return VPTQ_OK;
+    f->block.layer = layer;
+    VPTQ_CHECK(vptq_weight_open(w, f->dev, o, err));
+    f->block.open[other][l] = true;
+    if (!f->kept)
+        vptq_weight_close(f->dev, &f->head);
+    return store(f, w, o, f->group_rows, 0, err);
+}
+
+void vptq_forward_block_close(vptq_forward *f)
+{
+    for (int other = 0; other < 2; other++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            if (f->block.open[other][l])
+                vptq_weight_close(f->dev, &f->block.linear[other][l]);
+            f->block.open[other][l] = false;
+        }
+}
+
+void vptq_forward_hold(vptq_forward *f, bool hold)
+{
+    f->block.held = hold;
+    if (!hold)
+        vptq_forward_block_close(f);
+}
+
+/* ---- head and embedding ---- */
+
+vptq_weight vptq_forward_head_weight(const vptq_forward *f)
+{
+    return (vptq_weight){.rows = f->d->vocab, .cols = f->d->hidden, .tensor = f->m->head};
+}
+
+vptq_status vptq_forward_head_store(vptq_forward *f, vptq_err *err)
+{
+    const vptq_weight w = vptq_forward_head_weight(f);
+    return store(f, &w, &f->head, 0, 0, err);
+}
+
+const vptq_opened *vptq_forward_embedding(const vptq_forward *f)
+{
+    return f->m->embedding == f->m->head ? &f->head : &f->embedding;
+}
+
+/* ---- all blocks ---- */
+
+enum { SAMPLE_WORDS = 4 }; /* of a sampled row, in addition to its logits */
+
+static vptq_status open_kept(vptq_forward *f, size_t rows, size_t samples, vptq_err *err)
+{
+    const vptq_weight head = vptq_forward_head_weight(f);
+    const size_t logits = samples * (f->d->vocab + SAMPLE_WORDS) * sizeof(float);
+    vptq_weight embedding = head;
+    for (uint32_t l = 0; l < f->d->layers; l++)
+        for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+            const vptq_weight *w = &f->m->blocks[l].linear[i];
+            vptq_opened *o = &f->kept[(size_t)l * VPTQ_LINEAR_COUNT + (size_t)i];
+            vptq_status st = vptq_weight_open(w, f->dev, o, err);
+            if (!st)
+                st = store(f, w, o, rows, logits, err);
+            if (st) {
+                vptq_err_context(err, "layer %u", l);
+                return st;
+            }
+        }
+    VPTQ_CHECK(store(f, &head, &f->head, rows, logits, err));
+    embedding.tensor = f->m->embedding;
+    return f->m->embedding == f->m->head
+               ? VPTQ_OK
+               : store(f, &embedding, &f->embedding, rows, logits, err);
+}
+
+static void close_kept(vptq_forward *f)
+{
+    for (size_t i = 0; f->kept && i < (size_t)f->d->layers * VPTQ_LINEAR_COUNT; i++)
+        vptq_weight_close(f->dev, &f->kept[i]);
+    vptq_mem_free(f->dev->ctx->mem, f->kept);
+    f->kept = NULL;
+    vptq_weight_close(f->dev, &f->head);
+    vptq_weight_close(f->dev, &f->embedding);
+}
+
+vptq_status vptq_forward_keep(vptq_forward *f, size_t rows, size_t samples, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const size_t count = (size_t)f->d->layers * VPTQ_LINEAR_COUNT;
+    if (f->kept)
+        return VPTQ_OK;
+    f->kept = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *f->kept, err);
+    if (!f->kept)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        f->kept[i] = (vptq_opened){.matrix = NULL};
+    st = open_kept(f, rows, samples, err);
+    if (st)
+        close_kept(f);
+    return st;
+}
+
+void vptq_forward_weights_close(vptq_forward *f)
+{
+    vptq_forward_block_close(f);
+    close_kept(f);
+}
