@@ -112,7 +112,7 @@ static double change(double scale, size_t k, size_t v, const float *c, const dou
             const double x = (double)c[i * v + j], d = x - nearest(scale, x);
             of_centroid += d * d;
         }
-        sum += weight ? weight[i] * of_centroid : of_centroid;
+        sum += weight[i] * of_centroid;
     }
     return sum;
 }
@@ -125,7 +125,9 @@ float vptq_grid_choose(vptq_dtype storage, size_t k, size_t v, const float *c,
     float least, most;
     double best = 1, best_change = INFINITY;
 
-    if (!find_range(c, k * v, &least, &most) || !(most > 0))
+    if (!find_range(c, k * v, &least, &most) || (double)most > s.most)
+        return 0;
+    if (!(most > 0))
         return 1;
     int i = s.steps * ilogb((double)most / VPTQ_GRID_MAX);
     while (VPTQ_GRID_MAX * scale_at(&s, i) < (double)most || scale_at(&s, i) < s.unit)
@@ -133,8 +135,9 @@ float vptq_grid_choose(vptq_dtype storage, size_t k, size_t v, const float *c,
     const int end = i - OCTAVES * s.steps;
     for (i++; i >= end; i--) {
         const double scale = scale_at(&s, i);
-        const double at =
-            is_exact(&s, scale) ? change(scale, k, v, c, weight) : (double)INFINITY;
+        if (!is_exact(&s, scale))
+            continue;
+        const double at = change(scale, k, v, c, weight);
         if (at < best_change) {
             best_change = at;
             best = scale;

@@ -8,6 +8,7 @@
 
 enum {
     REFIT_SWEEPS = 2,      /* after each refit */
+    GRID_SWEEPS = 2,       /* after the second pass */
     STORAGE_SWEEPS = 1,    /* after rounding; a second one gains less than a thousandth */
     REFIT_ITERATIONS = 10, /* of conjugate gradients; sweeps undo what more would gain */
     SCALE_ITERATIONS = 8,  /* the same, over scale and bias */
@@ -168,7 +169,25 @@ static vptq_status minimize_error(vptq_encoder *enc, vptq_err *err)
 
 static vptq_status round_codebooks(vptq_encoder *enc, vptq_err *err)
 {
+    if (enc->settings->codebook_grid == VPTQ_GRID_INT8)
+        VPTQ_CHECK(vptq_grid_codebooks(enc, true, err));
     return vptq_columns_round(&enc->columns, enc->settings->storage, enc->keep, err);
+}
+
+/* A grid is coarser than the storage type: with the main codebooks on theirs, a second pass and
+ * sweeps decide anew.  The residual codebooks, whose steps are smaller, follow with storage. */
+static vptq_status adapt_to_grid(vptq_encoder *enc, vptq_err *err)
+{
+    running_step step;
+
+    VPTQ_CHECK(begin(enc, &step, "grid", KEEP, err));
+    VPTQ_CHECK(vptq_grid_codebooks(enc, false, err));
+    VPTQ_CHECK(end(enc, &step, err));
+    VPTQ_CHECK(begin(enc, &step, "repass", REVERT_IF_WORSE, err));
+    VPTQ_CHECK(vptq_column_pass(enc, false, err));
+    VPTQ_CHECK(vptq_encoder_update(enc, err));
+    VPTQ_CHECK(vptq_sweeps(enc, GRID_SWEEPS, err));
+    return end(enc, &step, err);
 }
 
 /* Rounding may raise the loss, the sweep after it only lowers it. */
@@ -216,6 +235,9 @@ vptq_status vptq_encode_matrix(vptq_device *dev, const vptq_encoder_settings *se
         VPTQ_TRY(vptq_encoder_update(&enc, err));
     }
     VPTQ_TRY(minimize_error(&enc, err));
+    if (!enc.columns.rounded && s->codebook_grid == VPTQ_GRID_INT8 &&
+        s->rounding == VPTQ_ROUND_LOOP)
+        VPTQ_TRY(adapt_to_grid(&enc, err));
     if (!enc.columns.rounded)
         VPTQ_TRY(round_for_storage(&enc, err));
 

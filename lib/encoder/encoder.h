@@ -182,6 +182,11 @@ vptq_status vptq_refit_scales(vptq_encoder *enc, int iterations, vptq_err *err) 
 vptq_status vptq_refit(vptq_encoder *enc, vptq_column_group *only, const float *target,
                        int iterations, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Moves the main codebooks, and with `residual` the residual ones, to int8 grids that are exact
+ * in the storage type (grid.c); needs indices. */
+vptq_status vptq_grid_codebooks(vptq_encoder *enc, bool residual,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+
 enum { VPTQ_PASS_BLOCK = 128 }; /* columns between two updates of all others by one product */
 
 /* The stored form of columns and problem (store.c).  Codebooks must have been rounded; scale

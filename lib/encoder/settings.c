@@ -63,6 +63,8 @@ static const vptq_setting table[] = {
      "least squares over scale and bias before the first refit"},
     {"rounding", VPTQ_SETTING_CHOICE, AT(rounding), 0, 0, "loop|end", false,
      "round to the stored type before or after the last decisions"},
+    {"codebook_grid", VPTQ_SETTING_CHOICE, AT(codebook_grid), 0, 0, "none|int8", false,
+     "round codebooks to whole multiples, up to 127, of one scale each"},
     {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false,
      "share of the mean diagonal added to the Hessian"},
     {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false,

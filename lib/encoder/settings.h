@@ -37,6 +37,11 @@ enum {
     VPTQ_ROUND_END   /* everything after the last decision (published recipe) */
 };
 
+enum {
+    VPTQ_GRID_NONE, /* any value of the storage type */
+    VPTQ_GRID_INT8  /* whole multiples, up to 127, of a scale per codebook (lib/base/grid.h) */
+};
+
 typedef struct vptq_encoder_settings {
     /* what is stored */
     uint32_t v, k, k_res; /* vector length; centroids; residual centroids, 0 = none */
@@ -57,9 +62,10 @@ typedef struct vptq_encoder_settings {
     uint32_t retrain;      /* rounds of training on the pass's targets, then a pass again */
     uint32_t sweeps;       /* of coordinate descent after the pass, 0 = off */
     uint32_t refits; /* rounds of least squares over the codebooks and two sweeps, 0 = off */
-    bool scales;     /* least squares over scale and bias before the first refit */
-    double ridge;    /* times mean diag H, added to H before scaling */
-    double damping;  /* first damping step when the factor fails */
+    uint32_t codebook_grid; /* the constants above */
+    bool scales;            /* least squares over scale and bias before the first refit */
+    double ridge;           /* times mean diag H, added to H before scaling */
+    double damping;         /* first damping step when the factor fails */
     uint64_t seed;
 } vptq_encoder_settings;
 

@@ -103,6 +103,14 @@ static json_t *setting_json(const vptq_setting *t, const vptq_encoder_settings *
     return json_string(text);
 }
 
+/* The grid is newer than the format of work directories: they have its key only where it is on,
+ * so that those written before it can be continued. */
+static bool is_implied(const vptq_setting *t, const vptq_encoder_settings *s)
+{
+    return t->offset == offsetof(vptq_encoder_settings, codebook_grid) &&
+           s->codebook_grid == VPTQ_GRID_NONE;
+}
+
 json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_settings *unlike)
 {
     size_t count;
@@ -110,7 +118,7 @@ json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_se
     json_t *doc = json_object();
 
     for (size_t i = 0; doc && i < count; i++) {
-        if (unlike && vptq_setting_equal(&table[i], s, unlike))
+        if (unlike ? vptq_setting_equal(&table[i], s, unlike) : is_implied(&table[i], s))
             continue;
         if (json_object_set_new(doc, table[i].key, setting_json(&table[i], s))) {
             json_decref(doc);

@@ -42,8 +42,8 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d,
 vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_settings *rows,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The settings as a JSON object, without those that equal `unlike` (may be NULL); NULL when out
- * of memory. */
+/* The settings as a JSON object, without those that equal `unlike` (may be NULL), or without
+ * codebook_grid if there is none; NULL when out of memory. */
 json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_settings *unlike);
 
 /* A JSON value as the text of a setting, possibly in `text`; NULL for an object, list or null.

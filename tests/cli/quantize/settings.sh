@@ -50,6 +50,8 @@ same_settings '{"refits": 0}' --refits 0
 same_settings '{"retrain": 2}' --retrain 2
 same_settings '{"scales": false}' --scales false
 same_settings '{"rounding": "end"}' --rounding end
+same_settings '{"codebook_grid": "int8"}' --codebook-grid int8
+same_settings '{}' --codebook-grid none
 same_settings '{"ridge": 0.1}' --ridge 0.1
 same_settings '{"damping": 0.002}' --damping 0.002
 same_settings '{"seed": 7}' --seed 7
@@ -96,6 +98,7 @@ bad "^vptq-quantize: --residual-from all: expected" --residual-from all
 bad "^vptq-quantize: --retrain 1001: expected" --retrain 1001
 bad "^vptq-quantize: --scales no: expected true or false" --scales no
 bad "^vptq-quantize: --rounding up: expected" --rounding up
+bad "^vptq-quantize: --codebook-grid int4: expected none|int8" --codebook-grid int4
 bad "^vptq-quantize: --joint x: expected" --joint x
 bad "^vptq-quantize: --search wide: expected greedy|beam\[:N\]" --search wide
 bad "^vptq-quantize: --search 0: expected" --search beam:0

@@ -41,6 +41,12 @@ static void check_found(const float *c, size_t n, float expected)
     free(codes);
 }
 
+static float choose(vptq_dtype storage, const float *c, size_t n)
+{
+    const double one = 1;
+    return vptq_grid_choose(storage, 1, n, c, &one);
+}
+
 static bool is_found(const float *c, size_t n)
 {
     float scale;
@@ -114,19 +120,15 @@ static void test_random_values(void **state)
 
 /* ---- everything that is written is recognized ---- */
 
-static void check_written(vptq_dtype storage, size_t k, size_t v, double size, bool weighted)
+static void check_written(vptq_dtype storage, size_t n, double size)
 {
-    const size_t n = k * v;
     float *c = malloc(n * sizeof *c), *read = malloc(n * sizeof *read), scale;
-    double *weight = malloc(k * sizeof *weight);
     int8_t *codes = malloc(n);
 
-    assert_true(c && read && weight && codes);
+    assert_true(c && read && codes);
     for (size_t i = 0; i < n; i++) /* heavier tails than uniform ones */
         c[i] = (float)(size * uniform(-1, 1) * uniform(0, 1) * uniform(0, 1));
-    for (size_t i = 0; i < k; i++)
-        weight[i] = uniform(0, 5);
-    vptq_grid_round(vptq_grid_choose(storage, k, v, c, weighted ? weight : NULL), c, n);
+    vptq_grid_round(choose(storage, c, n), c, n);
     memcpy(read, c, n * sizeof *c);
     vptq_round_to_n(storage, read, n);
     assert_same_f32(read, c, n); /* exact in the storage type */
@@ -136,20 +138,18 @@ static void check_written(vptq_dtype storage, size_t k, size_t v, double size, b
     assert_same_f32(read, c, n);
     free(c);
     free(read);
-    free(weight);
     free(codes);
 }
 
 static void test_written_is_recognized(void **state)
 {
     (void)state;
-    const size_t shapes[][2] = {{2, 1}, {2, 3}, {16, 2}, {64, 8}, {256, 4}, {512, 12}};
-    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-        for (int round = 0; round < 40; round++) {
-            const size_t k = shapes[s][0], v = shapes[s][1];
+    const size_t sizes[] = {1, 2, 6, 32, 512, 6144};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+        for (int round = 0; round < 80; round++) {
             /* float16 from below its smallest number to its largest */
-            check_written(VPTQ_F16, k, v, exp2(uniform(-30, 15.99)), round % 2);
-            check_written(VPTQ_BF16, k, v, exp2(uniform(-149, 127)), round % 2);
+            check_written(VPTQ_F16, sizes[s], exp2(uniform(-30, 15.99)));
+            check_written(VPTQ_BF16, sizes[s], exp2(uniform(-149, 127)));
         }
 }
 
@@ -161,7 +161,7 @@ static double change(const float *c, const double *weight, size_t k, size_t v, f
     for (size_t i = 0; i < k * v; i++) {
         float x = c[i];
         vptq_grid_round(scale, &x, 1);
-        sum += (weight ? weight[i / v] : 1) * pow((double)c[i] - (double)x, 2);
+        sum += weight[i / v] * pow((double)c[i] - (double)x, 2);
     }
     return sum;
 }
@@ -170,29 +170,31 @@ static double change(const float *c, const double *weight, size_t k, size_t v, f
 static void test_best_scale(void **state)
 {
     (void)state;
-    enum { K = 32, V = 4 };
-    float c[K * V];
+    enum { K = 512, V = 4 };
+    float *c = malloc(K * V * sizeof *c);
     double weight[K];
+    int clipped = 0;
 
-    for (int round = 0; round < 20; round++) {
+    assert_non_null(c);
+    for (int round = 0; round < 12; round++) {
         const vptq_dtype storage = round % 2 ? VPTQ_BF16 : VPTQ_F16;
-        const double *w = round % 4 < 2 ? NULL : weight;
-        const double tail = uniform(1, 5);
+        const double tail = uniform(1, 3);
         for (int i = 0; i < K * V; i++)
             c[i] = (float)uniform(-1, 1);
         for (int i = 0; i < K; i++)
             weight[i] = uniform(0, 1);
-        c[0] = (float)tail; /* one value that it can pay to clip */
-        weight[0] = uniform(0, 0.001);
-        const float chosen = vptq_grid_choose(storage, K, V, c, w);
-        const double at = change(c, w, K, V, chosen);
-        for (int e = -20; e < 2; e++)
-            for (int m = 8; m < 16; m += storage == VPTQ_BF16 ? 8 : 1) {
-                const float other = (float)ldexp(m, e);
-                if ((double)other <= tail / VPTQ_GRID_MAX)
-                    assert_true(at <= change(c, w, K, V, other));
-            }
+        c[0] = (float)tail; /* clipping it pays if its weight is small */
+        weight[0] = round % 4 < 2 ? 1e-5 : 1;
+        const float chosen = vptq_grid_choose(storage, K, V, c, weight);
+        const double at = change(c, weight, K, V, chosen);
+        clipped += VPTQ_GRID_MAX * (double)chosen < tail;
+        for (int e = -13; e < -4; e++)
+            for (int m = 8; m < 16; m += storage == VPTQ_BF16 ? 8 : 1)
+                if (ldexp(m - 1, e) <= tail / VPTQ_GRID_MAX) /* not much larger scales */
+                    assert_true(at <= change(c, weight, K, V, (float)ldexp(m, e)));
     }
+    assert_in_range(clipped, 1, 11);
+    free(c);
 }
 
 static void test_rounding(void **state)
@@ -214,7 +216,7 @@ static void test_rounding_twice(void **state)
     const float expected[] = {1140, 10, 20, 30, -50};
 
     for (int round = 0; round < 2; round++) {
-        assert_float_equal(vptq_grid_choose(VPTQ_F16, 5, 1, c, NULL), 10, 0);
+        assert_float_equal(choose(VPTQ_F16, c, 5), 10, 0);
         vptq_grid_round(10, c, 5);
         assert_same_f32(c, expected, 5);
     }
@@ -226,12 +228,17 @@ static void test_nothing_to_choose(void **state)
     float c[] = {0, -0.0F, 0, 1e-12F};
     const float zeros[4] = {0};
 
-    assert_float_equal(vptq_grid_choose(VPTQ_F16, 1, 3, c, NULL), 1, 0);
-    assert_float_equal(vptq_grid_choose(VPTQ_F16, 1, 4, c, NULL), 0x1p-24F, 0);
+    assert_float_equal(choose(VPTQ_F16, c, 3), 1, 0);
+    assert_float_equal(choose(VPTQ_F16, c, 4), 0x1p-24F, 0);
     vptq_grid_round(0x1p-24F, c, 4);
     assert_same_f32(c, zeros, 4);
+    c[0] = 65536;
+    assert_float_equal(choose(VPTQ_F16, c, 2), 0, 0);
+    c[0] = NAN;
+    assert_float_equal(choose(VPTQ_F16, c, 2), 0, 0);
+    c[0] = 0;
     c[1] = 65504; /* the largest float16; 576 * 127 would be infinite */
-    assert_float_equal(vptq_grid_choose(VPTQ_F16, 1, 2, c, NULL), 512, 0);
+    assert_float_equal(choose(VPTQ_F16, c, 2), 512, 0);
 }
 
 VTEST_MAIN(cmocka_unit_test(test_known_scales), cmocka_unit_test(test_common_divisor),

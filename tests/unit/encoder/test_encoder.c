@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/grid.h"
 #include "lib/base/rng.h"
 #include "lib/encoder/encoder.h"
 #include "tests/support/vencoder.h"
@@ -31,6 +32,7 @@ static vptq_encoder_settings combination(unsigned i)
     s.perm = i & 16;
     s.norm = norms[i / 32];
     s.storage = i % 5 ? VPTQ_F16 : VPTQ_BF16;
+    s.codebook_grid = i % 3 == 1 ? VPTQ_GRID_INT8 : VPTQ_GRID_NONE;
     s.kmeans_iterations = 3;
     s.joint = 1;
     s.retrain = 1;
@@ -47,6 +49,7 @@ static vptq_encoder_settings published(const vptq_encoder_settings *like)
     assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
     s.norm = like->norm;
     s.perm = like->perm;
+    s.codebook_grid = like->codebook_grid;
     s.kmeans_iterations = 10;
     return s;
 }
@@ -232,6 +235,15 @@ static bool is_stored(vptq_dtype type, const float *x, size_t n)
     return true;
 }
 
+/* Each of `count` codebooks of n values has a scale of its own. */
+static void check_grids(uint32_t grid, const float *codebooks, uint32_t count, size_t n)
+{
+    float scale;
+    for (uint32_t i = 0; codebooks && i < count; i++)
+        assert_int_equal(vptq_grid_find(codebooks + i * n, n, &scale, NULL),
+                         grid == VPTQ_GRID_INT8);
+}
+
 /* After a whole run the result can be stored, and its loss is the reported one. */
 static void check_result(const problem *p, const vptq_encoder_settings *s,
                          const vptq_encoder_result *r)
@@ -242,6 +254,12 @@ static void check_result(const problem *p, const vptq_encoder_settings *s,
     assert_true(is_stored(s->storage, vq->centroids, codebooks * shape->k));
     assert_true(is_stored(s->storage, vq->res_centroids, codebooks * shape->k_res));
     assert_true(is_stored(s->storage, vq->outlier_centroids, (size_t)shape->k0 * shape->v0));
+    if (s->codebook_grid == VPTQ_GRID_INT8) /* exact in another type that holds the scale */
+        assert_same_f32(r->centroids_f32, vq->centroids, codebooks * shape->k);
+    check_grids(s->codebook_grid, vq->centroids, shape->groups, (size_t)shape->k * shape->v);
+    check_grids(s->codebook_grid, vq->res_centroids, shape->groups,
+                (size_t)shape->k_res * shape->v);
+    check_grids(s->codebook_grid, vq->outlier_centroids, 1, (size_t)shape->k0 * shape->v0);
     assert_true(is_stored(s->storage, vq->scale, p->in));
     assert_true(is_stored(s->storage, vq->bias, p->in));
     assert_true(vptq_vq_count_bits(shape).total == bits_by_hand(s, p->out, p->in));
@@ -304,6 +322,37 @@ static void test_same_bytes_of_a_larger_matrix(void **state)
             vencoder_close(&run);
         }
         assert_true(digest[1] == digest[0] && digest[2] == digest[0]);
+    }
+    problem_free(&p);
+}
+
+/* On a grid the stored codebooks are multiples of few scales, at a small price: the last sweep
+ * adapts the indices to them. */
+static void test_grid_costs_little(void **state)
+{
+    (void)state;
+    problem p = problem_make(64, 96, 17);
+    const vptq_encoder_input input = vencoder_input(&p);
+    for (int residual = 0; residual < 2; residual++) {
+        vptq_encoder_settings s = vptq_encoder_defaults();
+        double loss[2];
+        s.k = 64;
+        s.k_res = residual ? 16 : 0;
+        s.groups = 2;
+        for (uint32_t grid = 0; grid < 2; grid++) {
+            vencoder_run run;
+            s.codebook_grid = grid;
+            vencoder_open(&run, "cpu", 1);
+            vencoder_quantize(&run, &s, &input);
+            check_result(&p, &s, &run.r);
+            const vptq_encoder_report *r = &run.r.report;
+            static const char *const names[] = {"grid", "repass", "storage"};
+            for (uint32_t i = 0; i < 3 && grid; i++)
+                assert_string_equal(r->steps[r->num_steps - 3 + i].name, names[i]);
+            loss[grid] = run.r.report.loss;
+            vencoder_close(&run);
+        }
+        assert_true(loss[1] < 1.02 * loss[0]);
     }
     problem_free(&p);
 }
@@ -502,7 +551,7 @@ static void test_seeds(void **state)
 VTEST_MAIN(cmocka_unit_test(test_metric), cmocka_unit_test(test_stored_form),
            cmocka_unit_test(test_same_bytes_for_any_threads),
            cmocka_unit_test(test_same_bytes_of_a_larger_matrix),
-           cmocka_unit_test(test_ref_and_cpu),
+           cmocka_unit_test(test_grid_costs_little), cmocka_unit_test(test_ref_and_cpu),
            cmocka_unit_test(test_upstream_rounds_at_the_end),
            cmocka_unit_test(test_best_decides_for_what_is_stored),
            cmocka_unit_test(test_upstream_keeps_empty_clusters), cmocka_unit_test(test_seeds))

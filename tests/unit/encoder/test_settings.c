@@ -179,6 +179,10 @@ static void test_choices(void **state)
     assert_int_equal(s.rounding, VPTQ_ROUND_END);
     set(&s, "rounding", "loop");
     assert_int_equal(s.rounding, VPTQ_ROUND_LOOP);
+    set(&s, "codebook_grid", "int8");
+    assert_int_equal(s.codebook_grid, VPTQ_GRID_INT8);
+    set(&s, "codebook_grid", "none");
+    assert_int_equal(s.codebook_grid, VPTQ_GRID_NONE);
     set(&s, "dtype", "bf16");
     assert_int_equal(s.storage, VPTQ_BF16);
     set(&s, "dtype", "f16");

@@ -287,7 +287,15 @@ static void test_json(void **state)
     size_t count;
     vptq_setting_table(&count);
     doc = vptq_settings_json(&s, NULL);
+    assert_int_equal(json_object_size(doc), count - 1);
+    assert_null(json_object_get(doc, "codebook_grid"));
+    json_decref(doc);
+    other.codebook_grid = VPTQ_GRID_INT8;
+    doc = vptq_settings_json(&other, NULL);
     assert_int_equal(json_object_size(doc), count);
+    json_decref(doc);
+    doc = vptq_settings_json(&s, &other); /* a matrix without a grid in a run with one */
+    assert_string_equal(json_string_value(json_object_get(doc, "codebook_grid")), "none");
     json_decref(doc);
 }
 
