@@ -351,6 +351,14 @@ inline unsigned atomicMin(unsigned *p, unsigned value)
         ;
     return old;
 }
+inline unsigned long long atomicMin(unsigned long long *p, unsigned long long value)
+{
+    unsigned long long old = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (value < old && !__atomic_compare_exchange_n(p, &old, value, false, __ATOMIC_RELAXED,
+                                                       __ATOMIC_RELAXED))
+        ;
+    return old;
+}
 inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);

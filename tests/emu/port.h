@@ -85,6 +85,12 @@ static inline void port_mma_f16(float d[4], const uint32_t a[4], const uint32_t 
 {
     cuda_emu_mma(CUDA_EMU_F16, d, a, b, site);
 }
+static inline void port_mma_f16_first(float d[4], const uint32_t a[4], const uint32_t b[2],
+                                      CUDA_EMU_SITE)
+{
+    d[0] = d[1] = d[2] = d[3] = 0;
+    port_mma_f16(d, a, b, site);
+}
 
 static inline int32_t port_emu_s8(uint32_t four, unsigned i)
 {

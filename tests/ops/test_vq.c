@@ -170,6 +170,71 @@ static void assign_stays_in_range_with_nan_and_infinity(void **state)
 }
 
 /* The result for a vector does not depend on its position or on the thread. */
+/* The label of a search in float: the lowest index with the smallest score, 0 if no score is a
+ * number. */
+static uint32_t label_in_float(const float *x, const float *c, uint32_t v, uint32_t k)
+{
+    float best = INFINITY;
+    uint32_t found = 0;
+    for (uint32_t j = 0; j < k; j++, c += v) {
+        float score = 0;
+        for (uint32_t d = 0; d < v; d++)
+            score = fmaf(c[d], c[d], score);
+        for (uint32_t d = 0; d < v; d++)
+            score = fmaf(-2 * x[d], c[d], score);
+        if (score < best) {
+            best = score;
+            found = j;
+        }
+    }
+    return found;
+}
+
+/* Centroids in clusters so narrow that halves cannot tell their members apart, vectors next to
+ * them, one far away, and some that are not finite. */
+static void check_near_ties(const vptq_device *dev, uint32_t v, float unit)
+{
+    enum { N = 75, K = 203, CLUSTERS = 7, FAR = 9 };
+    float *x = vtest_normals((size_t)N * v, v), *c = vtest_normals((size_t)K * v, v + 1);
+    float *by = vtest_normals((size_t)K * v, v + 2);
+    uint32_t got[N];
+    for (uint32_t j = 0; j < K * v; j++) {
+        const float narrow = ldexpf(by[j], -10 - (int)(j / v % 14));
+        c[j] = j < CLUSTERS * v ? c[j] : c[j % (CLUSTERS * v)] + narrow;
+    }
+    for (uint32_t j = 0; j < K * v; j++)
+        c[j] *= unit;
+    for (uint32_t i = 0; i < N * v; i++) {
+        const float near = c[(i / v * 37 % K) * v + i % v];
+        x[i] = i / v == FAR ? unit * 1e6F * x[i] : near + 0.25F * unit * x[i];
+    }
+    c[100 * v] = NAN;
+    c[101 * v + v - 1] = INFINITY;
+    x[11 * v] = NAN;
+    x[12 * v + v / 2] = -INFINITY;
+    run_assign(dev,
+               (vptq_assign_args){.n = N, .v = v, .k = K, .x = x, .centroids = c, .idx = got});
+    for (uint32_t i = 0; i < N; i++)
+        assert_int_equal(got[i], label_in_float(x + i * v, c, v, K));
+    free(x);
+    free(c);
+    free(by);
+}
+
+static void assign_equals_a_search_in_float(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1, 4, 8, 13, 14, 29, 30, 64};
+    static const float units[] = {1, 0x1p-20F, 0x1p30F, 0x1p-80F, 0x1p54F, 0};
+    devices_one d;
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        check_near_ties(&d.dev, lengths[i], 1);
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        check_near_ties(&d.dev, 8, units[i]);
+    devices_close(&d);
+}
+
 static void assign_does_not_depend_on_position_or_threads(void **state)
 {
     (void)state;
@@ -449,6 +514,7 @@ static void survives_every_failed_allocation(void **state)
 VTEST_MAIN(cmocka_unit_test(assign_finds_the_nearest_centroid),
            cmocka_unit_test(assign_breaks_ties_by_index),
            cmocka_unit_test(assign_stays_in_range_with_nan_and_infinity),
+           cmocka_unit_test(assign_equals_a_search_in_float),
            cmocka_unit_test(assign_does_not_depend_on_position_or_threads),
            cmocka_unit_test(accumulate_matches_sums_in_double),
            cmocka_unit_test(accumulate_gives_the_same_bits_for_any_threads),

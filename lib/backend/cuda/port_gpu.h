@@ -112,6 +112,15 @@ static __device__ inline void port_mma_f16(float d[4], const uint32_t a[4], cons
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+/* d = A B. */
+static __device__ inline void port_mma_f16_first(float d[4], const uint32_t a[4],
+                                                 const uint32_t b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+}
 
 /* mma.m16n8k32: d [16, 8] += A [16, 32] B [32, 8] with signed bytes and exact 32-bit sums. Lane
  * l, with g = l / 4 and t = l % 4, holds groups of four neighbours, the first in the low byte:
