@@ -29,11 +29,23 @@ typedef struct product {
     const float *bias;    /* [out] */
 } product;
 
-static void product_open(product *p, vmatrix *m, const vptq_vq_shape *s, size_t rows)
+/* Moves values to codes in -127..127 times `scale`, each code of them about equally often. */
+static void put_on_grid(float *c, size_t n, float scale)
+{
+    for (size_t i = 0; i < n; i++)
+        c[i] = (float)((int)(i * 61 % 255) - 127) * scale;
+}
+
+static void product_open(product *p, vmatrix *m, const vptq_vq_shape *s, size_t rows, bool grid)
 {
     vptq_err err;
     assert_ok(vptq_vq_shape_check(s, &err), &err);
     vmatrix_make(m, s);
+    for (size_t g = 0; g < s->groups && grid; g++) { /* every group has its own scale */
+        const size_t main = (size_t)s->k * s->v, res = (size_t)s->k_res * s->v;
+        put_on_grid(m->centroids + g * main, main, ldexpf((float)(9 + g), -9));
+        put_on_grid(m->res_centroids + g * res, res, ldexpf((float)(15 - g), -13));
+    }
     float *w = vtest_alloc((size_t)s->out * s->in, sizeof *w);
     vmatrix_decode(m, w);
     *p = (product){.m = m,
@@ -87,6 +99,8 @@ static bool is_kernel(const char *kernel, const char *name)
  * are multiplied in float. */
 static double limit_of(const char *kernel, size_t n)
 {
+    if (is_kernel(kernel, "gemv-grid")) /* x has 31 bits relative to the largest of the row */
+        return 1e-6;
     if (is_kernel(kernel, "gemm-small") || (!kernel && n > 8))
         return 2.6e-4;
     return n > 8 && n <= 16 && !is_kernel(kernel, "gemm-dequant") ? 1.3e-4 : 2e-6;
@@ -216,7 +230,7 @@ static void products_with_every_kernel(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         product p;
         vmatrix m;
-        product_open(&p, &m, &cases[i].shape, 17);
+        product_open(&p, &m, &cases[i].shape, 17, false);
         const kernel_case *c = &cases[i];
         const bool is_long = (size_t)c->shape.out * c->shape.in > 20000;
         check_kernel(&p, c, "gemv-smem", is_long ? some : all, is_long ? 3 : 7);
@@ -249,7 +263,7 @@ static void products_with_every_number_of_copies(void **state)
     for (size_t i = 0; i < (all ? sizeof cases / sizeof *cases : 1); i++) {
         product p;
         vmatrix m;
-        product_open(&p, &m, &cases[i].shape, 130);
+        product_open(&p, &m, &cases[i].shape, 130, false);
         for (size_t n = 0; n < sizeof names / sizeof *names; n++)
             for (int copies = n < 2 ? VPTQ_CUDA_MAX_COPIES : 0; copies >= 0; copies--) {
                 char name[32];
@@ -259,6 +273,45 @@ static void products_with_every_number_of_copies(void **state)
                 else
                     check_kernel(&p, &cases[i], name, n < 2 ? some : many, n < 2 ? 5 : 3);
             }
+        product_close(&p, &m);
+    }
+}
+
+/* Codebooks on int8 grids: every number of copies, and what the other kernels make of the
+ * codes.
+ */
+static void products_on_grids(void **state)
+{
+    (void)state;
+    static const size_t rows[] = {1, 3, 16}, one[] = {1}, planned[] = {1, 17};
+    static const vptq_vq_shape shapes[] = {
+        {100, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, true},
+        {37, 70, 5, 16, 16, 1, 70, 0, 0, 0, false, true},
+        {50, 200, 6, 256, 0, 1, 200, 0, 0, 0, false, false},
+        {61, 60, 7, 64, 512, 1, 60, 0, 0, 0, false, true},
+        {1, 1, 8, 2, 0, 1, 1, 0, 0, 0, false, false},
+        /* groups; several blocks for the same rows; many chunks; parts of copies */
+        {36, 600, 8, 64, 16, 4, 150, 0, 0, 0, true, true},
+        {20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true},
+        {330, 900, 8, 16, 512, 1, 900, 0, 0, 0, false, false},
+        {64, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true},
+        /* on a GPU: copies that fill the shared memory */
+        {264, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true},
+        {264, 4517, 8, 8192, 512, 1, 4517, 0, 0, 0, false, true},
+    };
+    const bool all = devices_only() && strcmp(devices_gpu(), "emu") != 0;
+    static const char *const kernels[] = {"gemv-grid:1", "gemv-grid:2", "gemv-grid:3",
+                                          "gemv-grid:5"};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes - (all ? 0 : 2); i++) {
+        product p;
+        vmatrix m;
+        const kernel_case c = {shapes[i], false};
+        product_open(&p, &m, &c.shape, 17, true);
+        check_kernel(&p, &c, "gemv-grid", rows, shapes[i].in > 500 ? 1 : 3);
+        for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++)
+            check_kernel(&p, &c, kernels[k], one, 1);
+        check_kernel(&p, &c, "gemv-smem", one, i % 3 == 0);
+        check_kernel(&p, &c, NULL, planned, 2);
         product_close(&p, &m);
     }
 }
@@ -290,7 +343,7 @@ static void products_with_more_rows(void **state)
         product p;
         vmatrix m;
         const kernel_case c = {cases[i].shape, false};
-        product_open(&p, &m, &c.shape, 256);
+        product_open(&p, &m, &c.shape, 256, false);
         size_t count = 1;
         while (count < 3 && cases[i].rows[count])
             count++;
@@ -518,6 +571,7 @@ static void kernels_are_named(void **state)
 
 VTEST_MAIN(cmocka_unit_test(products_with_every_kernel),
            cmocka_unit_test(products_with_every_number_of_copies),
+           cmocka_unit_test(products_on_grids),
            cmocka_unit_test(products_with_more_rows),
            cmocka_unit_test(rows_do_not_depend_on_others),
            cmocka_unit_test(scaling_by_powers_of_two),

@@ -5,6 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+extern "C" {
+#include "lib/base/grid.h"
+}
+
 /* ---- several arrays in one allocation ---- */
 
 enum { SLAB_ALIGN = 256 };
@@ -107,15 +111,23 @@ static vptq_cuda_chip chip_of(const vptq_dev *dev)
 
 /* ---- the run-time layout ---- */
 
+/* The grids of all main or all residual codebooks. */
+struct codebook_grids {
+    int8_t *codes; /* [groups][k][v], or NULL */
+    float *scale;  /* [groups] */
+};
+
 /* A layout and the images of its codebooks while they are built. */
 struct layout_build {
+    codebook_grids main_grids, residual_grids; /* of a kernel that uses them */
     const vptq_cuda_choice *choice;
     const vptq_cuda_small *plan_small;
     vptq_cuda_layout layout;
-    vptq_cuda_stripe *stripes, *small; /* [layout.segments] */
-    const uint16_t **main, **residual; /* images of the codebooks [layout.segments] */
-    uint32_t blocks;                   /* largest number of counters in `arrived` */
-    unsigned *zeros;                   /* [blocks] */
+    vptq_cuda_stripe *stripes, *small;          /* [layout.segments] */
+    const uint16_t **main, **residual;          /* images of the codebooks [layout.segments] */
+    const uint8_t **main_rows, **residual_rows; /* the same of their grids, or NULLs */
+    uint32_t blocks;                            /* largest number of counters in `arrived` */
+    unsigned *zeros;                            /* [blocks] */
 };
 
 static float largest_of(const vptq_cuda_table *t, const float *c)
@@ -167,6 +179,56 @@ static vptq_status make_image(vptq_arena *arena, const vptq_cuda_table *t, const
     return VPTQ_OK;
 }
 
+template <class T> static T *arena_array(vptq_arena *arena, size_t n, vptq_err *err)
+{
+    return static_cast<T *>(vptq_arena_alloc(arena, n, sizeof(T), err));
+}
+
+/* Finds the grids of `groups` codebooks; *found is false if one has none. */
+static vptq_status find_grids(vptq_arena *arena, const float *c, size_t groups, size_t values,
+                              codebook_grids *grids, bool *found, vptq_err *err)
+{
+    *grids = {};
+    if (!values)
+        return VPTQ_OK;
+    grids->codes = arena_array<int8_t>(arena, groups * values, err);
+    grids->scale = arena_array<float>(arena, groups, err);
+    if (!grids->codes || !grids->scale)
+        return VPTQ_E_NOMEM;
+    for (size_t g = 0; g < groups && *found; g++)
+        *found =
+            vptq_grid_find(c + g * values, values, &grids->scale[g], grids->codes + g * values);
+    return VPTQ_OK;
+}
+
+/* Bytes of the rows of a grid: pairs of rows are read at once. */
+static size_t row_bytes(const vptq_cuda_table *t)
+{
+    return (t->k + (size_t)1) / 2 * 2 * VPTQ_CUDA_GRID_V;
+}
+
+/* Writes the codes of a group's codebook in rows of 8 bytes. */
+static vptq_status make_rows(vptq_arena *arena, const vptq_cuda_table *t,
+                             const codebook_grids *grids, uint32_t group, const uint16_t *order,
+                             vptq_cuda_codebook *codebook, const uint8_t **rows, vptq_err *err)
+{
+    *rows = NULL;
+    if (!t->k || !t->grid)
+        return VPTQ_OK;
+    uint8_t *made = arena_array<uint8_t>(arena, row_bytes(t), err);
+    if (!made)
+        return VPTQ_E_NOMEM;
+    memset(made, 0, row_bytes(t));
+    for (uint32_t rank = 0; rank < t->k; rank++) {
+        const size_t centroid = order ? order[rank] : rank;
+        memcpy(made + (size_t)rank * VPTQ_CUDA_GRID_V,
+               grids->codes + (group * (size_t)t->k + centroid) * t->v, t->v);
+    }
+    codebook->bytes_unit = grids->scale[group];
+    *rows = made;
+    return VPTQ_OK;
+}
+
 static bool is_plain(const vptq_cuda_table *t)
 {
     return !t->k || (t->shared && !t->tail);
@@ -182,6 +244,10 @@ static vptq_status make_stripe(vptq_arena *arena, layout_build *b, uint32_t i, v
         make_image(arena, &g->main, g->centroids, g->order, power, &s->main, &b->main[i], err));
     VPTQ_CHECK(make_image(arena, &g->residual, g->res_centroids, g->res_order, power,
                           &s->residual, &b->residual[i], err));
+    VPTQ_CHECK(make_rows(arena, &g->main, &b->main_grids, i, g->order, &s->main,
+                         &b->main_rows[i], err));
+    VPTQ_CHECK(make_rows(arena, &g->residual, &b->residual_grids, i, g->res_order, &s->residual,
+                         &b->residual_rows[i], err));
     s->main.at = b->choice->smem.main_offset;
     s->residual.at = b->choice->smem.residual_offset;
     s->v = g->main.v;
@@ -211,11 +277,6 @@ static void make_small_stripe(const vptq_cuda_smem *smem, bool outliers,
         s->loop = VPTQ_CUDA_ANYTHING;
 }
 
-template <class T> static T *arena_array(vptq_arena *arena, size_t n, vptq_err *err)
-{
-    return static_cast<T *>(vptq_arena_alloc(arena, n, sizeof(T), err));
-}
-
 static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena,
                          layout_build *b, vptq_err *err)
 {
@@ -228,8 +289,11 @@ static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena,
     b->small = arena_array<vptq_cuda_stripe>(arena, n, err);
     b->main = arena_array<const uint16_t *>(arena, n, err);
     b->residual = arena_array<const uint16_t *>(arena, n, err);
+    b->main_rows = arena_array<const uint8_t *>(arena, n, err);
+    b->residual_rows = arena_array<const uint8_t *>(arena, n, err);
     b->zeros = arena_array<unsigned>(arena, b->blocks, err);
-    if (!b->stripes || !b->small || !b->main || !b->residual || !b->zeros)
+    if (!b->stripes || !b->small || !b->main || !b->residual || !b->main_rows ||
+        !b->residual_rows || !b->zeros)
         return VPTQ_E_NOMEM;
     memset(b->zeros, 0, b->blocks * sizeof *b->zeros);
     for (uint32_t i = 0; i < n; i++)
@@ -256,6 +320,9 @@ static vptq_status put_stripe(vptq_dev *dev, slab *s, const layout_build *b, uin
     VPTQ_CHECK(put<uint16_t>(dev, s, g->codes, n, &d->codes, err));
     VPTQ_CHECK(put<uint8_t>(dev, s, g->codes8, n, &d->codes8, err));
     VPTQ_CHECK(put<uint16_t>(dev, s, g->codes16, n, &d->codes16, err));
+    VPTQ_CHECK(put(dev, s, b->main_rows[i], row_bytes(&d->main.table), &d->main.bytes, err));
+    VPTQ_CHECK(put(dev, s, b->residual_rows[i], row_bytes(&d->residual.table),
+                   &d->residual.bytes, err));
     VPTQ_CHECK(put(dev, s, b->main[i], image_count(&d->main), &d->main.codebook, err));
     if (d->residual.table.k)
         VPTQ_CHECK(
@@ -304,37 +371,41 @@ static void describe(const layout_build *b, vptq_cuda_runtime *r)
         vptq_cuda_blocks(r->max_chunks, vptq_cuda_blocks(r->max_chunks, r->choice.split));
 }
 
-static vptq_status build_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_runtime *r,
-                                 vptq_err *err)
-{
-    layout_build b = {};
-    vptq_arena arena;
-    vptq_status st = VPTQ_OK;
-    b.choice = &r->choice;
-    b.plan_small = &r->small;
-    vptq_arena_init(&arena, dev->ctx->mem);
-    VPTQ_TRY(build(dev, m, &arena, &b, err));
-    describe(&b, r);
-    st = fill_slab(
-        dev, [&](slab *s) { return put_runtime(dev, s, &m->q, &b, r, err); }, &m->runtime_slab,
-        err);
-out:
-    vptq_arena_release(&arena);
-    return st;
-}
-
-static vptq_status make_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_runtime *r,
-                                vptq_err *err)
+static vptq_status plan_runtime(vptq_dev *dev, const vptq_matrix *m, bool grid,
+                                vptq_cuda_runtime *r, vptq_err *err)
 {
     const vptq_cuda_chip chip = chip_of(dev);
     vptq_cuda_dispatch_plan plan;
     *r = {};
-    VPTQ_CHECK(vptq_cuda_dispatch(&chip, &m->q.shape, getenv("VPTQ_CUDA_GEMV"), &plan, err));
+    VPTQ_CHECK(
+        vptq_cuda_dispatch(&chip, &m->q.shape, grid, getenv("VPTQ_CUDA_GEMV"), &plan, err));
     r->choice = plan.few;
     r->small = plan.small;
+    return VPTQ_OK;
+}
+
+static vptq_status build_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena,
+                                 vptq_cuda_runtime *r, vptq_err *err)
+{
+    const vptq_vq_shape *s = &m->q.shape;
+    layout_build b = {};
+    bool grid = vptq_cuda_has_grid_shape(s);
+    if (grid)
+        VPTQ_CHECK(find_grids(arena, m->q.centroids, s->groups, (size_t)s->k * s->v,
+                              &b.main_grids, &grid, err));
+    if (grid)
+        VPTQ_CHECK(find_grids(arena, m->q.res_centroids, s->groups, (size_t)s->k_res * s->v,
+                              &b.residual_grids, &grid, err));
+    VPTQ_CHECK(plan_runtime(dev, m, grid, r, err));
     if (r->choice.kernel == VPTQ_CUDA_GEMM_DEQUANT)
         return VPTQ_OK;
-    return build_runtime(dev, m, r, err);
+    b.choice = &r->choice;
+    b.plan_small = &r->small;
+    VPTQ_CHECK(build(dev, m, arena, &b, err));
+    describe(&b, r);
+    return fill_slab(
+        dev, [&](slab *to) { return put_runtime(dev, to, &m->q, &b, r, err); },
+        &m->runtime_slab, err);
 }
 
 vptq_status vptq_cuda_matrix_runtime(vptq_dev *dev, const vptq_matrix *m,
@@ -343,7 +414,10 @@ vptq_status vptq_cuda_matrix_runtime(vptq_dev *dev, const vptq_matrix *m,
     *r = &m->runtime;
     if (m->planned)
         return VPTQ_OK;
-    const vptq_status st = make_runtime(dev, m, &m->runtime, err);
+    vptq_arena arena;
+    vptq_arena_init(&arena, dev->ctx->mem);
+    const vptq_status st = build_runtime(dev, m, &arena, &m->runtime, err);
+    vptq_arena_release(&arena);
     m->planned = !st;
     return st;
 }

@@ -23,6 +23,8 @@ struct vptq_cuda_codebook {
     uint32_t codebook_rows;
     uint32_t at; /* offset in shared memory */
     float unit;
+    const uint8_t *bytes;     /* on an int8 grid: rows of 8 codes, in the order of the ranks */
+    float bytes_unit;         /* scale of the grid */
     vptq_cuda_rank_rule rule; /* for codes that were made for another table */
 };
 

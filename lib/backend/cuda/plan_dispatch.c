@@ -11,22 +11,33 @@ enum {
     VALUE_BYTES = 2,  /* of a 16-bit value */
     MIN_COLUMNS = 32, /* tokens of a block of GEMM_SMALL */
     MMA_COLUMNS = 8,  /* columns of a tensor core product */
+    SCHEDULERS = 4,   /* of an SM: instructions per clock */
+    /* GEMV_GRID, counted in SASS (docs/gpu.md): instructions for 8 tiles, with each codebook
+     * and without; instructions and lines of shared memory when a warp adds up one codebook's
+     * sums */
+    GRID_CHUNK = 36,
+    GRID_CHUNK_CODEBOOK = 66,
+    GRID_FLUSH = 128,
+    GRID_FLUSH_LINES = 20,
+    GRID_LARGEST = 200, /* clocks until a block knows its largest value */
+    GRID_CONVERT = 11,  /* clocks for the digits of a chunk: 85 instructions for half a warp */
     /* Tokens that the layout is planned for.  One layout serves any number of tokens; reserving
      * the sums of 4 costs a single token less than a hundredth of its lookups. */
     PLANNED_BATCH = 4
 };
 
 /* H200: launch and memory from published figures and one copy test.  The others: data sheets
- * and estimates by proportion. */
+ * and estimates by proportion.  early_us, x_us, read_us and join_us are estimates for all. */
 static const vptq_cuda_chip chips[] = {
-    {"h200", 132, VPTQ_CUDA_SMEM_HOPPER, true, 1.98, 4300, 5500, 2.5, 0.05, 64, 1280, 0.85,
-     1.5},
-    {"h100", 132, VPTQ_CUDA_SMEM_HOPPER, true, 1.98, 3000, 5500, 2.5, 0.05, 64, 1280, 0.85,
-     1.5},
-    {"a100", 108, VPTQ_CUDA_SMEM_AMPERE, false, 1.41, 1700, 4000, 3.0, 0.05, 64, 1024, 0.85,
-     1.5},
-    {"rtx4090", 128, VPTQ_CUDA_SMEM_SMALL, false, 2.52, 920, 4500, 3.0, 0.05, 64, 256, 0.85,
-     1.5},
+    {"h200", 132, VPTQ_CUDA_SMEM_HOPPER, 1.98, 4300, 5500, 2.5, 0.5, 1.2, 0.3, 1.0, 0.05, 64,
+     1280, 0.85, 1.5},
+    {"h100", 132, VPTQ_CUDA_SMEM_HOPPER, 1.98, 3000, 5500, 2.5, 0.5, 1.2, 0.3, 1.0, 0.05, 64,
+     1280, 0.85, 1.5},
+    /* without early launches, the second one takes its whole time */
+    {"a100", 108, VPTQ_CUDA_SMEM_AMPERE, 1.41, 1700, 4000, 3.0, 1.5, 1.5, 0.4, 1.3, 0.05, 64,
+     1024, 0.85, 1.5},
+    {"rtx4090", 128, VPTQ_CUDA_SMEM_SMALL, 2.52, 920, 4500, 3.0, 1.5, 1.2, 0.3, 1.0, 0.05, 64,
+     256, 0.85, 1.5},
 };
 
 const vptq_cuda_chip *vptq_cuda_chip_search(const char *name)
@@ -37,8 +48,8 @@ const vptq_cuda_chip *vptq_cuda_chip_search(const char *name)
     return NULL;
 }
 
-static const char *const kernel_names[VPTQ_CUDA_KERNELS] = {"gemv-smem", "gemv-direct",
-                                                            "gemm-small", "gemm-dequant"};
+static const char *const kernel_names[VPTQ_CUDA_KERNELS] = {
+    "gemv-smem", "gemv-direct", "gemv-grid", "gemm-small", "gemm-dequant"};
 
 static double us_of_clocks(const vptq_cuda_chip *c, double clocks)
 {
@@ -66,11 +77,13 @@ static uint32_t chunks_of(uint32_t columns)
 }
 
 /* Divides the output rows among blocks, in units of whole pairs of vector rows (also of the
- * outlier codebook), and the columns among the blocks of a cluster.  A larger cluster must save
- * the busiest block an eighth of its work to pay for adding up the parts.  `ways` clusters take
- * the same output rows for different tokens. */
+ * outlier codebook), and the columns among the `split` blocks of a cluster.  Without `split`, a
+ * larger cluster must save the busiest block an eighth of its work to pay for adding up the
+ * parts.  `ways` clusters take
+ * the same output rows for different tokens. GEMV_SMEM and GEMV_DIRECT start while the blocks
+ * that convert x run and leave them their SMs. */
 static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t ways,
-                   vptq_cuda_choice *c)
+                   uint32_t only_split, vptq_cuda_choice *c)
 {
     uint64_t unit = 2 * (uint64_t)s->v;
     if (s->outliers)
@@ -78,8 +91,13 @@ static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t 
     uint32_t units = (uint32_t)((s->out + unit - 1) / unit);
     uint32_t chunks = s->groups * chunks_of(s->group_size);
     uint64_t least = UINT64_MAX;
-    for (uint32_t split = 1; split <= MAX_SPLIT && split * ways <= chip->sms; split *= 2) {
-        uint32_t clusters = chip->sms / (split * ways), each = ceil_div(units, clusters);
+    uint32_t sms = chip->sms;
+    if (c->kernel <= VPTQ_CUDA_GEMV_DIRECT && sms >= 2 * VPTQ_CUDA_X_BLOCKS)
+        sms -= VPTQ_CUDA_X_BLOCKS;
+    for (uint32_t split = 1; split <= MAX_SPLIT && split * ways <= sms; split *= 2) {
+        if (only_split && split != only_split)
+            continue;
+        uint32_t clusters = sms / (split * ways), each = ceil_div(units, clusters);
         uint64_t work = (uint64_t)each * s->groups * ceil_div(chunks_of(s->group_size), split);
         if (least != UINT64_MAX && work + (least + 7) / 8 > least)
             continue;
@@ -138,11 +156,36 @@ static double tile_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *mai
     return fmax(fmax(lookups, mma), memory);
 }
 
+/* Clocks of GEMV_GRID, by count: 8 products of 16 x 8 x 32 bytes for 8 tiles and a codebook;
+ * the lines of codes, which pass through the same memory as lookups, and 4 lines of x for 8
+ * tiles; instructions.  Every warp that has work adds up its sums at the end and after each
+ * pair. */
+static double grid_clocks(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                          const vptq_cuda_choice *c)
+{
+    const vptq_cuda_tables *t = &c->smem.tables;
+    double tiles = tiles_of(s, c, false), chunks = tiles / VPTQ_CUDA_CHUNK_TILES;
+    double codebooks = t->residual.k ? 2 : 1;
+    double flushes = codebooks * s->groups *
+                     fmin(chunks / s->groups, (double)c->pairs + VPTQ_CUDA_GRID_WARPS - 1);
+    double loads = stream_bytes(t) / VPTQ_CUDA_LINE + 4.0 / VPTQ_CUDA_CHUNK_TILES;
+    double lookups = tiles * (vptq_cuda_expected_clocks(&t->main) +
+                              vptq_cuda_expected_clocks(&t->residual) + loads) +
+                     flushes * GRID_FLUSH_LINES;
+    double mma = chunks * codebooks * 8 * 16 * 8 * 32 / (2 * chip->mma_macs);
+    double issue =
+        chunks * (GRID_CHUNK + codebooks * GRID_CHUNK_CODEBOOK) + flushes * GRID_FLUSH;
+    double memory = tiles * stream_bytes(t) * chip->ghz * chip->sms / chip->memory_gb_s;
+    return fmax(fmax(lookups / chip->pipe, memory), fmax(mma, issue / SCHEDULERS));
+}
+
 static double body_clocks(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                           const vptq_cuda_choice *c, uint32_t columns, double macs)
 {
     const vptq_cuda_tables *t = &c->smem.tables;
     static const vptq_cuda_table none = {0};
+    if (c->kernel == VPTQ_CUDA_GEMV_GRID)
+        return grid_clocks(chip, s, c);
     double clocks = tiles_of(s, c, false) *
                     tile_clocks(chip, &t->main, &t->residual, stream_bytes(t), columns, macs);
     if (s->outliers)
@@ -152,8 +195,22 @@ static double body_clocks(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
     return clocks;
 }
 
-/* Predicts loading the codebooks into every SM, once per segment, and copying them there (a
- * read and a write per copy). */
+/* Predicts bringing so many bytes from L2 to each of the blocks. */
+static double load_us(const vptq_cuda_chip *chip, const vptq_cuda_choice *c, double bytes)
+{
+    return fmax(us_of_clocks(chip, bytes / chip->fill_bytes),
+                us_of_bytes(chip->l2_gb_s, bytes * c->blocks));
+}
+
+/* Bytes that the conversion of one token reads: x, scale and bias, input channels. */
+static double x_bytes(const vptq_vq_shape *s)
+{
+    return 4.0 * s->in * (1 + (s->has_norm ? 2 : 0) + (s->has_perm || s->groups > 1 ? 1 : 0));
+}
+
+/* Predicts loading the codebooks into every SM, once per segment, and copying them there: a
+ * read and a write per copy.  In GEMV_GRID they pass through registers, and a row is written to
+ * all its places while others are on their way. */
 static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_choice *c)
 {
     const vptq_cuda_table *all[] = {&c->smem.tables.main, &c->smem.tables.residual,
@@ -163,16 +220,62 @@ static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_c
         const vptq_cuda_table *t = all[i];
         if (!t->k || !t->shared)
             continue;
-        double times = i < 2 ? s->groups : 1, one = (double)vptq_cuda_copy_bytes(t->v, t->k);
+        uint32_t values = t->grid ? VPTQ_CUDA_GRID_ROW : t->v;
+        double times = i < 2 ? s->groups : 1, one = (double)vptq_cuda_copy_bytes(values, t->k);
         codebooks += times * one;
         copies += times * fmax((double)vptq_cuda_table_bytes(t) - one, 0);
     }
-    double into_sm = us_of_clocks(chip, codebooks / chip->fill_bytes);
-    double out_of_l2 = us_of_bytes(chip->l2_gb_s, codebooks * c->blocks);
-    c->fill_us = codebooks > 0
-                     ? chip->fill_us + (chip->multicast ? into_sm : fmax(into_sm, out_of_l2))
-                     : 0;
-    c->copy_us = us_of_clocks(chip, copies / (VPTQ_CUDA_LINE / 2.0));
+    if (c->kernel == VPTQ_CUDA_GEMV_GRID) /* loads x at the same time */
+        codebooks += x_bytes(s) / c->split;
+    c->fill_us = codebooks > 0 ? chip->fill_us + load_us(chip, c, codebooks) : 0;
+    double write = us_of_clocks(chip, copies / VPTQ_CUDA_LINE);
+    c->copy_us = c->kernel == VPTQ_CUDA_GEMV_GRID ? fmax(write - c->fill_us, 0) : 2 * write;
+}
+
+/* Predicts what x costs: its own launch, the conversion beyond the time in which a GEMV kernel
+ * fills its tables, and reading it.  GEMV_GRID converts it while it fills its tables, and then
+ * needs the largest value of a block. */
+static void add_x(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t batch,
+                  vptq_cuda_choice *c)
+{
+    double halves = batch <= VPTQ_CUDA_EXACT_BATCH ? 2 : 1;
+    double convert = chip->x_us + us_of_clocks(chip, x_bytes(s) / chip->fill_bytes);
+    double hidden = chip->early_us + c->fill_us + c->copy_us;
+    c->join_us = c->split > 1 ? chip->join_us : 0;
+    if (c->kernel == VPTQ_CUDA_GEMV_GRID) {
+        c->launch_us = chip->launch_us;
+        c->x_us = us_of_clocks(
+            chip, GRID_LARGEST + GRID_CONVERT * ceil_div(chunks_of(s->group_size), c->split) *
+                                     (double)s->groups);
+        return;
+    }
+    c->launch_us = chip->launch_us + chip->early_us;
+    if (c->kernel == VPTQ_CUDA_GEMM_SMALL) {
+        c->x_us = convert; /* reading x is part of the body */
+        return;
+    }
+    c->x_us = fmax(convert - hidden, 0) + chip->read_us +
+              load_us(chip, c, halves * VALUE_BYTES * batch * s->in / c->split);
+}
+
+vptq_cuda_grid_memory vptq_cuda_grid_memory_of(const vptq_vq_shape *s, uint32_t chunks,
+                                               uint32_t pairs)
+{
+    enum { ROWS = 2 * VPTQ_CUDA_GRID_V }; /* of a pair */
+    enum { OBJECTS = 512 };               /* bytes of port_shared, for sums over a block */
+    uint32_t sums = VPTQ_CUDA_GRID_DIGITS * (s->k_res ? 2 : 1);
+    vptq_cuda_grid_memory m = {.x = 0};
+    m.sums = chunks * VPTQ_CUDA_CHUNK * VPTQ_CUDA_GRID_DIGITS;
+    m.stride = pairs * ROWS + 1; /* odd: digits are in different banks */
+    m.results = m.sums + sums * m.stride * (uint32_t)sizeof(int32_t);
+    m.total =
+        m.results + (s->groups > 1 ? pairs * ROWS * (uint32_t)sizeof(float) : 0) + OBJECTS;
+    return m;
+}
+
+bool vptq_cuda_has_grid_shape(const vptq_vq_shape *s)
+{
+    return s->v > VPTQ_CUDA_GRID_ROW && s->v <= VPTQ_CUDA_GRID_V && !s->outliers;
 }
 
 static vptq_cuda_smem_want want_of(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
@@ -180,25 +283,65 @@ static vptq_cuda_smem_want want_of(const vptq_cuda_chip *chip, const vptq_vq_sha
 {
     vptq_cuda_smem_want w = {.shape = *s, .budget = chip->smem, .batch = batch};
     w.copies = copies;
+    if (c->kernel == VPTQ_CUDA_GEMV_GRID) {
+        w.grid = true;
+        w.staging =
+            vptq_cuda_grid_memory_of(s, ceil_div(chunks_of(s->group_size), c->split), c->pairs)
+                .total;
+        return w;
+    }
     if (c->passes > 1 || s->groups > 1 || s->outliers)
         w.rows = c->rows;
     return w;
 }
 
+static void add_up(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t batch,
+                   vptq_cuda_choice *c)
+{
+    add_x(chip, s, batch, c);
+    c->total_us = c->launch_us + c->fill_us + c->copy_us + c->x_us + c->body_us + c->join_us;
+}
+
+/* split 0: the most even division. */
 static vptq_status predict_gemv(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
-                                uint32_t batch, uint32_t copies, vptq_cuda_choice *c,
-                                vptq_err *err)
+                                uint32_t batch, uint32_t copies, uint32_t split,
+                                vptq_cuda_choice *c, vptq_err *err)
 {
     if (batch > VPTQ_CUDA_MAX_BATCH)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "a batch of %u is too large for %s (1..%d)",
                          batch, kernel_names[c->kernel], VPTQ_CUDA_MAX_BATCH);
-    spread(chip, s, 1, c);
+    if (c->kernel == VPTQ_CUDA_GEMV_GRID && (!vptq_cuda_has_grid_shape(s) || batch > 1))
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s multiplies one token by vectors of 5 to 8 values without outlier "
+                         "columns",
+                         kernel_names[c->kernel]);
+    spread(chip, s, 1, split, c);
     vptq_cuda_smem_want w = want_of(chip, s, batch, copies, c);
-    VPTQ_CHECK(c->kernel == VPTQ_CUDA_GEMV_SMEM ? vptq_cuda_smem_fit(&w, &c->smem, err)
-                                                : vptq_cuda_smem_direct(&w, &c->smem, err));
+    VPTQ_CHECK(c->kernel == VPTQ_CUDA_GEMV_DIRECT ? vptq_cuda_smem_direct(&w, &c->smem, err)
+                                                  : vptq_cuda_smem_fit(&w, &c->smem, err));
     fill(chip, s, c);
     c->body_us = us_of_clocks(chip, body_clocks(chip, s, c, batch, chip->mma_macs));
+    add_up(chip, s, batch, c);
     return VPTQ_OK;
+}
+
+/* Plans GEMV_GRID with the number of blocks for the same rows that is predicted to be fastest:
+ * more blocks read less of x and leave more memory for copies. */
+static vptq_status predict_grid(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                                uint32_t batch, uint32_t copies, vptq_cuda_choice *c,
+                                vptq_err *err)
+{
+    vptq_cuda_choice t;
+    vptq_status st = predict_gemv(chip, s, batch, copies, 1, c, err);
+    for (uint32_t split = 2; split <= MAX_SPLIT && split * 2 <= chip->sms; split *= 2) {
+        t = (vptq_cuda_choice){.kernel = VPTQ_CUDA_GEMV_GRID};
+        if (predict_gemv(chip, s, batch, copies, split, &t, NULL) ||
+            (!st && t.total_us >= c->total_us))
+            continue;
+        *c = t;
+        st = VPTQ_OK;
+    }
+    return st;
 }
 
 /* Chooses the tables of GEMM_SMALL and the largest number of tokens that fits after them.
@@ -284,7 +427,7 @@ static vptq_status predict_small(const vptq_cuda_chip *chip, const vptq_vq_shape
             launch = columns * ways;
         t.smem = smem;
         t.columns = columns;
-        spread(chip, s, ways, &t);
+        spread(chip, s, ways, 0, &t);
         uint32_t each = ceil_div(ceil_div(launch, MMA_COLUMNS), ways) * MMA_COLUMNS;
         t.body_us = ceil_div(batch, launch) * small_us(chip, s, &t, each);
         fill(chip, s, &t);
@@ -313,12 +456,14 @@ vptq_status vptq_cuda_predict(const vptq_cuda_chip *chip, const vptq_vq_shape *s
     VPTQ_CHECK(vptq_vq_shape_check(s, err));
     if (!batch)
         return vptq_fail(err, VPTQ_E_ARG, "a batch of 0 tokens");
-    *out = (vptq_cuda_choice){.kernel = kernel, .launch_us = chip->launch_us};
+    *out = (vptq_cuda_choice){.kernel = kernel};
     if (kernel == VPTQ_CUDA_GEMM_SMALL)
         VPTQ_CHECK(predict_small(chip, s, batch, out, err));
+    else if (kernel == VPTQ_CUDA_GEMV_GRID)
+        return predict_grid(chip, s, batch, copies, out, err);
     else
-        VPTQ_CHECK(predict_gemv(chip, s, batch, copies, out, err));
-    out->total_us = out->launch_us + out->fill_us + out->copy_us + out->body_us;
+        VPTQ_CHECK(predict_gemv(chip, s, batch, copies, 0, out, err));
+    add_up(chip, s, batch, out);
     return VPTQ_OK;
 }
 
@@ -337,22 +482,27 @@ static vptq_status predict_staged(const vptq_cuda_chip *chip, const vptq_vq_shap
     return vptq_cuda_predict(&rest, s, batch, kernel, copies, c, err);
 }
 
-/* The GEMV kernel and number of copies with the shortest predicted time; GEMM_DEQUANT if
- * neither kernel can run. */
-static void choose_few(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+static uint32_t planned_batch(vptq_cuda_kernel kernel)
+{
+    return kernel == VPTQ_CUDA_GEMV_GRID ? 1 : PLANNED_BATCH;
+}
+
+/* The GEMV kernel and number of copies with the shortest predicted time; GEMM_DEQUANT if no
+ * kernel can run. */
+static void choose_few(const vptq_cuda_chip *chip, const vptq_vq_shape *s, bool grid,
                        vptq_cuda_choice *best)
 {
+    const vptq_cuda_kernel last = grid ? VPTQ_CUDA_GEMV_GRID : VPTQ_CUDA_GEMV_DIRECT;
     vptq_cuda_choice c;
     *best = (vptq_cuda_choice){.kernel = VPTQ_CUDA_GEMM_DEQUANT};
-    for (int kernel = VPTQ_CUDA_GEMV_SMEM; kernel <= VPTQ_CUDA_GEMV_DIRECT; kernel++)
+    for (vptq_cuda_kernel kernel = VPTQ_CUDA_GEMV_SMEM; kernel <= last; kernel++)
         for (uint32_t copies = 0; copies <= VPTQ_CUDA_MAX_COPIES; copies++)
-            if (!predict_staged(chip, s, PLANNED_BATCH, (vptq_cuda_kernel)kernel, copies, &c,
-                                NULL) &&
+            if (!predict_staged(chip, s, planned_batch(kernel), kernel, copies, &c, NULL) &&
                 (best->kernel == VPTQ_CUDA_GEMM_DEQUANT || c.total_us < best->total_us))
                 *best = c;
 }
 
-static vptq_status choose_forced(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+static vptq_status choose_forced(const vptq_cuda_chip *chip, const vptq_vq_shape *s, bool grid,
                                  const char *forced, vptq_cuda_choice *c, vptq_err *err)
 {
     const char *colon = strchr(forced, ':');
@@ -364,11 +514,16 @@ static vptq_status choose_forced(const vptq_cuda_chip *chip, const vptq_vq_shape
         *c = (vptq_cuda_choice){.kernel = (vptq_cuda_kernel)k};
         if (k == VPTQ_CUDA_GEMM_DEQUANT)
             return VPTQ_OK;
-        return predict_staged(chip, s, PLANNED_BATCH, (vptq_cuda_kernel)k, copies, c, err);
+        if (k == VPTQ_CUDA_GEMV_GRID && !grid)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "VPTQ_CUDA_GEMV is '%s', but the codebooks are not on int8 grids",
+                             forced);
+        return predict_staged(chip, s, planned_batch((vptq_cuda_kernel)k), (vptq_cuda_kernel)k,
+                              copies, c, err);
     }
     return vptq_fail(err, VPTQ_E_ARG,
                      "VPTQ_CUDA_GEMV is '%s', expected gemv-smem[:COPIES], "
-                     "gemv-direct[:COPIES], gemm-small or gemm-dequant",
+                     "gemv-direct[:COPIES], gemv-grid[:COPIES], gemm-small or gemm-dequant",
                      forced);
 }
 
@@ -401,22 +556,23 @@ static void choose_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
     small->to = VPTQ_CUDA_GEMM_BATCH;
     if (few == VPTQ_CUDA_GEMM_SMALL)
         small->from = 1;
-    else if (predicted_us(chip, s, max_few, VPTQ_CUDA_GEMM_SMALL) <
-             predicted_us(chip, s, max_few, few))
+    else if (few == VPTQ_CUDA_GEMV_GRID ||
+             predicted_us(chip, s, max_few, VPTQ_CUDA_GEMM_SMALL) <
+                 predicted_us(chip, s, max_few, few))
         small->from = VPTQ_CUDA_EXACT_BATCH + 1;
     else
         small->from = max_few + 1;
 }
 
-vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *s, bool grid,
                                const char *forced, vptq_cuda_dispatch_plan *out, vptq_err *err)
 {
     *out = (vptq_cuda_dispatch_plan){0};
     VPTQ_CHECK(vptq_vq_shape_check(s, err));
     if (forced)
-        VPTQ_CHECK(choose_forced(chip, s, forced, &out->few, err));
+        VPTQ_CHECK(choose_forced(chip, s, grid, forced, &out->few, err));
     else
-        choose_few(chip, s, &out->few);
+        choose_few(chip, s, grid, &out->few);
     const vptq_cuda_kernel few = out->few.kernel;
     if (few != VPTQ_CUDA_GEMM_DEQUANT && (!forced || few == VPTQ_CUDA_GEMM_SMALL))
         choose_small(chip, s, few, &out->small);

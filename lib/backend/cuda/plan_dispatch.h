@@ -4,12 +4,14 @@
  * All times are predictions from a few constants of a chip and counts of memory accesses; none
  * is a measurement.  They only serve to choose a kernel and never belong in a table of results.
  *
- * The model (derived in docs/gpu.md): time = launch + filling the tables + copying them within
- * shared memory + body.  The body of a block is its number of tiles (32 indices each) times the
- * largest of
+ * The model (derived in docs/gpu.md): time = launches + filling the tables + copying them
+ * within shared memory + what x takes longer than that + body + adding up the parts of blocks.
+ * The body of a block is its number of tiles (32 indices each) times the largest of
+ *
  *   lookups    (clocks of shared memory (plan_smem.h) + 1.5) / pipe efficiency
  *   products   2 v rows x 16 columns x tokens, at the rate of the tensor cores
- *   codes      their bytes, at the block's share of the memory bandwidth. */
+ *   codes      their bytes, at the block's share of the memory bandwidth
+ */
 #ifndef VPTQ_BACKEND_CUDA_PLAN_DISPATCH_H
 #define VPTQ_BACKEND_CUDA_PLAN_DISPATCH_H
 
@@ -19,14 +21,18 @@ typedef struct vptq_cuda_chip {
     const char *name;
     uint32_t sms;        /* streaming multiprocessors */
     uint32_t smem;       /* bytes of shared memory that a block can use */
-    bool multicast;      /* a cluster loads a table once for all its blocks */
     double ghz;          /* clock under load */
     double memory_gb_s;  /* sustained */
     double l2_gb_s;      /* sustained */
     double launch_us;    /* one kernel in a graph, latencies included */
+    double early_us;     /* from the start of a kernel to that of an early one after it */
+    double x_us;         /* latencies of converting x: two reads and a sum over a block */
+    double read_us;      /* latency of one read through L2 */
+    double join_us;      /* until the last block has added the parts of all */
     double fill_us;      /* until the first byte of a table arrives */
     double fill_bytes;   /* per clock into one SM */
-    double mma_macs;     /* per clock and SM by mma.sync, f16 inputs, float sums */
+    double mma_macs;     /* per clock and SM by mma.sync, f16 inputs, float sums; twice as many
+                            with bytes */
     double pipe;         /* share of the clocks in which lookups keep shared memory busy */
     double extra_clocks; /* per 32 indices, for loading codes and x */
 } vptq_cuda_chip;
@@ -38,10 +44,11 @@ const vptq_cuda_chip *vptq_cuda_chip_search(const char *name);
 typedef enum vptq_cuda_kernel {
     VPTQ_CUDA_GEMV_SMEM,   /* up to 16 tokens, codebooks in shared memory */
     VPTQ_CUDA_GEMV_DIRECT, /* up to 16 tokens, the main codebook through L2 */
+    VPTQ_CUDA_GEMV_GRID,   /* one token, codebooks on int8 grids in shared memory */
     VPTQ_CUDA_GEMM_SMALL,  /* any number; one copy of the codebooks in shared memory, with x */
     VPTQ_CUDA_GEMM_DEQUANT /* tiles of the matrix are decoded, then multiplied by gemm */
 } vptq_cuda_kernel;
-enum { VPTQ_CUDA_KERNELS = 4 };
+enum { VPTQ_CUDA_KERNELS = 5 };
 
 /* Limits of GEMM_SMALL. */
 enum {
@@ -54,6 +61,20 @@ enum {
 /* Warps of a block of the GEMV kernels.  The planner reserves partial sums for twice as many,
  * which leaves room for double buffering. */
 enum { VPTQ_CUDA_GEMV_WARPS = 16 };
+
+/* GEMV_GRID: warps of a block, and its memory after the tables (offsets in bytes): x, sums of
+ * whole numbers (a stride for each digit of x and codebook), results of earlier segments; the
+ * total counts what the kernel's own objects need. */
+enum { VPTQ_CUDA_GRID_WARPS = 12, VPTQ_CUDA_GRID_DIGITS = 4 };
+typedef struct vptq_cuda_grid_memory {
+    uint32_t x, sums, stride, results, total;
+} vptq_cuda_grid_memory;
+
+vptq_cuda_grid_memory vptq_cuda_grid_memory_of(const vptq_vq_shape *s, uint32_t chunks,
+                                               uint32_t pairs);
+
+/* Whether GEMV_GRID can multiply matrices of a shape, if all codebooks are on int8 grids. */
+bool vptq_cuda_has_grid_shape(const vptq_vq_shape *s);
 
 /* Blocks that convert x for a product of up to 8 tokens.  Product kernels start while these
  * run, so they are planned for the other SMs. */
@@ -89,7 +110,7 @@ typedef struct vptq_cuda_choice {
     uint32_t columns;    /* GEMM_SMALL: largest number of tokens of a block: 32, 64 or 128 */
     uint32_t ways;       /* GEMM_SMALL: clusters that share output rows, for different tokens */
     double balance;      /* mean load of the SMs over that of the busiest */
-    double launch_us, fill_us, copy_us, body_us, total_us; /* predicted */
+    double launch_us, fill_us, copy_us, x_us, body_us, join_us, total_us; /* predicted */
 } vptq_cuda_choice;
 
 /* Whether pieces of some codebook come from global memory, through a staging area. */
@@ -124,11 +145,12 @@ typedef struct vptq_cuda_dispatch_plan {
     vptq_cuda_small small;
 } vptq_cuda_dispatch_plan;
 
-/* Chooses the kernels with the shortest predicted time.  `forced` ("KERNEL" or "KERNEL:COPIES",
- * with KERNEL gemv-smem, gemv-direct, gemm-small or gemm-dequant) restricts the choice for
+/* Chooses the kernels with the shortest predicted time.  `grid`: all codebooks are on int8
+ * grids.  `forced` ("KERNEL" or "KERNEL:COPIES", with KERNEL gemv-smem, gemv-direct, gemv-grid,
+ * gemm-small or gemm-dequant) restricts the choice for
  * tests and measurements; NULL: no restriction.  VPTQ_E_ARG for another name,
  * VPTQ_E_UNSUPPORTED if the forced kernel cannot run. */
-vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *s, bool grid,
                                const char *forced, vptq_cuda_dispatch_plan *out,
                                vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -55,6 +55,12 @@ static size_t sums_bytes(const vptq_cuda_smem_want *w)
     return (size_t)w->rows * w->batch * sizeof(float);
 }
 
+/* Returns the number of 16-bit values that take as many bytes as a centroid. */
+static uint32_t row_values(const vptq_cuda_smem_want *w)
+{
+    return w->grid ? VPTQ_CUDA_GRID_ROW : w->shape.v;
+}
+
 /* Computes the offsets; false if the total exceeds the budget. *total is what is needed. */
 static bool set_offsets(const vptq_cuda_smem_want *w, vptq_cuda_smem *s, size_t *total)
 {
@@ -82,15 +88,15 @@ static bool set_offsets(const vptq_cuda_smem_want *w, vptq_cuda_smem *s, size_t 
 static bool fill_main(const vptq_cuda_smem_want *w, size_t available, vptq_cuda_table *t)
 {
     const vptq_vq_shape *s = &w->shape;
-    uint32_t width = vptq_cuda_row_bytes(s->v), limit = w->copies;
-    size_t one = vptq_cuda_copy_bytes(s->v, s->k);
+    uint32_t v = row_values(w), width = vptq_cuda_row_bytes(v), limit = w->copies;
+    size_t one = vptq_cuda_copy_bytes(v, s->k);
     if (!limit || limit > VPTQ_CUDA_MAX_COPIES)
         limit = VPTQ_CUDA_MAX_COPIES;
     if (one > available)
         return false;
     if (!w->copies) {
-        uint32_t slots = s->v <= 4 ? 16 : 8;
-        if (!vptq_cuda_table_replicas(t, s->v, s->k, slots, NULL) &&
+        uint32_t slots = v <= 4 ? 16 : 8;
+        if (!vptq_cuda_table_replicas(t, v, s->k, slots, NULL) &&
             vptq_cuda_table_bytes(t) <= available)
             return true;
     }
@@ -103,7 +109,7 @@ static bool fill_main(const vptq_cuda_smem_want *w, size_t available, vptq_cuda_
     if (part < s->k / MIN_PART)
         part = 0;
     while (whole) { /* fewer copies if they exceed 65536 rows */
-        if (!vptq_cuda_table_copies(t, s->v, s->k, (uint32_t)whole, part, NULL))
+        if (!vptq_cuda_table_copies(t, v, s->k, (uint32_t)whole, part, NULL))
             return true;
         whole--;
         part = 0;
@@ -125,8 +131,8 @@ static void add_outliers(const vptq_cuda_smem_want *w, size_t available, vptq_cu
 static vptq_status too_large(const vptq_cuda_smem_want *w, size_t staging, vptq_err *err)
 {
     const vptq_vq_shape *s = &w->shape;
-    size_t main = vptq_cuda_copy_bytes(s->v, s->k);
-    size_t res = vptq_cuda_copy_bytes(s->v, s->k_res);
+    size_t main = vptq_cuda_copy_bytes(row_values(w), s->k);
+    size_t res = vptq_cuda_copy_bytes(row_values(w), s->k_res);
     return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                      "codebooks of %u and %u centroids of %u need %zu and %zu bytes of shared "
                      "memory and %zu of staging, %zu together (a block has %u)",
@@ -145,6 +151,7 @@ vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out
 {
     VPTQ_CHECK(check(w, err));
     const vptq_vq_shape *s = &w->shape;
+    uint32_t v = row_values(w);
     size_t staging = partial_bytes(w) + aligned(sums_bytes(w)), total;
     size_t available = w->budget > staging ? w->budget - staging : 0;
     bool found = false;
@@ -153,9 +160,8 @@ vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out
         vptq_cuda_smem c = {0};
         vptq_cuda_tables *t = &c.tables;
         vptq_status fits =
-            replicas > 1
-                ? vptq_cuda_table_replicas(&t->residual, s->v, s->k_res, replicas, NULL)
-                : vptq_cuda_table_copies(&t->residual, s->v, s->k_res, 1, 0, NULL);
+            replicas > 1 ? vptq_cuda_table_replicas(&t->residual, v, s->k_res, replicas, NULL)
+                         : vptq_cuda_table_copies(&t->residual, v, s->k_res, 1, 0, NULL);
         size_t res = aligned(vptq_cuda_table_bytes(&t->residual));
         if (fits || res > available ||
             !fill_main(w, (available - res) / ALIGN * ALIGN, &t->main))
@@ -167,6 +173,8 @@ vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out
             found ? out->main_clocks + out->residual_clocks - c.main_clocks - c.residual_clocks
                   : 1;
         if (gain > 0 || (gain >= 0 && c.total < out->total)) {
+            t->main.v = t->residual.v = s->v;
+            t->main.grid = t->residual.grid = w->grid;
             *out = c;
             found = true;
         }

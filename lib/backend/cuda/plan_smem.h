@@ -31,6 +31,7 @@ typedef struct vptq_cuda_smem_want {
     uint32_t staging; /* bytes that another kernel needs instead of partial sums, or 0 */
     uint32_t copies;  /* largest number of copies of the main codebook, a part counts; 0: the
                          best number */
+    bool grid;        /* main and residual codebooks are on int8 grids; no outliers */
 } vptq_cuda_smem_want;
 
 typedef struct vptq_cuda_smem {

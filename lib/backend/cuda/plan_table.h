@@ -14,6 +14,9 @@
  * a lane selects the copy (plan_copies.h). The last copy may hold only the first ranks, where
  * centroids are ranked by use so that the part holds the hot ones.
  *
+ * A centroid on an int8 grid (lib/base/grid.h) has 8 bytes, of which the first v are its codes.
+ * Its table is that of a tail: functions that take v are called with VPTQ_CUDA_GRID_ROW.
+ *
  *     copies:    row = copy.base + group of rank + (rank + copy.rotation) mod slots
  *     replicas:  row = rank * replicas + lane mod replicas       (every lane its own slot)
  *
@@ -34,7 +37,9 @@ enum {
     VPTQ_CUDA_LINE = 128, /* bytes that shared memory serves per clock */
     VPTQ_CUDA_PIECE = 16, /* bytes */
     VPTQ_CUDA_TAIL = 8,   /* bytes */
-    VPTQ_CUDA_MAX_COPIES = 5
+    VPTQ_CUDA_MAX_COPIES = 5,
+    VPTQ_CUDA_GRID_ROW = 4, /* 16-bit values that take a row of 8 bytes */
+    VPTQ_CUDA_GRID_V = 8    /* bytes in it */
 };
 
 typedef struct vptq_cuda_copy {
@@ -52,6 +57,7 @@ typedef struct vptq_cuda_table {
     uint32_t replicas; /* 0: copies are used; else 2, 4 .. slots */
     uint32_t copies;   /* 0 with replicas */
     bool shared;       /* false: read from global memory; one copy, row = centroid */
+    bool grid;         /* values are bytes */
     bool ranked;       /* ranks differ from centroid numbers: the last copy is partial */
     vptq_cuda_copy copy[VPTQ_CUDA_MAX_COPIES];
 } vptq_cuda_table;

@@ -499,6 +499,10 @@ static vptq_status launch_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_c
                                const vptq_gemv_args *g, size_t *rows, vptq_err *err)
 {
     gemv_memory memory;
+    if (r->choice.kernel == VPTQ_CUDA_GEMV_GRID) {
+        *rows = 1;
+        return vptq_cuda_vq_grid(dev, m, r, g, err);
+    }
     *rows = rows_of_launch(dev, r, g->n, &memory);
     return *rows ? launch(dev, m, r, &memory, g, err) : VPTQ_OK;
 }

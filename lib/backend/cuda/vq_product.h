@@ -13,27 +13,32 @@ enum {
 /* How tokens become columns of B, in groups of 8: as two halves of 11 bits (hi + lo), whose
  * products go to the same or to separate columns, or rounded to one. */
 enum x_form {
-    X_FEW,   /* up to 4 tokens: hi in columns 0..3, lo in 4..7 */
-    X_SOME,  /* up to 8: hi in one group, lo in another */
-    X_MANY,  /* any number: hi only, 8 tokens per group */
-    X_DIGITS /* one: as four signed bytes, digits of a whole number of 31 bits */
+    X_FEW,  /* up to 4 tokens: hi in columns 0..3, lo in 4..7 */
+    X_SOME, /* up to 8: hi in one group, lo in another */
+    X_MANY  /* any number: hi only, 8 tokens per group */
 };
 
-/* The largest value of each token is scaled to 2^TOP..2^(TOP + 1). */
-enum { X_HALF_TOP = 14, X_DIGITS_TOP = 29, X_DIGITS_BYTES = 4 /* per column */ };
+/* The largest value of each token is scaled to 2^X_TOP..2^(X_TOP + 1). */
+enum { X_TOP = 14 };
 
 /* x in the order of the layout's columns, times the scale of the columns and the power of two
  * of its token. */
 struct product_x {
-    const uint2 *fragments; /* [groups of 8][tiles][lanes]; X_DIGITS: [chunks][2][lanes] */
+    const uint2 *fragments; /* [groups of 8][tiles][lanes] */
     uint32_t tiles;
-    const float *start, *factor; /* [n] sum of x * bias; factor of the products of the token */
+    /* [n] sum of x * bias; factor of the products of the token; both NULL where sums are final
+     */
+    const float *start, *factor;
 };
 
 /* Multiplies the first *rows tokens with GEMM_SMALL, for which r->small must be planned
  * (vq_gemm.cu). */
 vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
                               const vptq_gemv_args *g, size_t *rows, vptq_err *err);
+
+/* Multiplies one token with GEMV_GRID (vq_grid.cu). */
+vptq_status vptq_cuda_vq_grid(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
+                              const vptq_gemv_args *g, vptq_err *err);
 
 /* ---- results ---- */
 
@@ -53,6 +58,17 @@ vptq_status vptq_cuda_product_open(vptq_dev *dev, const vptq_matrix *m,
                                    size_t n, x_form form, uint32_t split, bool sums,
                                    product_out *o, vptq_err *err);
 
+/* Returns the power of two that brings a value with these bits to 2^top..2^(top + 1); 1 for NaN
+ * and infinity. */
+static __device__ inline float vptq_cuda_to_top(unsigned bits, int top)
+{
+    enum { BIAS = 127, MANTISSA = 23, LIMIT = 100 };
+    const int power = (int)(bits >> MANTISSA) - BIAS;
+    if (!bits || power > BIAS)
+        return 1;
+    return __uint_as_float((unsigned)(BIAS + min(top - power, (int)LIMIT)) << MANTISSA);
+}
+
 template <class J>
 static inline vptq_status vptq_cuda_launch_product(const vptq_dev *dev, void (*kernel)(J),
                                                    unsigned blocks, unsigned threads,
@@ -65,8 +81,8 @@ static inline vptq_status vptq_cuda_launch_product(const vptq_dev *dev, void (*k
 static __device__ inline void finish(const product_out &o, uint32_t row, uint32_t b, float sum)
 {
     float *y = o.g.y + b * o.g.ldy + row;
-    const float base = (o.g.bias ? o.g.bias[row] : 0) + o.x.start[b];
-    *y = (o.g.beta != 0 ? *y : 0) + base + sum * o.x.factor[b];
+    const float base = (o.g.bias ? o.g.bias[row] : 0) + (o.x.start ? o.x.start[b] : 0);
+    *y = (o.g.beta != 0 ? *y : 0) + base + (o.x.factor ? sum * o.x.factor[b] : sum);
 }
 
 static __device__ inline float *part_of(const product_out &o, uint32_t rank, uint32_t row,

@@ -86,7 +86,7 @@ static __device__ void fill_copies(const vptq_cuda_codebook &b)
 }
 
 /* Loads codebooks in two steps, between which a kernel can ask for its codes. */
-static __device__ void start_fill(const vptq_cuda_stripe &s)
+static __device__ inline void start_fill(const vptq_cuda_stripe &s)
 {
     __syncthreads(); /* the stripe before no longer needs its codebooks */
     fill_home(s.main);
@@ -94,7 +94,7 @@ static __device__ void start_fill(const vptq_cuda_stripe &s)
     port_copy_commit();
 }
 
-static __device__ void finish_fill(const vptq_cuda_stripe &s)
+static __device__ inline void finish_fill(const vptq_cuda_stripe &s)
 {
     port_copy_wait<0>();
     __syncthreads();
@@ -138,7 +138,7 @@ static __device__ codebook_view view_of(const vptq_cuda_codebook &b, bool bytes)
     return v;
 }
 
-static __device__ stripe_view view_of(const vptq_cuda_stripe &s)
+static __device__ inline stripe_view view_of(const vptq_cuda_stripe &s)
 {
     stripe_view v;
     v.main = view_of(s.main, false);

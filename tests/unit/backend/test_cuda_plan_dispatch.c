@@ -146,7 +146,8 @@ static vptq_cuda_choice predict(const vptq_cuda_chip *chip, vptq_vq_shape s, uin
     vptq_err err = {0};
     vptq_cuda_choice c;
     assert_ok(vptq_cuda_predict(chip, &s, batch, kernel, copies, &c, &err), &err);
-    assert_true(fabs(c.total_us - c.launch_us - c.fill_us - c.copy_us - c.body_us) < 1e-9);
+    assert_true(fabs(c.total_us - c.launch_us - c.fill_us - c.copy_us - c.x_us - c.body_us -
+                     c.join_us) < 1e-9);
     return c;
 }
 
@@ -196,7 +197,7 @@ static void test_published_predictions(void **state)
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         vptq_cuda_choice c = predict(h200(), make_shape(list[i].out, list[i].in, 8, 4096, 256),
                                      1, VPTQ_CUDA_GEMV_SMEM, 1);
-        double even = c.launch_us + c.fill_us + c.body_us * c.balance;
+        double even = 2.5 + 0.6 + c.body_us * c.balance;
         assert_true(fabs(even - list[i].us) < 0.06 + 0.003 * list[i].us);
     }
 }
@@ -256,7 +257,7 @@ static vptq_cuda_dispatch_plan dispatch(const char *chip, vptq_vq_shape s, const
     vptq_cuda_dispatch_plan plan;
     const vptq_cuda_chip *p = vptq_cuda_chip_search(chip);
     assert_non_null(p);
-    assert_ok(vptq_cuda_dispatch(p, &s, forced, &plan, &err), &err);
+    assert_ok(vptq_cuda_dispatch(p, &s, false, forced, &plan, &err), &err);
     return plan;
 }
 
@@ -286,6 +287,43 @@ static void test_dispatch(void **state)
     assert_int_equal(big.few.smem.tables.main.copies, 3);
 }
 
+/* Rows of 8 bytes: by hand, 4096 + 256 centroids leave memory for five copies after 16 replicas
+ * of the residual codebook, 16 KB of x and 33 x 8 sums of 4 bytes. */
+static void test_grid(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_cuda_dispatch_plan p;
+    vptq_vq_shape s = make_shape(53248, 4096, 8, 4096, 256);
+    assert_ok(vptq_cuda_dispatch(h200(), &s, true, NULL, &p, &err), &err);
+    assert_int_equal(p.few.kernel, VPTQ_CUDA_GEMV_GRID);
+    assert_int_equal(p.few.smem.tables.main.copies, 5);
+    assert_int_equal(p.few.smem.tables.residual.replicas, 16);
+    assert_true(p.few.smem.tables.main.grid && p.few.smem.tables.main.v == 8);
+    assert_int_equal(p.few.smem.partial_offset, (5 * 4096 + 16 * 256) * 8);
+    assert_int_equal(p.small.from, 9);
+    const vptq_cuda_grid_memory m = vptq_cuda_grid_memory_of(&s, 32, 2);
+    assert_int_equal(m.sums, 4096 * 4);
+    assert_int_equal(m.stride, 33);
+    assert_int_equal(m.results, 4096 * 4 + 33 * 8 * 4);
+    assert_int_equal(m.total, m.results + 512);
+    /* twice the bytes of float16 rows would not fit: 16384 centroids */
+    s = make_shape(4096, 4096, 8, 16384, 0);
+    assert_ok(vptq_cuda_dispatch(h200(), &s, true, "gemv-grid:1", &p, &err), &err);
+    assert_fails(vptq_cuda_dispatch(h200(), &s, false, "gemv-grid", &p, &err),
+                 VPTQ_E_UNSUPPORTED, &err, "not on int8 grids");
+    vptq_cuda_choice c;
+    assert_fails(vptq_cuda_predict(h200(), &s, 2, VPTQ_CUDA_GEMV_GRID, 0, &c, &err),
+                 VPTQ_E_UNSUPPORTED, &err, "one token");
+    static const uint32_t others[] = {4, 9};
+    for (size_t i = 0; i < 2; i++) {
+        s = make_shape(4096, 4096, others[i], 256, 0);
+        assert_false(vptq_cuda_has_grid_shape(&s));
+        assert_fails(vptq_cuda_dispatch(h200(), &s, true, "gemv-grid", &p, &err),
+                     VPTQ_E_UNSUPPORTED, &err, "5 to 8 values");
+    }
+}
+
 static void test_forced_kernels(void **state)
 {
     (void)state;
@@ -303,12 +341,12 @@ static void test_forced_kernels(void **state)
     assert_int_equal(p.few.kernel, VPTQ_CUDA_GEMM_DEQUANT);
     assert_int_equal(p.small.to, 0);
     vptq_err err = {0};
-    assert_fails(vptq_cuda_dispatch(h200(), &s, "gemv", &p, &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_cuda_dispatch(h200(), &s, false, "gemv", &p, &err), VPTQ_E_ARG, &err,
                  "VPTQ_CUDA_GEMV is 'gemv', expected gemv-smem[:COPIES], gemv-direct[:COPIES], "
-                 "gemm-small or gemm-dequant");
+                 "gemv-grid[:COPIES], gemm-small or gemm-dequant");
     s.k = 65536;
-    assert_fails(vptq_cuda_dispatch(h200(), &s, "gemv-smem", &p, &err), VPTQ_E_UNSUPPORTED,
-                 &err, "65536");
+    assert_fails(vptq_cuda_dispatch(h200(), &s, false, "gemv-smem", &p, &err),
+                 VPTQ_E_UNSUPPORTED, &err, "65536");
 }
 
 /* Every valid shape has a kernel that fits, and no other kernel is predicted to be faster. */
@@ -318,7 +356,7 @@ static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s)
     vptq_err err = {0};
     vptq_cuda_dispatch_plan p;
     vptq_cuda_choice other;
-    assert_ok(vptq_cuda_dispatch(chip, s, NULL, &p, &err), &err);
+    assert_ok(vptq_cuda_dispatch(chip, s, false, NULL, &p, &err), &err);
     const vptq_cuda_choice *c = &p.few;
     assert_true(c->kernel <= VPTQ_CUDA_GEMV_DIRECT);
     assert_true(isfinite(c->total_us) && c->total_us >= chip->launch_us);
@@ -427,7 +465,8 @@ static void test_cannot_run(void **state)
                  VPTQ_E_ARG, &err, "batch of 0");
     s.in = 63;
     vptq_cuda_dispatch_plan p;
-    assert_fails(vptq_cuda_dispatch(h200(), &s, NULL, &p, &err), VPTQ_E_SHAPE, &err, "63");
+    assert_fails(vptq_cuda_dispatch(h200(), &s, false, NULL, &p, &err), VPTQ_E_SHAPE, &err,
+                 "63");
     assert_null(vptq_cuda_chip_search("h2000"));
 }
 
@@ -435,6 +474,6 @@ VTEST_MAIN(cmocka_unit_test(test_classes_on_hopper), cmocka_unit_test(test_place
            cmocka_unit_test(test_too_large), cmocka_unit_test(test_vector_row_pairs),
            cmocka_unit_test(test_published_predictions),
            cmocka_unit_test(test_published_classes), cmocka_unit_test(test_direct_prediction),
-           cmocka_unit_test(test_dispatch), cmocka_unit_test(test_forced_kernels),
-           cmocka_unit_test(test_small_products),
+           cmocka_unit_test(test_dispatch), cmocka_unit_test(test_grid),
+           cmocka_unit_test(test_forced_kernels), cmocka_unit_test(test_small_products),
            cmocka_unit_test(test_every_shape_has_a_kernel), cmocka_unit_test(test_cannot_run))

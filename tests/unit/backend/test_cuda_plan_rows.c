@@ -1,0 +1,79 @@
+/* Predicts the 120 rows of the published tables (docs/gpu.md): 30 shapes with 4 pairs of
+ * codebooks, one token, on an H200, against an ideal product of a 16-bit matrix. */
+#include <math.h>
+#include <stdio.h>
+
+#include "lib/backend/cuda/plan_dispatch.h"
+#include "lib/bench/gemv.h"
+#include "tests/support/vtest.h"
+
+/* An ideal product: a launch and all of its bytes at the memory's rate. */
+static double dense_us(const vptq_cuda_chip *chip, uint32_t out, uint32_t in)
+{
+    return chip->launch_us + 2.0 * out * in / (chip->memory_gb_s * 1e3);
+}
+
+/* Predicted time of one token by the kernel that the planner chooses. */
+static double packed_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s, bool grid)
+{
+    vptq_err err = {0};
+    vptq_cuda_dispatch_plan plan;
+    vptq_cuda_choice c;
+    assert_ok(vptq_cuda_dispatch(chip, s, grid, NULL, &plan, &err), &err);
+    const uint32_t copies = plan.few.smem.tables.main.copies - plan.few.smem.tables.main.ranked;
+    assert_ok(vptq_cuda_predict(chip, s, 1, plan.few.kernel, copies, &c, &err), &err);
+    /* the choice is made for more tokens than one where a kernel takes several */
+    return c.total_us < plan.few.total_us ? c.total_us : plan.few.total_us;
+}
+
+typedef struct means {
+    double of_codebooks[VPTQ_GEMV_CODEBOOKS], all, largest;
+} means;
+
+static means predict_rows(bool grid)
+{
+    const vptq_cuda_chip *chip = vptq_cuda_chip_search("h200");
+    const vptq_gemv_pair *shapes = vptq_gemv_published_shapes(),
+                         *codebooks = vptq_gemv_published_codebooks();
+    means m = {.all = 0};
+    for (size_t b = 0; b < VPTQ_GEMV_CODEBOOKS; b++) {
+        double sum = 0;
+        for (size_t i = 0; i < VPTQ_GEMV_SHAPES; i++) {
+            const vptq_vq_shape s = {.out = shapes[i].b,
+                                     .in = shapes[i].a,
+                                     .v = 8,
+                                     .k = codebooks[b].a,
+                                     .k_res = codebooks[b].b,
+                                     .groups = 1,
+                                     .group_size = shapes[i].a};
+            const double ratio = packed_us(chip, &s, grid) / dense_us(chip, s.out, s.in);
+            sum += log(ratio);
+            m.largest = i + 1 == VPTQ_GEMV_SHAPES && ratio > m.largest ? ratio : m.largest;
+        }
+        m.of_codebooks[b] = exp(sum / VPTQ_GEMV_SHAPES);
+        m.all += sum;
+    }
+    m.all = exp(m.all / (VPTQ_GEMV_SHAPES * VPTQ_GEMV_CODEBOOKS));
+    return m;
+}
+
+static void print_means(const char *name, const means *m)
+{
+    printf("%s: ", name);
+    for (size_t b = 0; b < VPTQ_GEMV_CODEBOOKS; b++)
+        printf("%.3f ", m->of_codebooks[b]);
+    printf("all %.3f, largest shape at most %.3f\n", m->all, m->largest);
+}
+
+static void test_published_rows(void **state)
+{
+    (void)state;
+    const means f16 = predict_rows(false), grid = predict_rows(true);
+    print_means("float16", &f16);
+    print_means("grid", &grid);
+    assert_true(f16.all < 0.90);
+    assert_true(grid.all <= 0.50);
+    assert_true(grid.largest < 0.33);
+}
+
+VTEST_MAIN(cmocka_unit_test(test_published_rows))
