@@ -410,6 +410,35 @@ static void rows_do_not_depend_on_others(void **state)
     free(turned);
 }
 
+/* Digits cannot express infinity and NaN: every result of the token becomes NaN. */
+static void grids_pass_on_what_is_not_a_number(void **state)
+{
+    (void)state;
+    const vptq_vq_shape s = {40, 260, 8, 64, 16, 1, 260, 0, 0, 0, false, false};
+    static const float wrong[] = {NAN, INFINITY, -INFINITY};
+    product p;
+    vmatrix m;
+    devices_one d;
+    vptq_err err;
+    vptq_matrix *matrix = NULL;
+    float y[3 * 40], *x = vtest_normals((size_t)3 * s.in, 31);
+    product_open(&p, &m, &s, 1, true);
+    choose_kernel("gemv-grid");
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    assert_ok(d.dev.ops->matrix_open(d.dev.state, &m.q, &matrix, &err), &err);
+    for (size_t w = 0; w < 3; w++) {
+        x[s.in + 7] = wrong[w]; /* the second of three tokens */
+        multiply_rows(&d.dev, matrix, &s, x, 3, y);
+        for (size_t i = 0; i < 3 * (size_t)s.out; i++)
+            assert_true(i / s.out == 1 ? isnan(y[i]) : isfinite(y[i]));
+    }
+    d.dev.ops->matrix_close(d.dev.state, matrix);
+    devices_close(&d);
+    choose_kernel(NULL);
+    product_close(&p, &m);
+    free(x);
+}
+
 /* Codebooks and tokens are scaled to float16 only by powers of two. */
 static void scaling_by_powers_of_two(void **state)
 {
@@ -571,9 +600,9 @@ static void kernels_are_named(void **state)
 
 VTEST_MAIN(cmocka_unit_test(products_with_every_kernel),
            cmocka_unit_test(products_with_every_number_of_copies),
-           cmocka_unit_test(products_on_grids),
-           cmocka_unit_test(products_with_more_rows),
+           cmocka_unit_test(products_on_grids), cmocka_unit_test(products_with_more_rows),
            cmocka_unit_test(rows_do_not_depend_on_others),
+           cmocka_unit_test(grids_pass_on_what_is_not_a_number),
            cmocka_unit_test(scaling_by_powers_of_two),
            cmocka_unit_test(handles_are_independent), cmocka_unit_test(survives_a_full_device),
            cmocka_unit_test(survives_every_failed_allocation),

@@ -201,10 +201,9 @@ static vptq_status find_grids(vptq_arena *arena, const float *c, size_t groups, 
     return VPTQ_OK;
 }
 
-/* Bytes of the rows of a grid: pairs of rows are read at once. */
 static size_t row_bytes(const vptq_cuda_table *t)
 {
-    return (t->k + (size_t)1) / 2 * 2 * VPTQ_CUDA_GRID_V;
+    return (size_t)t->k * VPTQ_CUDA_GRID_V;
 }
 
 /* Writes the codes of a group's codebook in rows of 8 bytes. */

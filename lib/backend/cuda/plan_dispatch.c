@@ -208,9 +208,8 @@ static double x_bytes(const vptq_vq_shape *s)
     return 4.0 * s->in * (1 + (s->has_norm ? 2 : 0) + (s->has_perm || s->groups > 1 ? 1 : 0));
 }
 
-/* Predicts loading the codebooks into every SM, once per segment, and copying them there: a
- * read and a write per copy.  In GEMV_GRID they pass through registers, and a row is written to
- * all its places while others are on their way. */
+/* Predicts loading the codebooks into every SM, once per segment, where a row is written to all
+ * its places while others are on their way.  copy_us is what the writes take longer. */
 static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_choice *c)
 {
     const vptq_cuda_table *all[] = {&c->smem.tables.main, &c->smem.tables.residual,
@@ -223,13 +222,12 @@ static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_c
         uint32_t values = t->grid ? VPTQ_CUDA_GRID_ROW : t->v;
         double times = i < 2 ? s->groups : 1, one = (double)vptq_cuda_copy_bytes(values, t->k);
         codebooks += times * one;
-        copies += times * fmax((double)vptq_cuda_table_bytes(t) - one, 0);
+        copies += times * (double)vptq_cuda_table_bytes(t);
     }
     if (c->kernel == VPTQ_CUDA_GEMV_GRID) /* loads x at the same time */
         codebooks += x_bytes(s) / c->split;
     c->fill_us = codebooks > 0 ? chip->fill_us + load_us(chip, c, codebooks) : 0;
-    double write = us_of_clocks(chip, copies / VPTQ_CUDA_LINE);
-    c->copy_us = c->kernel == VPTQ_CUDA_GEMV_GRID ? fmax(write - c->fill_us, 0) : 2 * write;
+    c->copy_us = fmax(us_of_clocks(chip, copies / VPTQ_CUDA_LINE) - c->fill_us, 0);
 }
 
 /* Predicts what x costs: its own launch, the conversion beyond the time in which a GEMV kernel

@@ -312,8 +312,8 @@ static __device__ void run_any(const gemm_job &j, const gemm_work &p, const vptq
     const uint32_t c0 = p.rank * each, c1 = min(c0 + each, s.chunks);
     if (c0 >= c1)
         return;
-    start_fill(s);
-    finish_fill(s);
+    __syncthreads(); /* the stripe before no longer needs its codebooks */
+    fill_codebooks(s);
     if (s.loop == VPTQ_CUDA_ANYTHING)
         run_stripe<N, false>(j, p, s, c0, c1);
     else

@@ -14,7 +14,8 @@
 enum {
     WARPS = VPTQ_CUDA_GEMV_WARPS,
     THREADS = WARPS * (int)PORT_LANES,
-    MAX_TOKENS = VPTQ_CUDA_MAX_BATCH /* tokens */
+    MAX_TOKENS = VPTQ_CUDA_MAX_BATCH, /* tokens */
+    MAX_UNITS = 4                     /* see gemv_memory */
 };
 
 /* Chunks per warp whose x stays in registers. */
@@ -30,6 +31,7 @@ struct gemv_memory {
     uint32_t rows;    /* tokens of one launch */
     uint32_t columns; /* tokens whose partial sums are added at once, a power of two */
     uint32_t times;   /* rounds of that */
+    uint32_t units;   /* parts of pairs whose sums share a barrier; 1 if there are rounds */
     uint32_t pass_offset, stage_offset, partial_offset, sums_offset, total;
     bool sums; /* sums over stripes or passes are kept in shared memory */
 };
@@ -131,32 +133,50 @@ static __device__ void put_partial(const gemv_job &j, const float v[tiles_out(X)
         }
 }
 
-/* Adds the warps of every team for one part of a pair, some tokens at a time. There are two
- * buffers and one barrier: a buffer is written again only the time after the next. */
+/* Adds the warps of every team for units [first_unit, first_unit + units) of tokens [first,
+ * first
+ * + columns); unit u is part u % parts of the pairs of round u / parts. */
+static __device__ void add_units(const gemv_job &j, uint32_t first_unit, uint32_t units,
+                                 uint32_t first, const float *partial)
+{
+    const pass_state &p = pass_of(j);
+    const uint32_t cells = j.memory.columns * FRAGMENT;
+    for (uint32_t e = threadIdx.x; e < units * cells * WARPS; e += THREADS) {
+        const uint32_t warp = e % WARPS, cell = e / WARPS, unit = first_unit + cell / cells;
+        const uint32_t b = first + cell % cells / FRAGMENT;
+        float sum = b < j.o.n ? partial[cell * (WARPS + 1) + warp] : 0;
+        for (uint32_t with = p.size / 2; with; with /= 2)
+            sum += __shfl_xor_sync(port_all, sum, (int)with);
+        const uint32_t pair =
+            p.first_pair + unit / p.stripe.parts * p.teams + (warp >> p.log2_size);
+        const uint32_t row =
+            output_row(p.stripe, j.o.out, unit % p.stripe.parts, pair, cell % FRAGMENT);
+        if (!(warp & (p.size - 1)) && b < j.o.n && pair < p.end && row != UINT32_MAX)
+            emit(j, row, b, sum);
+    }
+}
+
+/* Adds the warps of every team for one unit, some tokens at a time, or keeps its sums until
+ * there are several units. There are two buffers and one barrier: a buffer is written again
+ * only the time after the next. */
 template <x_form X>
-static __device__ void add_warps(const gemv_job &j, uint32_t round, uint32_t part,
+static __device__ void add_warps(const gemv_job &j, uint32_t unit, bool last,
                                  const tile_sums<X> &d)
 {
     const pass_state &p = pass_of(j);
-    const uint32_t columns = j.memory.columns;
-    uint32_t times = (round * p.stripe.parts + part) * j.memory.times;
+    const gemv_memory &m = j.memory;
+    const uint32_t size = m.columns * FRAGMENT * (WARPS + 1), slot = unit % m.units;
+    uint32_t times = unit / m.units * m.times;
     float v[tiles_out(X)][4];
-    combine<X>(p.stripe, part >= p.stripe.main.pieces, d, v);
-    for (uint32_t first = 0; first < j.o.n; first += columns) {
-        float *partial = reinterpret_cast<float *>(shared_at(j.memory.partial_offset)) +
-                         times++ % 2 * columns * FRAGMENT * (WARPS + 1);
-        put_partial<X>(j, v, first, partial);
+    combine<X>(p.stripe, unit % p.stripe.parts >= p.stripe.main.pieces, d, v);
+    for (uint32_t first = 0; first < j.o.n; first += m.columns) {
+        float *partial = reinterpret_cast<float *>(shared_at(m.partial_offset)) +
+                         times++ % 2 * m.units * size;
+        put_partial<X>(j, v, first, partial + slot * size);
+        if (slot + 1 < m.units && !last)
+            return;
         __syncthreads();
-        for (uint32_t e = threadIdx.x; e < columns * FRAGMENT * WARPS; e += THREADS) {
-            const uint32_t warp = e % WARPS, cell = e / WARPS, b = first + cell / FRAGMENT;
-            float sum = b < j.o.n ? partial[cell * (WARPS + 1) + warp] : 0;
-            for (uint32_t with = p.size / 2; with; with /= 2)
-                sum += __shfl_xor_sync(port_all, sum, (int)with);
-            const uint32_t pair = p.first_pair + round * p.teams + (warp >> p.log2_size);
-            const uint32_t row = output_row(p.stripe, j.o.out, part, pair, cell % FRAGMENT);
-            if (!(warp & (p.size - 1)) && b < j.o.n && pair < p.end && row != UINT32_MAX)
-                emit(j, row, b, sum);
-        }
+        add_units(j, unit - slot, slot + 1, first, partial);
     }
 }
 
@@ -243,7 +263,7 @@ static __device__ unsigned char *stage_of_warp(const gemv_job &j)
 }
 
 /* Multiplies chunks [c0, c1), at limit as many as the warps hold, for all pairs of vector rows
- * of the block. `first`: finishes loading the codebooks when the first codes are on their way.
+ * of the block. `first`: loads the codebooks when the first codes are on their way.
  */
 template <x_form X, vptq_cuda_loop LOOP>
 static __device__ void run_pass(const gemv_job &j, const vptq_cuda_stripe &stripe, uint32_t c0,
@@ -257,7 +277,7 @@ static __device__ void run_pass(const gemv_job &j, const vptq_cuda_stripe &strip
     if (has_chunk(p, 0) && pair_of_warp(p, 0) < p.end)
         codes = load_codes<LOOP>(p.stripe, pair_of_warp(p, 0), chunk_of_warp(p, 0));
     if (first) {
-        finish_fill(stripe);
+        fill_codebooks(stripe);
         port_grid_wait();
     }
 #pragma unroll
@@ -283,7 +303,8 @@ static __device__ void run_pass(const gemv_job &j, const vptq_cuda_stripe &strip
                 else
                     multiply_chunk<X, LOOP>(d, p.stripe, part, now, x[i]);
             }
-            add_warps<X>(j, round, part, d);
+            const uint32_t unit = round * p.stripe.parts + part;
+            add_warps<X>(j, unit, unit + 1 == p.rounds * p.stripe.parts, d);
         }
 }
 
@@ -305,7 +326,6 @@ static __device__ void run_stripe(const gemv_job &j, const vptq_cuda_stripe &s)
     const uint32_t c0 = pass_of(j).rank * each, c1 = min(c0 + each, s.chunks);
     if (c0 >= c1)
         return;
-    start_fill(s);
     if (LOOP != VPTQ_CUDA_ANYTHING && s.loop == LOOP)
         run_passes<X, LOOP>(j, s, c0, c1);
     else
@@ -374,15 +394,21 @@ static bool fit(const vptq_cuda_runtime *r, size_t limit, uint32_t n, gemv_memor
     at += r->staged ? VPTQ_CUDA_GEMV_STAGE : 0;
     memory->partial_offset = at;
     const size_t sums = memory->sums ? (size_t)c->rows * n * sizeof(float) : 0;
-    for (uint32_t columns = next_power(n); columns; columns /= 2) {
-        const size_t partial = 2 * (size_t)columns * FRAGMENT * (WARPS + 1) * sizeof(float);
-        if (at + partial + sums > limit)
-            continue;
-        memory->columns = columns;
-        memory->times = (n + columns - 1) / columns;
-        memory->sums_offset = at + (uint32_t)partial;
-        memory->total = memory->sums_offset + (uint32_t)sums;
-        return true;
+    for (uint32_t columns = next_power(n), units = MAX_UNITS; columns;) {
+        const size_t partial =
+            2 * (size_t)units * columns * FRAGMENT * (WARPS + 1) * sizeof(float);
+        if (at + partial + sums <= limit) {
+            memory->columns = columns;
+            memory->units = units;
+            memory->times = (n + columns - 1) / columns;
+            memory->sums_offset = at + (uint32_t)partial;
+            memory->total = memory->sums_offset + (uint32_t)sums;
+            return true;
+        }
+        if (units > 1)
+            units /= 2;
+        else
+            columns /= 2;
     }
     return false;
 }

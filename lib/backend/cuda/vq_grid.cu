@@ -55,38 +55,6 @@ struct grid_share {
     uint32_t x_chunk; /* chunk0 among those of all segments */
 };
 
-/* ---- codebooks ---- */
-
-static __device__ void fill_row(const vptq_cuda_table &t, uint2 *to, uint32_t rank, uint2 row)
-{
-    for (uint32_t i = 0; i < t.replicas; i++)
-        to[vptq_cuda_replica_row(&t, rank, i + threadIdx.x)] = row;
-#pragma unroll
-    for (uint32_t c = 0; c < VPTQ_CUDA_MAX_COPIES; c++)
-        if (c < t.copies && rank < t.copy[c].ranks)
-            to[vptq_cuda_row(&t, c, rank)] = row;
-}
-
-/* Writes a codebook's rows to all their places. Neighbouring lanes write to different banks:
- * the copies rotate neighbouring ranks, and replicas are taken from different places on. */
-static __device__ void fill_rows(const vptq_cuda_table &t, uint32_t at, const uint8_t *image)
-{
-    uint2 *to = reinterpret_cast<uint2 *>(shared_at(at));
-#pragma unroll 4
-    for (uint32_t pair = threadIdx.x; pair < (t.k + 1) / 2; pair += THREADS) {
-        const uint4 both = __ldg(reinterpret_cast<const uint4 *>(image) + pair);
-#pragma unroll
-        for (unsigned i = 0; i < 2; i++) {
-            /* 8 lanes write even ranks while the next 8 write odd ones */
-            const unsigned odd = (threadIdx.x / 8 + i) % 2;
-            const uint32_t rank = 2 * pair + odd;
-            if (rank < t.k)
-                fill_row(t, to, rank,
-                         odd ? make_uint2(both.z, both.w) : make_uint2(both.x, both.y));
-        }
-    }
-}
-
 /* ---- codes ---- */
 
 /* The codes of the items of a warp, AHEAD of them on their way. */
@@ -400,9 +368,9 @@ static __device__ grid_scale run_segment(const grid_job &j, const grid_share &s)
 #pragma unroll
     for (unsigned slot = 0; slot < AHEAD; slot++)
         ask<LOOP>(q, s, slot);
-    fill_rows(j.first.main.table, j.first.main.at, s.main);
+    fill_table(j.first.main.table, j.first.main.at, s.main, 0);
     if (LOOP != VPTQ_CUDA_MAIN_ALONE)
-        fill_rows(j.first.residual.table, j.first.residual.at, s.residual);
+        fill_table(j.first.residual.table, j.first.residual.at, s.residual, 0);
     int *sums = reinterpret_cast<int *>(shared_at(j.at.sums));
     for (uint32_t i = threadIdx.x; i < codebooks * DIGITS * j.at.stride; i += THREADS)
         sums[i] = 0;

@@ -28,78 +28,56 @@ static __device__ unsigned char *shared_at(uint32_t byte)
     return static_cast<unsigned char *>(port_shared_dynamic()) + byte;
 }
 
-static __device__ unsigned char *tail_of(const vptq_cuda_table &t, unsigned char *base)
+/* Writes a row of one part of a centroid to all its places. */
+template <class ROW>
+static __device__ void put_row(const vptq_cuda_table &t, ROW *to, uint32_t rank, ROW row)
 {
-    return base + (size_t)t.pieces * t.rows * VPTQ_CUDA_PIECE;
+    for (uint32_t i = 0; i < t.replicas; i++) /* neighbouring lanes write to different slots */
+        to[vptq_cuda_replica_row(&t, rank, i + threadIdx.x)] = row;
+#pragma unroll
+    for (uint32_t c = 0; c < VPTQ_CUDA_MAX_COPIES; c++)
+        if (c < t.copies && rank < t.copy[c].ranks)
+            to[vptq_cuda_row(&t, c, rank)] = row;
 }
 
-/* Starts loading one copy of the codebook from global memory.  The table is in memory that the
- * copies might change as far as the compiler knows, so its fields are read once. */
-static __device__ void fill_home(const vptq_cuda_codebook &b)
+/* Loads one part of all centroids, in the order of their ranks, from global memory.  Rows are
+ * written while others are on their way.  (The copies of neighbouring ranks are in different
+ * slots because copies only rotate them.) */
+template <class ROW>
+static __device__ void fill_part(const vptq_cuda_table &t, ROW *to, const ROW *from)
 {
-    const vptq_cuda_table &t = b.table;
-    if (!t.k || !t.shared)
-        return;
-    const uint32_t k = t.k, pieces = t.pieces, rows = t.rows, from_rows = b.codebook_rows;
-    const uint32_t stride = t.replicas ? t.replicas : 1; /* copy 0 is not rotated */
-    unsigned char *base = shared_at(b.at);
-    const unsigned char *from = reinterpret_cast<const unsigned char *>(b.codebook);
-    for (uint32_t p = 0; p < pieces; p++)
-        for (uint32_t rank = threadIdx.x; rank < k; rank += blockDim.x)
-            port_copy_async(base + (p * rows + rank * stride) * VPTQ_CUDA_PIECE,
-                            from + (p * (size_t)from_rows + rank) * VPTQ_CUDA_PIECE);
-    if (!t.tail)
-        return;
-    uint2 *tail = reinterpret_cast<uint2 *>(tail_of(t, base));
-    const uint2 *from_tail =
-        reinterpret_cast<const uint2 *>(from + (size_t)pieces * from_rows * VPTQ_CUDA_PIECE);
-    for (uint32_t rank = threadIdx.x; rank < k; rank += blockDim.x)
-        tail[rank * stride] = from_tail[rank];
-}
-
-static __device__ void copy_row(const vptq_cuda_table &t, unsigned char *base, size_t to,
-                                size_t from)
-{
-    for (uint32_t p = 0; p < t.pieces; p++) {
-        uint4 *piece = reinterpret_cast<uint4 *>(base) + p * (size_t)t.rows;
-        piece[to] = piece[from];
-    }
-    if (t.tail) {
-        uint2 *tail = reinterpret_cast<uint2 *>(tail_of(t, base));
-        tail[to] = tail[from];
+    constexpr unsigned at_once = 64 / sizeof(ROW); /* loads of a thread on their way */
+    for (uint32_t first = threadIdx.x; first < t.k; first += at_once * blockDim.x) {
+        ROW row[at_once];
+#pragma unroll
+        for (unsigned i = 0; i < at_once; i++)
+            row[i] = __ldg(from + min(first + i * blockDim.x, t.k - 1));
+#pragma unroll
+        for (unsigned i = 0; i < at_once; i++)
+            if (first + i * blockDim.x < t.k)
+                put_row(t, to, first + i * blockDim.x, row[i]);
     }
 }
 
-/* Makes the other copies from the first. */
-static __device__ void fill_copies(const vptq_cuda_codebook &b)
+/* Loads a codebook to offset `at`: pieces of [from_rows] centroids, then tails. */
+static __device__ void fill_table(const vptq_cuda_table &t, uint32_t at, const void *from,
+                                  uint32_t from_rows)
 {
-    const vptq_cuda_table &t = b.table;
     if (!t.k || !t.shared)
         return;
-    unsigned char *base = shared_at(b.at);
-    for (uint32_t i = threadIdx.x; i < t.k * t.replicas; i += blockDim.x)
-        if (i % t.replicas)
-            copy_row(t, base, i, i - i % t.replicas);
-    for (uint32_t c = 1; c < t.copies; c++)
-        for (uint32_t rank = threadIdx.x; rank < t.copy[c].ranks; rank += blockDim.x)
-            copy_row(t, base, vptq_cuda_row(&t, c, rank), vptq_cuda_row(&t, 0, rank));
+    uint4 *piece = reinterpret_cast<uint4 *>(shared_at(at));
+    const uint4 *from_piece = static_cast<const uint4 *>(from);
+    for (uint32_t p = 0; p < t.pieces; p++)
+        fill_part(t, piece + p * (size_t)t.rows, from_piece + p * (size_t)from_rows);
+    if (t.tail)
+        fill_part(t, reinterpret_cast<uint2 *>(piece + t.pieces * (size_t)t.rows),
+                  reinterpret_cast<const uint2 *>(from_piece + t.pieces * (size_t)from_rows));
 }
 
-/* Loads codebooks in two steps, between which a kernel can ask for its codes. */
-static __device__ inline void start_fill(const vptq_cuda_stripe &s)
+static __device__ inline void fill_codebooks(const vptq_cuda_stripe &s)
 {
-    __syncthreads(); /* the stripe before no longer needs its codebooks */
-    fill_home(s.main);
-    fill_home(s.residual);
-    port_copy_commit();
-}
-
-static __device__ inline void finish_fill(const vptq_cuda_stripe &s)
-{
-    port_copy_wait<0>();
-    __syncthreads();
-    fill_copies(s.main);
-    fill_copies(s.residual);
+    fill_table(s.main.table, s.main.at, s.main.codebook, s.main.codebook_rows);
+    fill_table(s.residual.table, s.residual.at, s.residual.codebook, s.residual.codebook_rows);
     __syncthreads();
 }
 

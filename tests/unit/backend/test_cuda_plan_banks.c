@@ -359,6 +359,13 @@ static void test_random_matrix(void **state)
         assert_true(n.main_mean < 4 * one.mean + 5 * error);
         assert_true(n.main_mean > 4 * one.mean - 5 * error - 4 * 28.0 / 4096);
     }
+    /* on a grid: 16 replicas, five copies of 8 bytes */
+    assert_ok(vptq_cuda_table_replicas(&t.residual, VPTQ_CUDA_GRID_ROW, RES, 16, &err), &err);
+    assert_ok(vptq_cuda_table_copies(&t.main, VPTQ_CUDA_GRID_ROW, K, 5, 0, &err), &err);
+    t.main.v = t.residual.v = V;
+    vbanks_count g = count_matrix(&m.q, &t);
+    assert_int_equal(g.residual, 2 * TILES);
+    assert_true(fabs(g.main_mean - 2.11) < 0.05);
     assert_ok(vptq_cuda_table_copies(&t.residual, V, RES, 1, 0, &err), &err);
     vbanks_count n = count_matrix(&m.q, &t);
     /* 256 rows, one copy: 10.2 */

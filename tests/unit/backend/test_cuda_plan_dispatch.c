@@ -280,10 +280,11 @@ static void test_dispatch(void **state)
     /* tiny: the tables would take longer than the lookups */
     assert_int_equal(dispatch("h200", make_shape(256, 1024, 8, 8192, 256), NULL).few.kernel,
                      VPTQ_CUDA_GEMV_DIRECT);
-    /* more copies for more lookups */
+    /* copies are written while other rows arrive, so that few lookups pay for them; three fit
+     * but for a part that sums of several tokens take */
     p = dispatch("h200", make_shape(1024, 8192, 8, 4096, 256), NULL);
     vptq_cuda_dispatch_plan big = dispatch("h200", make_shape(53248, 8192, 8, 4096, 256), NULL);
-    assert_true(p.few.smem.tables.main.copies < big.few.smem.tables.main.copies);
+    assert_int_equal(p.few.smem.tables.main.copies, 3);
     assert_int_equal(big.few.smem.tables.main.copies, 3);
 }
 

@@ -13,17 +13,17 @@ static double dense_us(const vptq_cuda_chip *chip, uint32_t out, uint32_t in)
     return chip->launch_us + 2.0 * out * in / (chip->memory_gb_s * 1e3);
 }
 
-/* Predicted time of one token by the kernel that the planner chooses. */
+/* Predicted time of one token by the kernel that the planner chooses.  Its tables may be
+ * planned for several tokens, for which only x takes longer. */
 static double packed_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s, bool grid)
 {
     vptq_err err = {0};
     vptq_cuda_dispatch_plan plan;
     vptq_cuda_choice c;
     assert_ok(vptq_cuda_dispatch(chip, s, grid, NULL, &plan, &err), &err);
-    const uint32_t copies = plan.few.smem.tables.main.copies - plan.few.smem.tables.main.ranked;
-    assert_ok(vptq_cuda_predict(chip, s, 1, plan.few.kernel, copies, &c, &err), &err);
-    /* the choice is made for more tokens than one where a kernel takes several */
-    return c.total_us < plan.few.total_us ? c.total_us : plan.few.total_us;
+    assert_ok(vptq_cuda_predict(chip, s, 1, plan.few.kernel, 0, &c, &err), &err);
+    return plan.few.kernel == VPTQ_CUDA_GEMV_GRID ? plan.few.total_us
+                                                  : plan.few.total_us - plan.few.x_us + c.x_us;
 }
 
 typedef struct means {
@@ -71,7 +71,7 @@ static void test_published_rows(void **state)
     const means f16 = predict_rows(false), grid = predict_rows(true);
     print_means("float16", &f16);
     print_means("grid", &grid);
-    assert_true(f16.all < 0.90);
+    assert_true(f16.all < 0.83);
     assert_true(grid.all <= 0.50);
     assert_true(grid.largest < 0.33);
 }
