@@ -32,11 +32,15 @@ enum {
     SHARED_BYTES = CUDA_EMU_SHARED_BYTES,
     SHARED_GAP = 64, /* between objects, for AddressSanitizer */
     SHARED_OBJECTS = 32,
-    COPIES = 256, /* cp.async copies in flight per thread */
+    SHARED_SPAN = SHARED_BYTES + SHARED_GAP * (SHARED_OBJECTS + 2),
+    RESIDENT = 3, /* blocks of a grid in flight, fewer if they are large */
+    SLOTS = 2 * RESIDENT,
+    PATIENCE = 100, /* rounds in which all running threads sleep */
+    COPIES = 256,   /* cp.async copies in flight per thread */
     TSAN_NO_SYNC = 1
 };
 
-enum fiber_state { READY, AT_BARRIER, AT_WARP, LEFT };
+enum fiber_state { READY, AT_BARRIER, AT_WARP, AT_GRID, LEFT };
 
 /* The result of a warp operation; lives until the last lane has read it. */
 struct record {
@@ -52,7 +56,10 @@ struct async_copy {
     unsigned group;
 };
 
+struct resident;
+
 struct fiber {
+    resident *home;
     cuda_emu_place place;
     fiber_state state;
     cuda_emu_site site;
@@ -69,6 +76,7 @@ struct fiber {
     void *sp; /* of the suspended fiber */
     ucontext_t context;
     unsigned char *memory; /* guard, then stack */
+    size_t offset; /* unused at the top of the stack, so that stacks differ in cache sets */
     void *tsan, *asan;
 };
 
@@ -81,21 +89,41 @@ struct shared_object {
     size_t at;
 };
 
+/* A kernel in progress. */
+struct grid {
+    const cuda_emu_kernel *kernel;
+    unsigned *order; /* of its blocks */
+    size_t blocks, started;
+    unsigned resident;
+    bool open; /* port_grid_wait returns */
+};
+
+/* A block in flight. */
+struct resident {
+    grid *of;       /* NULL: unused */
+    unsigned count; /* threads */
+    fiber *fibers[MAX_THREADS];
+    warp warps[MAX_THREADS / LANES];
+    unsigned barriers;
+    char order[2]; /* addresses for ThreadSanitizer */
+    bool waited;   /* called port_grid_wait */
+    unsigned char *shared;
+    size_t shared_used, object_bytes;
+    shared_object objects[SHARED_OBJECTS];
+    unsigned object_count;
+};
+
 struct emulator {
     pthread_mutex_t lock;
     uint64_t seed, counter;
-    fiber *fibers[MAX_THREADS];
-    warp warps[MAX_THREADS / LANES];
+    resident slots[SLOTS];
+    grid grids[2];
+    grid *ahead; /* started before its predecessor */
     fiber *running;
-    unsigned count; /* threads per block */
-    void (*body)(void *);
-    void *arg;
-    unsigned barriers;
-    char order[2], done; /* addresses for ThreadSanitizer */
-    unsigned char *shared;
-    size_t dynamic, shared_used;
-    shared_object objects[SHARED_OBJECTS];
-    unsigned object_count;
+    size_t fiber_count;
+    unsigned long progress; /* grows unless threads only sleep */
+    bool slept;
+    char done; /* address for ThreadSanitizer */
     bool failed;
     char report[512];
     void *scheduler_sp, *scheduler_tsan, *scheduler_asan;
@@ -118,7 +146,7 @@ __asm__(".text\n.globl cuda_emu_switch\n.type cuda_emu_switch,@function\ncuda_em
         ".size cuda_emu_switch,.-cuda_emu_switch\n");
 static void prepare(fiber *f, void (*entry)(void))
 {
-    void **top = reinterpret_cast<void **>(f->memory + GUARD + STACK);
+    void **top = reinterpret_cast<void **>(f->memory + GUARD + STACK - f->offset);
     *--top = NULL; /* aligned as after a call */
     *--top = reinterpret_cast<void *>(entry);
     for (int i = 0; i < 6; i++)
@@ -138,7 +166,7 @@ static void prepare(fiber *f, void (*entry)(void))
 {
     getcontext(&f->context);
     f->context.uc_stack.ss_sp = f->memory + GUARD;
-    f->context.uc_stack.ss_size = STACK;
+    f->context.uc_stack.ss_size = STACK - f->offset;
     makecontext(&f->context, entry, 0);
 }
 static void switch_to(fiber *f)
@@ -173,7 +201,9 @@ static void resume(fiber *f)
     if (__tsan_switch_to_fiber)
         __tsan_switch_to_fiber(f->tsan, f->started ? TSAN_NO_SYNC : 0);
     f->started = true;
+    emu.slept = false;
     switch_to(f);
+    emu.progress += !emu.slept;
     if (__sanitizer_finish_switch_fiber)
         __sanitizer_finish_switch_fiber(emu.scheduler_asan, NULL, NULL);
     emu.running = NULL;
@@ -185,7 +215,7 @@ static void fiber_main(void)
     if (__sanitizer_finish_switch_fiber)
         __sanitizer_finish_switch_fiber(NULL, &emu.scheduler_bottom, &emu.scheduler_size);
     for (;;) {
-        emu.body(emu.arg);
+        f->home->of->kernel->body(f->home->of->kernel->arg);
         if (__tsan_release)
             __tsan_release(&emu.done);
         f->state = LEFT;
@@ -193,7 +223,7 @@ static void fiber_main(void)
     }
 }
 
-static fiber *fiber_new(void)
+static fiber *fiber_new(resident *home)
 {
     fiber *f = static_cast<fiber *>(calloc(1, sizeof *f));
     void *m = mmap(NULL, GUARD + STACK, PROT_READ | PROT_WRITE,
@@ -203,17 +233,19 @@ static fiber *fiber_new(void)
         abort();
     }
     f->memory = static_cast<unsigned char *>(m);
+    f->home = home;
+    f->offset = emu.fiber_count++ * 7 % 256 * 64;
     if (__tsan_create_fiber)
         f->tsan = __tsan_create_fiber(0);
     prepare(f, fiber_main);
     return f;
 }
 
-/* Frees all fibers, because threads of a failed launch never end. */
-static void fibers_free(void)
+/* Frees a slot's fibers, because threads of a failed launch never end. */
+static void fibers_free(resident *r)
 {
-    for (unsigned i = 0; i < MAX_THREADS && emu.fibers[i]; i++) {
-        fiber *f = emu.fibers[i];
+    for (unsigned i = 0; i < MAX_THREADS && r->fibers[i]; i++) {
+        fiber *f = r->fibers[i];
         if (__tsan_switch_to_fiber) { /* order its work before what follows */
             __tsan_switch_to_fiber(f->tsan, TSAN_NO_SYNC);
             __tsan_release(&emu.done);
@@ -225,8 +257,9 @@ static void fibers_free(void)
             __asan_unpoison_memory_region(f->memory, GUARD + STACK);
         munmap(f->memory, GUARD + STACK);
         free(f);
-        emu.fibers[i] = NULL;
+        r->fibers[i] = NULL;
     }
+    r->of = NULL;
 }
 
 /* ---- failing ---- */
@@ -269,7 +302,7 @@ bool cuda_emu_is_running(void)
 void cuda_emu_barrier(cuda_emu_site site)
 {
     fiber *f = emu.running;
-    char *order = &emu.order[emu.barriers % 2];
+    char *order = &f->home->order[f->home->barriers % 2];
     if (__tsan_release)
         __tsan_release(order);
     f->state = AT_BARRIER;
@@ -277,6 +310,24 @@ void cuda_emu_barrier(cuda_emu_site site)
     stop(f);
     if (__tsan_acquire)
         __tsan_acquire(order);
+}
+
+void cuda_emu_grid_wait(void)
+{
+    fiber *f = emu.running;
+    f->home->waited = true;
+    if (!f->home->of->open) {
+        f->state = AT_GRID;
+        stop(f);
+    }
+    if (__tsan_acquire)
+        __tsan_acquire(&emu.done);
+}
+
+void cuda_emu_sleep(void)
+{
+    emu.slept = true;
+    stop(emu.running);
 }
 
 const cuda_emu_words *cuda_emu_exchange(const char *operation, uint32_t mask,
@@ -311,34 +362,38 @@ static void poison(unsigned char *p, size_t bytes)
         *q = 0xff;
 }
 
-void *cuda_emu_shared(const void *key, size_t bytes)
+void *cuda_emu_shared(const void *key, size_t bytes, cuda_emu_site site)
 {
-    for (unsigned i = 0; i < emu.object_count; i++)
-        if (emu.objects[i].key == key)
-            return emu.shared + emu.objects[i].at;
-    const cuda_emu_site here = {__FILE__, __LINE__};
+    resident *r = emu.running->home;
+    for (unsigned i = 0; i < r->object_count; i++)
+        if (r->objects[i].key == key)
+            return r->shared + r->objects[i].at;
+    const cuda_emu_kernel *k = r->of->kernel;
     const size_t rounded = (bytes + SHARED_GAP - 1) / SHARED_GAP * SHARED_GAP;
-    if (emu.object_count == SHARED_OBJECTS || emu.shared_used + rounded > SHARED_BYTES)
-        cuda_emu_fail(here, "more shared memory than a block has");
-    const size_t at = emu.shared_used + SHARED_GAP * (emu.object_count + 2);
-    emu.objects[emu.object_count++] = {key, at};
-    emu.shared_used += rounded;
+    r->object_bytes += bytes;
+    if (k->dynamic + r->object_bytes > cuda_emu_shared_limit(k->kernel))
+        cuda_emu_fail(site, "objects and dynamic part are more shared memory than allowed");
+    if (r->object_count == SHARED_OBJECTS || r->shared_used + rounded > SHARED_BYTES)
+        cuda_emu_fail(site, "more shared memory than a block has");
+    const size_t at = r->shared_used + SHARED_GAP * (r->object_count + 2);
+    r->objects[r->object_count++] = {key, at};
+    r->shared_used += rounded;
     if (__asan_unpoison_memory_region)
-        __asan_unpoison_memory_region(emu.shared + at, bytes);
-    poison(emu.shared + at, bytes);
-    return emu.shared + at;
+        __asan_unpoison_memory_region(r->shared + at, bytes);
+    poison(r->shared + at, bytes);
+    return r->shared + at;
 }
 
 void *cuda_emu_shared_dynamic(void)
 {
-    return emu.shared;
+    return emu.running->home->shared;
 }
 
 bool cuda_emu_is_shared(const void *p, size_t bytes)
 {
     const uintptr_t a = reinterpret_cast<uintptr_t>(p),
-                    base = reinterpret_cast<uintptr_t>(emu.shared);
-    return a >= base && a + bytes <= base + SHARED_BYTES + SHARED_GAP * (SHARED_OBJECTS + 2);
+                    base = reinterpret_cast<uintptr_t>(emu.running->home->shared);
+    return a >= base && a + bytes <= base + SHARED_SPAN;
 }
 
 void cuda_emu_copy_async(void *to, const void *from, size_t bytes, cuda_emu_site site)
@@ -403,14 +458,14 @@ static bool same_site(cuda_emu_site a, cuda_emu_site b)
 
 /* Returns the lanes of the mask that have reached the operation of `f`; *possible is false if
  * one of them never can. */
-static uint32_t companions(const fiber *f, unsigned first, bool *possible)
+static uint32_t companions(const resident *r, const fiber *f, unsigned first, bool *possible)
 {
     uint32_t arrived = 0;
     *possible = true;
     for (unsigned l = 0; l < LANES; l++) {
         if (!(f->mask >> l & 1))
             continue;
-        const fiber *o = first + l < emu.count ? emu.fibers[first + l] : NULL;
+        const fiber *o = first + l < r->count ? r->fibers[first + l] : NULL;
         if (!o || o->state == LEFT)
             *possible = false;
         else if (o->state == AT_WARP && o->operation == f->operation && o->mask == f->mask &&
@@ -420,16 +475,16 @@ static uint32_t companions(const fiber *f, unsigned first, bool *possible)
     return arrived;
 }
 
-static void complete(warp *w, unsigned first, uint32_t mask)
+static void complete(resident *home, unsigned index, uint32_t mask)
 {
-    record *r = w->records;
+    record *r = home->warps[index].records;
     void (*together)(const cuda_emu_words *) = NULL;
     while (r->readers)
         r++;
     for (unsigned l = 0; l < LANES; l++) {
         if (!(mask >> l & 1))
             continue;
-        fiber *f = emu.fibers[first + l];
+        fiber *f = home->fibers[index * LANES + l];
         r->all[l] = f->given;
         r->order[l] = &f->order[f->operations % 2];
         r->readers++;
@@ -441,103 +496,134 @@ static void complete(warp *w, unsigned first, uint32_t mask)
         together(r->all);
 }
 
-static void complete_operations(unsigned index)
+static void complete_operations(resident *r, unsigned index)
 {
     const unsigned first = index * LANES;
-    for (unsigned i = first; i < first + LANES && i < emu.count; i++) {
-        fiber *f = emu.fibers[i];
+    for (unsigned i = first; i < first + LANES && i < r->count; i++) {
+        fiber *f = r->fibers[i];
         bool possible;
         if (f->state != AT_WARP)
             continue;
-        const uint32_t arrived = companions(f, first, &possible);
+        const uint32_t arrived = companions(r, f, first, &possible);
         if (!possible)
             report("%s:%d: %s with mask %08x names a lane that has left (thread %u)",
                    f->site.file, f->site.line, f->operation, f->mask, i);
         else if (arrived == f->mask)
-            complete(&emu.warps[index], first, arrived);
+            complete(r, index, arrived);
     }
 }
 
-/* No thread can run. Releases the barrier if all threads wait at one; otherwise reports the
- * error or returns false at the end of the block. */
-static bool all_may_go_on(void)
+static void end_block(resident *r)
+{
+    if (__tsan_acquire)
+        __tsan_acquire(&emu.done);
+    if (r->of->kernel->early && !r->waited)
+        report("a block of a kernel that was launched early ends without port_grid_wait");
+    r->of->resident--;
+    r->of = NULL;
+    emu.progress++;
+}
+
+/* No thread can run. Releases the barrier if all threads wait at one, ends the block if all
+ * have left, and otherwise reports the error. */
+static void go_on(resident *r)
 {
     unsigned counts[LEFT + 1] = {0};
     const fiber *at[LEFT + 1] = {NULL};
-    for (unsigned i = 0; i < emu.count; i++) {
-        const fiber *f = emu.fibers[i];
+    for (unsigned i = 0; i < r->count; i++) {
+        const fiber *f = r->fibers[i];
         if (!counts[f->state]++)
             at[f->state] = f;
     }
-    if (counts[LEFT] == emu.count)
-        return false;
+    if (counts[LEFT] == r->count) {
+        end_block(r);
+        return;
+    }
+    if (counts[AT_GRID])
+        return;
     if (counts[AT_WARP]) {
         const fiber *f = at[AT_WARP];
         report("%s:%d: %s with mask %08x waits for lanes that are elsewhere (thread %u)",
                f->site.file, f->site.line, f->operation, f->mask, f->place.rank);
-        return false;
+        return;
     }
     const fiber *f = at[AT_BARRIER];
     if (counts[LEFT]) {
         report("%s:%d: divergent barrier: %u of %u threads wait, the others have left "
                "(thread %u)",
-               f->site.file, f->site.line, counts[AT_BARRIER], emu.count, f->place.rank);
-        return false;
+               f->site.file, f->site.line, counts[AT_BARRIER], r->count, f->place.rank);
+        return;
     }
-    for (unsigned i = 0; i < emu.count; i++) {
-        const fiber *o = emu.fibers[i];
+    for (unsigned i = 0; i < r->count; i++) {
+        const fiber *o = r->fibers[i];
         if (!same_site(o->site, f->site)) {
             report("%s:%d: divergent barrier: thread %u waits here, thread %u at %s:%d",
                    f->site.file, f->site.line, f->place.rank, o->place.rank, o->site.file,
                    o->site.line);
-            return false;
+            return;
         }
     }
-    emu.barriers++;
-    for (unsigned i = 0; i < emu.count; i++)
-        emu.fibers[i]->state = READY;
-    return true;
+    r->barriers++;
+    emu.progress++;
+    for (unsigned i = 0; i < r->count; i++)
+        r->fibers[i]->state = READY;
 }
 
-/* Runs every warp that can run, its lanes in order. */
-static bool run_round(void)
+/* Runs every warp of the block that can run, its lanes in order. */
+static bool run_round(resident *r)
 {
     unsigned warps[MAX_THREADS / LANES], lanes[LANES];
-    const unsigned n = (emu.count + LANES - 1) / LANES;
+    const unsigned n = (r->count + LANES - 1) / LANES;
     bool moved = false;
     put_in_order(warps, n);
     for (unsigned w = 0; w < n && !emu.failed; w++) {
         put_in_order(lanes, LANES);
         for (unsigned l = 0; l < LANES && !emu.failed; l++) {
             const unsigned i = warps[w] * LANES + lanes[l];
-            if (i < emu.count && emu.fibers[i]->state == READY) {
-                resume(emu.fibers[i]);
+            if (i < r->count && r->fibers[i]->state == READY) {
+                resume(r->fibers[i]);
                 moved = true;
             }
         }
         if (!emu.failed)
-            complete_operations(warps[w]);
+            complete_operations(r, warps[w]);
     }
     return moved;
 }
 
-static void start_block(uint3 at, dim3 grid, dim3 block)
+static void start_block(resident *r, grid *g)
 {
-    const size_t bytes = SHARED_BYTES + SHARED_GAP * (SHARED_OBJECTS + 2);
+    const cuda_emu_kernel *k = g->kernel;
+    const unsigned at = g->order[g->started++];
+    const uint3 index = {at % k->grid.x, at / k->grid.x % k->grid.y,
+                         at / k->grid.x / k->grid.y};
+    if (!r->shared)
+        r->shared =
+            static_cast<unsigned char *>(aligned_alloc(256, (SHARED_SPAN + 255) / 256 * 256));
+    if (!r->shared)
+        abort();
     if (__asan_unpoison_memory_region)
-        __asan_unpoison_memory_region(emu.shared, bytes);
-    poison(emu.shared, emu.dynamic);
+        __asan_unpoison_memory_region(r->shared, SHARED_SPAN);
+    poison(r->shared, k->dynamic);
     if (__asan_poison_memory_region)
-        __asan_poison_memory_region(emu.shared + emu.dynamic, bytes - emu.dynamic);
-    emu.object_count = 0;
-    emu.shared_used = (emu.dynamic + SHARED_GAP - 1) / SHARED_GAP * SHARED_GAP;
-    for (unsigned w = 0; w * LANES < emu.count; w++)
-        for (unsigned r = 0; r <= LANES; r++)
-            emu.warps[w].records[r].readers = 0;
-    for (unsigned i = 0; i < emu.count; i++) {
-        fiber *f = emu.fibers[i];
-        const uint3 t = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
-        f->place = {t, at, block, grid, i};
+        __asan_poison_memory_region(r->shared + k->dynamic, SHARED_SPAN - k->dynamic);
+    r->of = g;
+    g->resident++;
+    r->count = k->block.x * k->block.y * k->block.z;
+    r->waited = false;
+    r->object_count = 0;
+    r->object_bytes = 0;
+    r->shared_used = (k->dynamic + SHARED_GAP - 1) / SHARED_GAP * SHARED_GAP;
+    for (unsigned w = 0; w * LANES < r->count; w++)
+        for (unsigned i = 0; i <= LANES; i++)
+            r->warps[w].records[i].readers = 0;
+    for (unsigned i = 0; i < r->count; i++) {
+        if (!r->fibers[i])
+            r->fibers[i] = fiber_new(r);
+        fiber *f = r->fibers[i];
+        const uint3 t = {i % k->block.x, i / k->block.x % k->block.y,
+                         i / (k->block.x * k->block.y)};
+        f->place = {t, index, k->block, k->grid, i};
         f->state = READY;
         f->started = false;
         f->got = NULL;
@@ -545,65 +631,105 @@ static void start_block(uint3 at, dim3 grid, dim3 block)
     }
 }
 
-static void run_grid(dim3 grid, dim3 block)
+/* Fills the slots that the grid may have. */
+static void start_blocks(grid *g)
 {
-    const size_t blocks = (size_t)grid.x * grid.y * grid.z;
-    unsigned *order = static_cast<unsigned *>(malloc(blocks * sizeof *order));
-    if (!order)
-        abort();
-    put_in_order(order, (unsigned)blocks);
-    for (size_t b = 0; b < blocks && !emu.failed; b++) {
-        const unsigned i = order[b];
-        start_block({i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y}, grid, block);
-        do
-            while (run_round() && !emu.failed)
-                ;
-        while (!emu.failed && all_may_go_on());
-        if (__tsan_acquire)
-            __tsan_acquire(&emu.done);
+    const dim3 b = g->kernel->block;
+    const unsigned most = b.x * b.y * b.z > MAX_THREADS / 8 ? 2 : RESIDENT;
+    for (unsigned s = 0; s < SLOTS; s++)
+        if (!emu.slots[s].of && g->resident < most && g->started < g->blocks)
+            start_block(&emu.slots[s], g);
+}
+
+/* Runs the grid to its end or, if it is not open, until all of its resident blocks wait. */
+static void advance(grid *g)
+{
+    unsigned order[SLOTS], idle = 0;
+    for (unsigned s = 0; s < SLOTS; s++)
+        order[s] = s;
+    for (start_blocks(g); g->resident && idle < PATIENCE && !emu.failed;) {
+        const unsigned long before = emu.progress;
+        if (g->resident > 1)
+            put_in_order(order, SLOTS);
+        for (unsigned s = 0; s < SLOTS && !emu.failed; s++) {
+            resident *r = &emu.slots[order[s]];
+            if (r->of == g && !run_round(r) && !emu.failed)
+                go_on(r);
+        }
+        if (g->open)
+            start_blocks(g);
+        idle = emu.progress == before ? idle + 1 : 0;
+        if (idle && !g->open)
+            return;
     }
-    free(order);
+    if (idle == PATIENCE)
+        report("all resident blocks sleep; what they wait for may need a block that cannot "
+               "start before one of them ends");
+}
+
+static grid *begin(const cuda_emu_kernel *k)
+{
+    grid *g = &emu.grids[emu.ahead == &emu.grids[0]];
+    *g = {.kernel = k, .blocks = (size_t)k->grid.x * k->grid.y * k->grid.z};
+    g->order = static_cast<unsigned *>(malloc(g->blocks * sizeof *g->order));
+    if (!g->order)
+        abort();
+    put_in_order(g->order, (unsigned)g->blocks);
+    return g;
+}
+
+static void open_grid(grid *g)
+{
+    g->open = true;
+    for (resident &r : emu.slots)
+        for (unsigned i = 0; r.of == g && i < r.count; i++)
+            if (r.fibers[i]->state == AT_GRID)
+                r.fibers[i]->state = READY;
 }
 
 /* ---- launches ---- */
 
-cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, dim3 grid,
-                         dim3 block, size_t dynamic)
+bool cuda_emu_launchable(const cuda_emu_kernel *k)
 {
-    const size_t threads = (size_t)block.x * block.y * block.z;
-    bool skip = false;
-    const cudaError_t broken = cuda_emu_verdict(CUDA_EMU_LAUNCH, false, &skip);
-    if (broken || skip)
-        return cuda_emu_remember(broken);
+    const dim3 b = k->block, g = k->grid;
+    const size_t threads = (size_t)b.x * b.y * b.z;
+    return threads && threads <= MAX_THREADS && b.z <= 64 && g.x && g.y && g.z &&
+           g.y <= 65535 && g.z <= 65535 && k->dynamic <= cuda_emu_dynamic_limit(k->kernel);
+}
+
+bool cuda_emu_run(const cuda_emu_kernel *k, const cuda_emu_kernel *next)
+{
     pthread_mutex_lock(&emu.lock);
     emu.failed = false;
-    if (!threads || threads > MAX_THREADS || block.z > 64 || !grid.x || !grid.y || !grid.z ||
-        grid.y > 65535 || grid.z > 65535 || dynamic > cuda_emu_dynamic_limit(kernel)) {
-        pthread_mutex_unlock(&emu.lock);
-        return cuda_emu_remember(cudaErrorInvalidConfiguration);
-    }
-    if (!emu.shared)
-        emu.shared = static_cast<unsigned char *>(aligned_alloc(
-            256, (SHARED_BYTES + SHARED_GAP * (SHARED_OBJECTS + 2) + 255) / 256 * 256));
-    if (!emu.shared)
-        abort();
-    emu.count = (unsigned)threads;
-    emu.body = body;
-    emu.arg = arg;
-    emu.dynamic = dynamic;
-    for (unsigned i = 0; i < emu.count; i++)
-        if (!emu.fibers[i])
-            emu.fibers[i] = fiber_new();
     if (__tsan_get_current_fiber)
         emu.scheduler_tsan = __tsan_get_current_fiber();
     cuda_emu_enter();
-    run_grid(grid, block);
+    grid *g = emu.ahead ? emu.ahead : begin(k);
+    emu.ahead = g;
+    grid *early = next ? begin(next) : NULL;
+    if (early)
+        advance(early);
+    open_grid(g);
+    if (!emu.failed)
+        advance(g);
+    emu.ahead = early;
+    free(g->order);
     cuda_emu_leave();
-    if (emu.failed)
-        fibers_free();
-    const cudaError_t e = emu.failed ? cudaErrorLaunchFailure : cudaSuccess;
+    if (emu.failed) {
+        for (resident &r : emu.slots)
+            fibers_free(&r);
+        if (early)
+            free(early->order);
+        emu.ahead = NULL;
+    }
+    const bool good = !emu.failed;
     pthread_mutex_unlock(&emu.lock);
-    return cuda_emu_remember(e);
+    return good;
+}
+
+bool cuda_emu_chance(unsigned one_in)
+{
+    return emu.seed && mixed(emu.seed ^ ++emu.counter << 20) % one_in == 0;
 }
 
 void cuda_emu_seed(uint64_t seed)

@@ -2,18 +2,25 @@
  * `-include tests/emu/cuda_emu.h` and tests/emu/port.h as VPTQ_CUDA_PORT.
  *
  * Every thread of a block is a fiber, which runs until it reaches a barrier, a warp operation
- * or its end. Blocks run one after another. The order of blocks, warps and lanes depends on a
- * seed (0: ascending), so that a kernel whose result depends on an order shows it.
+ * or its end. Up to three blocks of a grid run in turns. The order of blocks, warps and lanes
+ * depends on a seed (0: ascending), so that a kernel whose result depends on an order shows it.
  *
- * Detected and reported with file and line (the launch fails, cudaGetErrorString has the
+ * Launches and copies wait in queues. They are done as late as the streams allow, in an order
+ * between streams that depends on the seed. A kernel that port_launch_early starts runs up to
+ * port_grid_wait before its predecessor begins, and so sees nothing of it.
+ *
+ * Detected and reported with file and line (the device is lost, cudaGetErrorString has the
  * message):
  * - __syncthreads that some threads never reach (they returned, or wait elsewhere);
  * - warp operations whose mask lacks the caller, names a lane that returned, differs between
  * lanes, or that lanes reach in different places; values taken from a lane outside the mask;
  * - loads and stores, also ldmatrix and cp.async, at addresses that are not aligned;
  * - pointers to host memory among a kernel's arguments, with cuda_emu_guard;
- * - launches with too many threads or too much shared memory, or more than 48 KiB of dynamic
- * shared memory without the attribute.
+ * - launches with too many threads or too much shared memory, or more than 48 KiB of it,
+ * objects and dynamic part together, without the attribute;
+ * - blocks that sleep until another one does something, if that one cannot start; blocks of an
+ * early launch that end without port_grid_wait;
+ * - pinned memory that the host changes before a copy has read it.
  *
  * Shared memory and new device memory are all ones (NaN, and an index far out of range); under
  * AddressSanitizer shared memory has bounds. cp.async copies arrive when they are waited for
@@ -23,11 +30,11 @@
  *
  * Tensor cores add like a chosen generation of GPUs (cuda_emu_mma_model).
  *
- * Not covered: time, occupancy, bank conflicts, coalescing; blocks that wait for each other;
- * races between blocks (except through their order); the weak memory model; clusters; float
- * atomics, omitted on purpose; `__shared__` variables (use port_shared). Of streams, only
- * copies of pinned memory are asynchronous; they complete as late as allowed and fail if that
- * memory was changed meanwhile. */
+ * Not covered: time, occupancy, bank conflicts, coalescing; loops that wait for another block
+ * without __nanosleep (they hang); kernels of different streams at the same time; the weak
+ * memory model; clusters; float atomics, omitted on purpose; `__shared__` variables (use
+ * port_shared).
+ */
 #ifndef VPTQ_TESTS_EMU_CUDA_EMU_H
 #define VPTQ_TESTS_EMU_CUDA_EMU_H
 
@@ -146,6 +153,11 @@ bool cuda_emu_is_running(void);
 /* A barrier of the whole block. */
 void cuda_emu_barrier(cuda_emu_site site);
 
+/* Waits for the kernel before, in a kernel that started early. */
+void cuda_emu_grid_wait(void);
+/* Lets other threads run; for loops that wait for another block. */
+void cuda_emu_sleep(void);
+
 /* A warp operation: every lane of `mask` provides 32 bytes and receives those of all lanes,
  * valid until its next operation. `syncs`: orders memory among the lanes. `together`: called
  * once, with what the lanes provide, before any of them goes on. */
@@ -158,7 +170,7 @@ const cuda_emu_words *cuda_emu_exchange(const char *operation, uint32_t mask,
                                         void (*together)(const cuda_emu_words *) = NULL);
 
 /* Shared memory: one object per key and block, and the dynamic part. */
-void *cuda_emu_shared(const void *key, size_t bytes);
+void *cuda_emu_shared(const void *key, size_t bytes, cuda_emu_site site);
 void *cuda_emu_shared_dynamic(void);
 bool cuda_emu_is_shared(const void *p, size_t bytes);
 
@@ -167,16 +179,18 @@ void cuda_emu_copy_async(void *to, const void *from, size_t bytes, cuda_emu_site
 void cuda_emu_copy_commit(void);
 void cuda_emu_copy_wait(unsigned groups_left);
 
-/* mma.m16n8k16 with float sums, in the layout of port_mma_f16. */
-typedef enum cuda_emu_mma_type { CUDA_EMU_F16, CUDA_EMU_BF16 } cuda_emu_mma_type;
-void cuda_emu_mma(cuda_emu_mma_type type, float d[4], const uint32_t a[4], const uint32_t b[2],
-                  cuda_emu_site site);
+/* mma.m16n8k16 with f16 elements and float sums, in the layout of port_mma_f16. */
+void cuda_emu_mma(float d[4], const uint32_t a[4], const uint32_t b[2], cuda_emu_site site);
 
 inline void __syncthreads(CUDA_EMU_SITE)
 {
     cuda_emu_barrier(site);
 }
 inline void __threadfence(void) {}
+inline void __nanosleep(unsigned)
+{
+    cuda_emu_sleep();
+}
 inline void __syncwarp(uint32_t mask = 0xffffffffu, CUDA_EMU_SITE)
 {
     (void)cuda_emu_exchange("__syncwarp", mask, cuda_emu_words{}, true, site);
@@ -486,8 +500,9 @@ inline cudaError_t cudaFuncSetAttribute(K *kernel, cudaFuncAttribute a, int valu
 
 enum { CUDA_EMU_SHARED_BYTES = 227 << 10 }; /* of a block, static and dynamic */
 
-/* Dynamic shared memory that a launch of the kernel may use. */
+/* Shared memory that a launch of the kernel may use: of the dynamic part, and in all. */
 size_t cuda_emu_dynamic_limit(const void *kernel);
+size_t cuda_emu_shared_limit(const void *kernel);
 /* Why the last launch failed. */
 const char *cuda_emu_report(void);
 /* Records the error for cudaGetLastError. */
@@ -512,8 +527,20 @@ bool cuda_emu_lost(void);
 /* Completes the pending work of one stream or of all. */
 void cuda_emu_drain(cudaStream_t stream);
 void cuda_emu_drain_all(void);
-/* Queues a copy that can be deferred and returns true; otherwise drains the stream. */
-bool cuda_emu_later(void *to, const void *from, size_t bytes, cudaStream_t stream);
+/* Queues work. The host may change the source of a copy at once unless it is pinned. A copy to
+ * memory of the host that is not pinned is completed. */
+typedef struct cuda_emu_kernel {
+    void (*body)(void *);
+    void *arg; /* from malloc; the queue frees it */
+    const void *kernel;
+    dim3 grid, block;
+    size_t dynamic;
+    bool early; /* may start before the kernel before it has ended */
+} cuda_emu_kernel;
+cudaError_t cuda_emu_queue_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                cudaStream_t stream);
+void cuda_emu_queue_set(void *to, int value, size_t bytes, cudaStream_t stream);
+void cuda_emu_queue_kernel(const cuda_emu_kernel *kernel, cudaStream_t stream);
 /* Whether a graph is being recorded from the stream; then waiting for it, or copying to or from
  * pageable memory, spoils the recording. */
 bool cuda_emu_refuses(cudaStream_t stream);
@@ -537,19 +564,36 @@ template <class T> inline bool cuda_emu_allows_argument(T *const &p)
 
 bool cuda_emu_has_libraries(void);
 
-/* Runs body(arg) once for every thread of the grid. */
-cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, dim3 grid,
-                         dim3 block, size_t dynamic);
+/* A copy from malloc; never NULL. */
+void *cuda_emu_copy_of(const void *p, size_t bytes);
+
+/* Whether CUDA would accept the launch. */
+bool cuda_emu_launchable(const cuda_emu_kernel *k);
+/* Runs a kernel, after the part of the next one that does not wait for it if that is not NULL;
+ * the next call must be for that one. Returns false if a kernel failed. */
+bool cuda_emu_run(const cuda_emu_kernel *k, const cuda_emu_kernel *next);
+/* True once in so many calls, by the seed; with seed 0 never. */
+bool cuda_emu_chance(unsigned one_in);
+/* Checks a launch and queues it; takes over k->arg. */
+cudaError_t cuda_emu_start(const cuda_emu_kernel *k, cudaStream_t stream);
+
 template <class... P, class... A>
-inline cudaError_t cuda_emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic,
-                                   cudaStream_t stream, A... args)
+inline cudaError_t cuda_emu_launch(bool early, void (*kernel)(P...), dim3 grid, dim3 block,
+                                   size_t dynamic, cudaStream_t stream, A... args)
 {
     if (!(cuda_emu_allows_argument(args) && ...))
         return cuda_emu_remember(cudaErrorInvalidValue);
-    cuda_emu_drain(stream);
     auto call = [=]() { kernel(static_cast<P>(args)...); };
-    return cuda_emu_run([](void *f) { (*static_cast<decltype(call) *>(f))(); }, &call,
-                        reinterpret_cast<const void *>(kernel), grid, block, dynamic);
+    static_assert(__is_trivially_copyable(decltype(call)), "arguments are plain values");
+    void *kept = cuda_emu_copy_of(&call, sizeof call);
+    const cuda_emu_kernel k = {[](void *f) { (*static_cast<decltype(call) *>(f))(); },
+                               kept,
+                               reinterpret_cast<const void *>(kernel),
+                               grid,
+                               block,
+                               dynamic,
+                               early};
+    return cuda_emu_start(&k, stream);
 }
 
 #endif

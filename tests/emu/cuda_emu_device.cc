@@ -9,7 +9,7 @@ extern "C" {
 }
 
 enum {
-    DEFAULT_SHARED = 48 << 10, /* of dynamic shared memory without the attribute */
+    DEFAULT_SHARED = 48 << 10, /* of shared memory without the attribute */
     KERNELS = 256              /* with the attribute */
 };
 
@@ -38,6 +38,14 @@ size_t cuda_emu_dynamic_limit(const void *kernel)
     for (unsigned i = 0; i < emulated.allowed_count; i++)
         if (emulated.allowed[i].kernel == kernel)
             return emulated.allowed[i].bytes;
+    return DEFAULT_SHARED;
+}
+
+size_t cuda_emu_shared_limit(const void *kernel)
+{
+    for (unsigned i = 0; i < emulated.allowed_count; i++)
+        if (emulated.allowed[i].kernel == kernel)
+            return CUDA_EMU_SHARED_BYTES;
     return DEFAULT_SHARED;
 }
 

@@ -75,6 +75,7 @@ static void start(void)
 void cuda_emu_break(const char *how)
 {
     start();
+    cuda_emu_drain_all();
     faults.at = 0;
     faults.dead = faults.broken = cudaSuccess;
     (void)cudaGetLastError();
@@ -140,6 +141,8 @@ cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip)
     *skip = faults.dead != cudaSuccess;
     if (faults.broken || !now)
         return faults.broken;
+    if (faults.dies || call == CUDA_EMU_COPY)
+        cuda_emu_drain_all(); /* what was queued before is done */
     switch (call) {
     case CUDA_EMU_LAUNCH:
         if (!faults.dies)

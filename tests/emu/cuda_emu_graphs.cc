@@ -1,5 +1,5 @@
-/* The emulator's graphs: what a stream records runs while it is recorded, and launching the
- * graph does nothing. Calls that a real device refuses while it records fail here, too. */
+/* The emulator's graphs: what a stream records is queued while it is recorded, and launching
+ * the graph does nothing. Calls that a real device refuses while it records fail here, too. */
 #include <stdlib.h>
 
 #include "tests/emu/cuda_emu.h"

@@ -211,17 +211,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
         (kind != cudaMemcpyHostToDevice && !cuda_emu_allows(from)))
         return cuda_emu_remember(cudaErrorInvalidValue);
     cuda_emu_count_bytes(kind, bytes);
-    if (cuda_emu_later(to, from, bytes, stream))
-        return cudaSuccess;
-    if (cuda_emu_refuses(stream))
-        return cuda_emu_remember(cudaErrorStreamCaptureUnsupported);
-    if (cuda_emu_broken())
-        return cuda_emu_remember(cuda_emu_broken());
-    cuda_emu_enter();
-    if (bytes)
-        memcpy(to, from, bytes);
-    cuda_emu_leave();
-    return cudaSuccess;
+    const cudaError_t e = cuda_emu_queue_copy(to, from, bytes, kind, stream);
+    return cuda_emu_remember(e ? e : cuda_emu_broken());
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
@@ -232,10 +223,6 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
         return cuda_emu_remember(broken);
     if (!cuda_emu_allows(to))
         return cuda_emu_remember(cudaErrorInvalidValue);
-    cuda_emu_drain(stream);
-    cuda_emu_enter();
-    if (bytes)
-        memset(to, value, bytes);
-    cuda_emu_leave();
+    cuda_emu_queue_set(to, value, bytes, stream);
     return cudaSuccess;
 }

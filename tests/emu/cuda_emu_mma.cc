@@ -60,14 +60,12 @@ struct matrices {
     line a[ROWS], b[COLUMNS];
 };
 
-static void set(line *to, unsigned k, uint32_t bits, cuda_emu_mma_type type)
+static void set(line *to, unsigned k, uint32_t bits)
 {
-    const int least = type == CUDA_EMU_F16 ? -14 : -126;
-    const float value = type == CUDA_EMU_F16 ? vptq_f16_to_f32((uint16_t)bits)
-                                             : vptq_bf16_to_f32((uint16_t)bits);
+    const float value = vptq_f16_to_f32((uint16_t)bits);
     const int exponent = (int)(__float_as_uint(value) >> 23 & 0xff) - 127;
     to->value[k] = value;
-    to->exponent[k] = value == 0 ? ABSENT : max(exponent, least);
+    to->exponent[k] = value == 0 ? ABSENT : max(exponent, -14);
     to->finite = to->finite && isfinite(value);
 }
 
@@ -77,7 +75,7 @@ struct fragments {
     const uint32_t *a, *b;
 };
 
-static void collect(matrices *m, const cuda_emu_words *given, cuda_emu_mma_type type)
+static void collect(matrices *m, const cuda_emu_words *given)
 {
     for (line &l : m->a)
         l.finite = true;
@@ -87,10 +85,9 @@ static void collect(matrices *m, const cuda_emu_words *given, cuda_emu_mma_type 
         const fragments f = cuda_emu_unpack<fragments>(given[lane]);
         const unsigned g = lane / 4, t = lane % 4 * 2;
         for (unsigned i = 0; i < 8; i++)
-            set(&m->a[g + i / 2 % 2 * 8], t + i / 4 * 8 + i % 2, f.a[i / 2] >> 16 * (i % 2),
-                type);
+            set(&m->a[g + i / 2 % 2 * 8], t + i / 4 * 8 + i % 2, f.a[i / 2] >> 16 * (i % 2));
         for (unsigned i = 0; i < 4; i++)
-            set(&m->b[g], t + i / 2 * 8 + i % 2, f.b[i / 2] >> 16 * (i % 2), type);
+            set(&m->b[g], t + i / 2 * 8 + i % 2, f.b[i / 2] >> 16 * (i % 2));
     }
 }
 
@@ -140,10 +137,10 @@ static float add_all(float c, const line *a, const line *b)
     return c;
 }
 
-template <cuda_emu_mma_type TYPE> static void multiply(const cuda_emu_words *given)
+static void multiply(const cuda_emu_words *given)
 {
     matrices m;
-    collect(&m, given, TYPE);
+    collect(&m, given);
     for (unsigned lane = 0; lane < CUDA_EMU_LANES; lane++) {
         const fragments f = cuda_emu_unpack<fragments>(given[lane]);
         for (unsigned i = 0; i < 4; i++)
@@ -151,12 +148,9 @@ template <cuda_emu_mma_type TYPE> static void multiply(const cuda_emu_words *giv
     }
 }
 
-void cuda_emu_mma(cuda_emu_mma_type type, float d[4], const uint32_t a[4], const uint32_t b[2],
-                  cuda_emu_site site)
+void cuda_emu_mma(float d[4], const uint32_t a[4], const uint32_t b[2], cuda_emu_site site)
 {
     const fragments mine = {d, a, b};
     choose_model();
-    (void)cuda_emu_exchange(
-        type == CUDA_EMU_F16 ? "mma.f16" : "mma.bf16", 0xffffffffu, cuda_emu_pack(mine), false,
-        site, type == CUDA_EMU_F16 ? multiply<CUDA_EMU_F16> : multiply<CUDA_EMU_BF16>);
+    (void)cuda_emu_exchange("mma.f16", 0xffffffffu, cuda_emu_pack(mine), false, site, multiply);
 }

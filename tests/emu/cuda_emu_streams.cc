@@ -1,20 +1,27 @@
-/* The emulator's streams and events. Work is as late as allowed: a copy between pinned memory
- * and the device is done when something waits for it through its stream, an event or later work
- * of the stream. Everything else is done at once, after what its stream still holds. */
+/* The emulator's streams and events. Everything that a stream is given waits in a queue, and is
+ * done as late as allowed: when the host waits for it, through its stream, an event or a copy
+ * to memory that is not pinned, or when another stream does. With a seed, streams that nobody
+ * waits for get on as well, now and then. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "tests/emu/cuda_emu.h"
 
+enum op_kind { COPY, SET, WAIT, KERNEL };
+
 struct cuda_emu_op {
     cuda_emu_op *next;
+    op_kind kind;
     void *to;
-    const void *from; /* NULL: wait for the first `upto` operations of stream `on` */
+    const void *from;
     size_t bytes;
-    uint64_t seen; /* hash of the source when the copy was queued */
-    cudaStream_t on;
+    int value;       /* SET */
+    void *staged;    /* COPY: the source, if it was memory of the host that is not pinned */
+    uint64_t seen;   /* COPY: hash of a pinned source when the copy was queued */
+    cudaStream_t on; /* WAIT: for the first `upto` operations of this stream */
     unsigned long upto;
+    cuda_emu_kernel kernel;
 };
 
 /* Never freed because events may refer to it; destroyed streams are reused. */
@@ -42,6 +49,8 @@ static struct {
     cuda_emu_stream plain; /* the NULL stream */
     cudaStream_t streams;
     pinned_block *pinned;
+    bool waiting; /* in a WAIT */
+    bool ahead;   /* the next kernel has started early */
 } all = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
 
 static cudaStream_t stream_of(cudaStream_t s)
@@ -63,40 +72,95 @@ static uint64_t hash_of(const void *p, size_t bytes)
 {
     const unsigned char *at = static_cast<const unsigned char *>(p);
     uint64_t hash = UINT64_C(14695981039346656037);
-    for (size_t i = 0; is_pinned(p, bytes) && i < bytes; i++)
+    const size_t end = is_pinned(p, bytes) ? bytes : 0;
+    for (size_t i = 0; i < end; i++)
         hash = (hash ^ at[i]) * UINT64_C(1099511628211);
     return hash;
+}
+
+static void drain_to(cudaStream_t s, unsigned long upto);
+
+static void copy_or_set(const cuda_emu_op *op)
+{
+    if (op->kind == COPY && !op->staged && hash_of(op->from, op->bytes) != op->seen) {
+        cuda_emu_lose(cudaErrorAssert);
+        return;
+    }
+    cuda_emu_enter();
+    if (op->kind == COPY)
+        memcpy(op->to, op->from, op->bytes);
+    else
+        memset(op->to, op->value, op->bytes);
+    cuda_emu_leave();
+}
+
+/* Does an operation. `next` may start before it has ended, unless it is NULL. */
+static void perform(const cuda_emu_op *op, const cuda_emu_op *next)
+{
+    if (op->kind == WAIT) {
+        const bool before = all.waiting;
+        all.waiting = true;
+        drain_to(op->on, op->upto);
+        all.waiting = before;
+    } else if (cuda_emu_lost()) {
+        return;
+    } else if (op->kind == KERNEL) {
+        const bool good = cuda_emu_run(&op->kernel, next ? &next->kernel : NULL);
+        all.ahead = next && good;
+        if (!good)
+            cuda_emu_lose(cudaErrorLaunchFailure);
+    } else {
+        copy_or_set(op);
+    }
+}
+
+/* Does the first operation of some other stream, if the seed wants it. */
+static void favour_another(const cuda_emu_stream *than)
+{
+    if (all.waiting || all.ahead)
+        return;
+    for (cudaStream_t s = all.streams; s; s = s->next)
+        if (s != than && s->done < s->queued && cuda_emu_chance(3))
+            drain_to(s, s->done + 1);
 }
 
 static void drain_to(cudaStream_t s, unsigned long upto)
 {
     while (s->done < upto) {
+        favour_another(s);
+        if (s->done >= upto)
+            return;
         cuda_emu_op *op = s->first;
         s->first = op->next;
         s->last = s->first ? s->last : NULL;
         s->done++;
-        if (!op->from) {
-            drain_to(op->on, op->upto);
-        } else if (hash_of(op->from, op->bytes) != op->seen) {
-            cuda_emu_lose(cudaErrorAssert);
-        } else if (!cuda_emu_lost()) {
-            cuda_emu_enter();
-            memcpy(op->to, op->from, op->bytes);
-            cuda_emu_leave();
-        }
+        const bool early = s->done < upto && s->first->kind == KERNEL &&
+                           s->first->kernel.early && !cuda_emu_chance(4);
+        perform(op, op->kind == KERNEL && early ? s->first : NULL);
+        free(op->kernel.arg);
+        free(op->staged);
         free(op);
     }
 }
 
-static void queue(cudaStream_t s, cuda_emu_op what)
+static void queue(cudaStream_t stream, const cuda_emu_op &what)
 {
-    cuda_emu_op *op = static_cast<cuda_emu_op *>(malloc(sizeof *op));
-    if (!op)
-        abort();
-    *op = what;
+    pthread_mutex_lock(&all.lock);
+    cudaStream_t s = stream_of(stream);
+    cuda_emu_op *op = static_cast<cuda_emu_op *>(cuda_emu_copy_of(&what, sizeof what));
     (s->last ? s->last->next : s->first) = op;
     s->last = op;
     s->queued++;
+    pthread_mutex_unlock(&all.lock);
+}
+
+void *cuda_emu_copy_of(const void *p, size_t bytes)
+{
+    void *copy = malloc(bytes + !bytes);
+    if (!copy)
+        abort();
+    memcpy(copy, p, bytes);
+    return copy;
 }
 
 void cuda_emu_drain(cudaStream_t stream)
@@ -116,17 +180,47 @@ void cuda_emu_drain_all(void)
     pthread_mutex_unlock(&all.lock);
 }
 
-bool cuda_emu_later(void *to, const void *from, size_t bytes, cudaStream_t stream)
+cudaError_t cuda_emu_queue_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                cudaStream_t stream)
 {
+    if (!bytes)
+        return cudaSuccess;
     pthread_mutex_lock(&all.lock);
-    const bool later = bytes && (is_pinned(to, bytes) || is_pinned(from, bytes));
-    if (later)
-        queue(stream_of(stream),
-              {.to = to, .from = from, .bytes = bytes, .seen = hash_of(from, bytes)});
+    cuda_emu_op op = {.kind = COPY, .to = to, .from = from, .bytes = bytes};
+    const bool pageable = kind != cudaMemcpyDeviceToDevice &&
+                          !is_pinned(kind == cudaMemcpyHostToDevice ? from : to, bytes);
+    if (pageable && cuda_emu_refuses(stream)) {
+        pthread_mutex_unlock(&all.lock);
+        return cudaErrorStreamCaptureUnsupported;
+    }
+    if (pageable && kind == cudaMemcpyHostToDevice)
+        op.from = op.staged = cuda_emu_copy_of(from, bytes);
     else
+        op.seen = hash_of(from, bytes);
+    queue(stream, op);
+    if (pageable && kind == cudaMemcpyDeviceToHost)
         cuda_emu_drain(stream);
     pthread_mutex_unlock(&all.lock);
-    return later;
+    return cudaSuccess;
+}
+
+void cuda_emu_queue_set(void *to, int value, size_t bytes, cudaStream_t stream)
+{
+    if (bytes)
+        queue(stream, {.kind = SET, .to = to, .bytes = bytes, .value = value});
+}
+
+cudaError_t cuda_emu_start(const cuda_emu_kernel *k, cudaStream_t stream)
+{
+    bool skip = false;
+    cudaError_t e = cuda_emu_verdict(CUDA_EMU_LAUNCH, false, &skip);
+    if (!e && !skip && !cuda_emu_launchable(k))
+        e = cudaErrorInvalidConfiguration;
+    if (e || skip)
+        free(k->arg);
+    else
+        queue(stream, {.kind = KERNEL, .kernel = *k});
+    return cuda_emu_remember(e);
 }
 
 /* ---- streams ---- */
@@ -230,7 +324,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     pthread_mutex_lock(&all.lock);
     if (event->on)
-        queue(stream_of(stream), {.on = event->on, .upto = event->upto});
+        queue(stream, {.kind = WAIT, .on = event->on, .upto = event->upto});
     pthread_mutex_unlock(&all.lock);
     return cuda_emu_remember(cuda_emu_broken());
 }

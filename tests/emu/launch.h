@@ -8,13 +8,15 @@ extern "C" {
 #include "tests/support/vtest.h"
 }
 
-/* Runs the kernel; the test fails if the launch does. */
+/* Runs the kernel to its end; the test fails if the kernel does. */
 template <class... P, class... A>
 static void run(void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic, A... args)
 {
-    const cudaError_t e = port_launch(kernel, grid, block, dynamic, NULL, args...);
+    cudaError_t e = port_launch(kernel, grid, block, dynamic, NULL, args...);
+    if (!e)
+        e = cudaStreamSynchronize(NULL);
     if (e)
-        fail_msg("the launch failed: %s", cudaGetErrorString(e));
+        fail_msg("the kernel failed: %s", cudaGetErrorString(e));
 }
 
 #endif

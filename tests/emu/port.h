@@ -18,23 +18,27 @@ template <class... P>
 static inline cudaError_t port_start(void (*kernel)(P...), dim3 grid, dim3 block,
                                      size_t dynamic, cudaStream_t stream, P... args)
 {
-    return cuda_emu_launch(kernel, grid, block, dynamic, stream, args...);
+    return cuda_emu_launch(false, kernel, grid, block, dynamic, stream, args...);
 }
 
 template <class... P>
 static inline cudaError_t port_start_early(void (*kernel)(P...), dim3 grid, dim3 block,
                                            size_t dynamic, cudaStream_t stream, P... args)
 {
-    return cuda_emu_launch(kernel, grid, block, dynamic, stream, args...);
+    return cuda_emu_launch(true, kernel, grid, block, dynamic, stream, args...);
 }
 
-static inline void port_grid_wait(void) {}
+static inline void port_grid_wait(void)
+{
+    cuda_emu_grid_wait();
+}
+/* The next kernel starts as early as it may, whether this is called or not. */
 static inline void port_grid_release(void) {}
 
-template <class T> static inline T &port_shared(void)
+template <class T> static inline T &port_shared(CUDA_EMU_SITE)
 {
     static const char key = 0;
-    return *static_cast<T *>(cuda_emu_shared(&key, sizeof(T)));
+    return *static_cast<T *>(cuda_emu_shared(&key, sizeof(T), site));
 }
 
 static inline void *port_shared_dynamic(void)
@@ -83,7 +87,7 @@ static inline float port_emu_f16(uint32_t pair, unsigned high)
 static inline void port_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2],
                                 CUDA_EMU_SITE)
 {
-    cuda_emu_mma(CUDA_EMU_F16, d, a, b, site);
+    cuda_emu_mma(d, a, b, site);
 }
 static inline void port_mma_f16_first(float d[4], const uint32_t a[4], const uint32_t b[2],
                                       CUDA_EMU_SITE)

@@ -24,10 +24,12 @@ static void expect_failure(const char *part, int line, void (*kernel)(P...), uns
         snprintf(where, sizeof where, "tests/emu/test_emu.cc:%d: ", line);
     for (size_t s = 0; s < SEEDS; s++) {
         cuda_emu_seed(seeds[s]);
-        const cudaError_t e = port_launch(kernel, 2, threads, 0, NULL, args...);
+        assert_int_equal(port_launch(kernel, 2, threads, 0, NULL, args...), cudaSuccess);
+        const cudaError_t e = cudaStreamSynchronize(NULL);
         assert_int_equal(e, cudaErrorLaunchFailure);
+        assert_int_equal(cudaGetLastError(), cudaErrorLaunchFailure); /* until it is reset */
         assert_int_equal(cudaGetLastError(), cudaErrorLaunchFailure);
-        assert_int_equal(cudaGetLastError(), cudaSuccess);
+        cuda_emu_break(NULL);
         if (!strstr(cudaGetErrorString(e), part) || !strstr(cudaGetErrorString(e), where))
             fail_msg("\"%s\", expected \"%s\" and \"%s\"", cudaGetErrorString(e), where, part);
     }
@@ -426,7 +428,7 @@ __global__ static void leave_early(unsigned threads)
 {
     if (threadIdx.x >= threads)
         return;
-    if (threadIdx.x == 0)
+    if (!threadIdx.x && !blockIdx.x)
         line_of_barrier = __LINE__ + 1;
     __syncthreads();
 }
@@ -533,8 +535,9 @@ static void misaligned_accesses_are_found(void **)
     __align__(16) float in[12] = {0}, out[4];
     for (int what = 0; what < 4; what++) {
         line_of_access = 0;
-        assert_int_equal(port_launch(load_odd, 1, 1, 0, NULL, what, in, out),
-                         cudaErrorLaunchFailure);
+        assert_int_equal(port_launch(load_odd, 1, 1, 0, NULL, what, in, out), cudaSuccess);
+        assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorLaunchFailure);
+        cuda_emu_break(NULL);
         expect_failure("not aligned to its", line_of_access, load_odd, 1, what, in, out);
     }
     run(load_odd, 1, 1, 0, 4, in, out);
@@ -547,31 +550,31 @@ static int line_of_write, line_of_read;
 __global__ static void race(const float *x, float *y, bool barrier)
 {
     row &r = port_shared<row>();
-    if (threadIdx.x == 0)
+    if (!threadIdx.x && !blockIdx.x)
         line_of_write = __LINE__ + 1;
     r.at[threadIdx.x] = x[threadIdx.x];
     if (barrier)
         __syncthreads();
-    if (threadIdx.x == 0)
+    if (!threadIdx.x && !blockIdx.x)
         line_of_read = __LINE__ + 1;
     const float other = r.at[(threadIdx.x + 33) % WIDE];
-    y[threadIdx.x] = other;
+    y[blockIdx.x * WIDE + threadIdx.x] = other;
 }
 
 __global__ static void race_in_a_warp(const float *x, float *y, bool barrier)
 {
     row &r = port_shared<row>();
-    if (threadIdx.x == 0)
+    if (!threadIdx.x && !blockIdx.x)
         line_of_write = __LINE__ + 1;
     r.at[threadIdx.x] = x[threadIdx.x];
     if (barrier)
         __syncwarp();
     else
         (void)__any_sync(port_all, 1); /* synchronizes the lanes but does not order memory */
-    if (threadIdx.x == 0)
+    if (!threadIdx.x && !blockIdx.x)
         line_of_read = __LINE__ + 1;
     const float other = r.at[threadIdx.x ^ 5];
-    y[threadIdx.x] = other;
+    y[blockIdx.x * WIDE + threadIdx.x] = other;
 }
 
 #ifdef __SANITIZE_THREAD__
@@ -586,13 +589,15 @@ extern "C" const char *__tsan_default_options(void)
 static void run_aside(void (*kernel)(const float *, float *, bool), unsigned blocks,
                       const float *x, bool barrier, char *text, size_t size)
 {
-    float y[WIDE];
+    float y[4 * WIDE];
     FILE *log = tmpfile();
     assert_non_null(log);
     fflush(stderr);
     const int kept = dup(STDERR_FILENO);
     assert_true(kept >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
-    const cudaError_t e = port_launch(kernel, blocks, WIDE, 0, NULL, x, y, barrier);
+    cudaError_t e = port_launch(kernel, blocks, WIDE, 0, NULL, x, y, barrier);
+    if (!e)
+        e = cudaStreamSynchronize(NULL);
     assert_true(dup2(kept, STDERR_FILENO) >= 0);
     close(kept);
     assert_int_equal(e, cudaSuccess);
@@ -649,26 +654,130 @@ static void missing_barriers_are_found(void **)
 
 /* ---- launches ---- */
 
-__global__ static void sum_after(const float *in, float *out)
+__global__ static void sum_after(const float *in, float *out, bool waits)
 {
+    if (waits)
+        port_grid_wait();
+    const float sum = in[threadIdx.x] + in[threadIdx.x ^ 1];
     port_grid_wait();
-    out[threadIdx.x] = in[threadIdx.x] + in[threadIdx.x ^ 1];
+    out[threadIdx.x] = sum;
     port_grid_release();
 }
 
-static void early_launches_wait(void **)
+/* Runs sum_after twice; the second launch is early and reads what the first one writes. */
+static void sum_early(float *z, const float *x, bool waits)
 {
-    float x[32], y[32], z[32];
+    float y[32];
     for (unsigned i = 0; i < 32; i++)
-        x[i] = (float)i;
-    assert_int_equal(port_launch_early(sum_after, 1, 32, 0, NULL, x, y), cudaSuccess);
-    assert_int_equal(port_launch_early(sum_after, 1, 32, 0, NULL, y, z), cudaSuccess);
+        y[i] = 0;
+    assert_int_equal(port_launch(sum_after, 1, 32, 0, NULL, x, y, true), cudaSuccess);
+    assert_int_equal(port_launch_early(sum_after, 1, 32, 0, NULL, y, z, waits), cudaSuccess);
     assert_int_equal(cudaStreamSynchronize(NULL), cudaSuccess);
+}
+
+__global__ static void never_waits(float *out)
+{
+    out[threadIdx.x] = 1;
+}
+
+static void early_launches_see_nothing_before_they_wait(void **)
+{
+    float x[32], z[32] = {0};
     for (unsigned i = 0; i < 32; i++)
-        assert_true(z[i] == 2 * (float)(i + (i ^ 1)));
+        x[i] = (float)i + 1;
+    bool stale = false;
+    for (size_t s = 0; s < SEEDS; s++) {
+        cuda_emu_seed(seeds[s]);
+        sum_early(z, x, true);
+        for (unsigned i = 0; i < 32; i++)
+            assert_true(z[i] == 2 * (float)(i + (i ^ 1) + 2));
+        sum_early(z, x, false);
+        for (unsigned i = 0; i < 32; i++)
+            stale = stale || z[i] == 0;
+        assert_true(s || stale); /* always without a seed */
+    }
+    cuda_emu_seed(0);
+    assert_int_equal(port_launch_early(never_waits, 1, 32, 0, NULL, z), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorLaunchFailure);
+    assert_non_null(strstr(cudaGetErrorString(cudaErrorLaunchFailure), "ends without"));
+    cuda_emu_break(NULL);
+}
+
+/* ---- blocks ---- */
+
+/* The last block to arrive adds what all have written; `wrong`: the last one of the grid. */
+__global__ static void last_block_sums(unsigned *parts, unsigned *arrived, unsigned *sum,
+                                       bool wrong)
+{
+    struct flag {
+        bool last;
+    };
+    flag &f = port_shared<flag>();
+    if (!threadIdx.x) {
+        parts[blockIdx.x] = blockIdx.x + 1;
+        __threadfence();
+        f.last = atomicAdd(arrived, 1u) + 1 == gridDim.x;
+        f.last = wrong ? blockIdx.x + 1 == gridDim.x : f.last;
+    }
+    __syncthreads();
+    if (!threadIdx.x && f.last)
+        for (unsigned i = 0; i < gridDim.x; i++)
+            *sum += parts[i];
+}
+
+/* Counts the blocks that are under way together. */
+__global__ static void meet(unsigned *now, unsigned *most)
+{
+    if (!threadIdx.x)
+        *most = max(*most, atomicAdd(now, 1u) + 1);
+    __syncthreads();
+    __syncthreads();
+    if (!threadIdx.x)
+        (void)atomicAdd(now, ~0u);
+}
+
+/* Waits until `blocks` blocks have come here. */
+__global__ static void wait_for_blocks(unsigned *arrived, unsigned blocks)
+{
+    (void)atomicAdd(arrived, 1u);
+    while (atomicAdd(arrived, 0u) < blocks)
+        __nanosleep(20);
+}
+
+static void blocks_run_side_by_side(void **)
+{
+    int found = 0;
+    for (size_t s = 0; s < SEEDS; s++) {
+        unsigned parts[9] = {0}, arrived = 0, sum = 0, now = 0, most = 0;
+        cuda_emu_seed(seeds[s]);
+        run(last_block_sums, 9, 64, 0, parts, &arrived, &sum, false);
+        assert_int_equal(sum, 45);
+        memset(parts, arrived = sum = 0, sizeof parts);
+        run(last_block_sums, 9, 64, 0, parts, &arrived, &sum, true);
+        found += sum != 45;
+        run(meet, 9, 64, 0, &now, &most);
+        assert_true(now == 0 && most > 1 && most < 9);
+        arrived = 0;
+        run(wait_for_blocks, 2, 1, 0, &arrived, 2u);
+        arrived = 0;
+        assert_int_equal(port_launch(wait_for_blocks, 9, 1, 0, NULL, &arrived, 9u),
+                         cudaSuccess);
+        assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorLaunchFailure);
+        assert_non_null(strstr(cuda_emu_report(), "all resident blocks sleep"));
+        cuda_emu_break(NULL);
+    }
+    assert_true(found > 0);
+    cuda_emu_seed(0);
 }
 
 __global__ static void wide(float *) {}
+
+__global__ static void read_twice(float *out)
+{
+    row &r = port_shared<row>();
+    r.at[threadIdx.x] = 1;
+    out[threadIdx.x] = port_shared<row>().at[threadIdx.x];
+}
 
 static void launches_have_limits(void **)
 {
@@ -678,8 +787,8 @@ static void launches_have_limits(void **)
     assert_int_equal(port_launch(read_before_writing, 0, 32, 0, NULL, out), bad);
     assert_int_equal(port_launch(read_before_writing, dim3(1, 65536), 32, 0, NULL, out), bad);
     /* like a GPU, the emulator requires the attribute for more; port_launch sets it */
-    assert_int_equal(cuda_emu_launch(read_before_writing, 1, 32, (48 << 10) + 1, NULL, out),
-                     bad);
+    assert_int_equal(
+        cuda_emu_launch(false, read_before_writing, 1, 32, (48 << 10) + 1, NULL, out), bad);
     run(read_before_writing, 1, 32, (48 << 10) + 1, out);
     run(read_before_writing, 1, 32, 200 << 10, out);
     /* port_launch does not know the objects of port_shared, which count as well */
@@ -693,13 +802,23 @@ static void launches_have_limits(void **)
                      cudaErrorInvalidValue);
     (void)cudaGetLastError();
     /* objects of port_shared count as well */
+    const size_t rest = (48 << 10) - sizeof(row);
+    assert_int_equal(cuda_emu_launch(false, read_twice, 1, 32, rest, NULL, out), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaSuccess);
+    assert_int_equal(cuda_emu_launch(false, read_twice, 1, 32, rest + 16, NULL, out),
+                     cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorLaunchFailure);
+    assert_non_null(
+        strstr(cudaGetErrorString(cudaErrorLaunchFailure), "more shared memory than allowed"));
+    cuda_emu_break(NULL);
     assert_int_equal(cudaFuncSetAttribute(read_before_writing,
                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           227 << 10),
                      cudaSuccess);
     assert_int_equal(port_launch(read_before_writing, 1, 32, 227 << 10, NULL, out),
-                     cudaErrorLaunchFailure);
-    (void)cudaGetLastError();
+                     cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorLaunchFailure);
+    cuda_emu_break(NULL);
 }
 
 VTEST_MAIN(cmocka_unit_test(every_thread_runs_once),
@@ -714,5 +833,6 @@ VTEST_MAIN(cmocka_unit_test(every_thread_runs_once),
            cmocka_unit_test(bad_masks_are_found),
            cmocka_unit_test(misused_instructions_are_found),
            cmocka_unit_test(misaligned_accesses_are_found),
-           cmocka_unit_test(missing_barriers_are_found), cmocka_unit_test(early_launches_wait),
-           cmocka_unit_test(launches_have_limits))
+           cmocka_unit_test(missing_barriers_are_found),
+           cmocka_unit_test(early_launches_see_nothing_before_they_wait),
+           cmocka_unit_test(blocks_run_side_by_side), cmocka_unit_test(launches_have_limits))

@@ -95,8 +95,8 @@ static void faults_occur_at_the_requested_call(void **)
     (void)cudaGetLastError();
     assert_int_equal(cudaMalloc(&q, 1), cudaSuccess);
     cuda_emu_break("kernel:1");
-    run(add_one, 1, 1, 0, x);
-    run(add_one, 1, 1, 0, x);
+    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaSuccess);
+    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaSuccess);
     assert_int_equal(cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
     assert_true(*x == 3);
     assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorIllegalAddress);
@@ -106,6 +106,7 @@ static void faults_occur_at_the_requested_call(void **)
     }
     cuda_emu_break("copy:2");
     assert_int_equal(cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaSuccess);
     assert_true(*x == 2);
     assert_int_equal(cudaMemcpyAsync(&host, x, 4, cudaMemcpyDeviceToHost, NULL),
                      cudaErrorECCUncorrectable);
@@ -178,6 +179,8 @@ static void copies_of_pinned_memory_complete_late(void **)
     assert_int_equal(cudaStreamWaitEvent(work, event, 0), cudaSuccess);
     assert_true(*x == 2);
     assert_int_equal(port_launch(add_one, 1, 1, 0, work, x), cudaSuccess);
+    assert_true(*x == 2);
+    assert_int_equal(cudaStreamSynchronize(work), cudaSuccess);
     assert_true(*x == 6);
 
     copy(7); /* the host waits, for the work at the time of the record */
@@ -202,7 +205,72 @@ static void copies_of_pinned_memory_complete_late(void **)
     assert_int_equal(cudaFree(p), cudaSuccess);
 }
 
+static __global__ void append(unsigned *log, unsigned what)
+{
+    log[++log[0]] = what;
+}
+
+/* Kernels run when something waits for them. What the host passes is copied at the launch, what
+ * it copies from ordinary memory as well. */
+static void kernels_run_late(void **)
+{
+    void *p = NULL;
+    unsigned start = 0, back[4];
+    assert_int_equal(cudaMalloc(&p, sizeof back), cudaSuccess);
+    unsigned *log = static_cast<unsigned *>(p);
+    assert_int_equal(cudaMemsetAsync(log, 0x11, sizeof back, NULL), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(log, &start, 4, cudaMemcpyHostToDevice, NULL),
+                     cudaSuccess);
+    start = 77;
+    assert_int_equal(port_launch(append, 1, 1, 0, NULL, log, 5u), cudaSuccess);
+    assert_int_equal(log[0], ~0u);
+    assert_int_equal(cudaMemcpyAsync(back, log, sizeof back, cudaMemcpyDeviceToHost, NULL),
+                     cudaSuccess);
+    assert_true(back[0] == 1 && back[1] == 5 && back[2] == 0x11111111);
+    assert_int_equal(cudaFree(p), cudaSuccess);
+}
+
+/* Two streams: their order depends on the seed unless an event orders them. */
+static void streams_overlap(void **)
+{
+    void *p = NULL;
+    cudaStream_t one, two;
+    cudaEvent_t event;
+    bool seen[2] = {false, false};
+    assert_int_equal(cudaMalloc(&p, 16 * sizeof(unsigned)), cudaSuccess);
+    unsigned *log = static_cast<unsigned *>(p);
+    assert_int_equal(cudaStreamCreate(&one), cudaSuccess);
+    assert_int_equal(cudaStreamCreate(&two), cudaSuccess);
+    assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+    for (unsigned seed = 0; seed < 20; seed++) {
+        cuda_emu_seed(seed);
+        for (unsigned ordered = 0; ordered < 2; ordered++) {
+            log[0] = 0;
+            assert_int_equal(port_launch(append, 1, 1, 0, one, log, 1u), cudaSuccess);
+            assert_int_equal(port_launch(append, 1, 1, 0, one, log, 2u), cudaSuccess);
+            assert_int_equal(cudaEventRecord(event, one), cudaSuccess);
+            if (ordered)
+                assert_int_equal(cudaStreamWaitEvent(two, event, 0), cudaSuccess);
+            assert_int_equal(port_launch(append, 1, 1, 0, two, log, 3u), cudaSuccess);
+            assert_int_equal(port_launch(append, 1, 1, 0, two, log, 4u), cudaSuccess);
+            assert_int_equal(cudaStreamSynchronize(two), cudaSuccess);
+            assert_int_equal(cudaStreamSynchronize(one), cudaSuccess);
+            assert_int_equal(log[0], 4);
+            const bool in_order = log[1] == 1 && log[2] == 2 && log[3] == 3 && log[4] == 4;
+            assert_true(in_order || !ordered);
+            seen[in_order] = true;
+        }
+    }
+    assert_true(seen[false] && seen[true]);
+    cuda_emu_seed(0);
+    assert_int_equal(cudaEventDestroy(event), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(one), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(two), cudaSuccess);
+    assert_int_equal(cudaFree(p), cudaSuccess);
+}
+
 VTEST_MAIN(cmocka_unit_test(memory_is_counted), cmocka_unit_test(memory_is_guarded),
            cmocka_unit_test(faults_occur_at_the_requested_call),
-           cmocka_unit_test(bytes_of_copies_are_counted),
+           cmocka_unit_test(bytes_of_copies_are_counted), cmocka_unit_test(kernels_run_late),
+           cmocka_unit_test(streams_overlap),
            cmocka_unit_test(copies_of_pinned_memory_complete_late))
