@@ -19,6 +19,11 @@ static vptq_status has_blas(vptq_err *err)
     return has(VPTQ_E_UNSUPPORTED, "cuBLAS", err);
 }
 
+bool vptq_cuda_library_has_solver(vptq_dev *)
+{
+    return cuda_emu_has_libraries();
+}
+
 /* Like LAPACK, accepts NaN and infinite pivots. */
 static void potrf_kernel(size_t n, double *a, size_t lda, int *info)
 {

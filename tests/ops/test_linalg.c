@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/emu/emu.h"
 #include "tests/support/devices.h"
 
 /* A float sum of k products of independent terms has an error of about sqrt(k) half ulps
@@ -386,6 +387,28 @@ static void test_factor(void **state)
     }
 }
 
+static void test_factor_errors(void **state);
+
+/* Without cuSOLVER the device factors by itself, with the same errors. */
+static void test_factor_without_a_library(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 17, 32, 33, 130};
+    cuda_emu_libraries(false);
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t n = sizes[s], lda = n + s % 3;
+        double *a = positive(n, lda, n);
+        factor_case c = {n, lda, a, false};
+        devices_op op = {run_factor, &c, n * (n + 1) / 2, sizeof(double), double_limit};
+        devices_check_emu(&op, NULL);
+        c.invert = true;
+        devices_check_emu(&op, NULL);
+        free(a);
+    }
+    test_factor_errors(state);
+    cuda_emu_libraries(true);
+}
+
 static void test_factor_by_hand(void **state)
 {
     (void)state;
@@ -500,4 +523,4 @@ VTEST_MAIN(cmocka_unit_test(test_gemm_by_hand), cmocka_unit_test(test_gemm_forms
            cmocka_unit_test(test_gemm_not_finite), cmocka_unit_test(test_syrk),
            cmocka_unit_test(test_syrk_by_hand), cmocka_unit_test(test_factor),
            cmocka_unit_test(test_factor_by_hand), cmocka_unit_test(test_factor_errors),
-           cmocka_unit_test(test_quad_trace))
+           cmocka_unit_test(test_factor_without_a_library), cmocka_unit_test(test_quad_trace))

@@ -1,7 +1,8 @@
-/* potrf and trtri by cuSOLVER in double, with a check of the diagonal because the library does
- * not report NaN. */
+/* potrf and trtri in double, by cuSOLVER or without it (factor_own.h), with a check of the
+ * diagonal because the library does not report NaN. */
 #include <math.h>
 
+#include "lib/backend/cuda/factor_own.h"
 #include "lib/backend/cuda/library.h"
 
 enum { THREADS = 256 };
@@ -51,7 +52,9 @@ vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size
     size_t info = 0, first = 0;
     if (!n)
         return VPTQ_OK;
-    VPTQ_CHECK(vptq_cuda_library_potrf(dev, n, a, lda, &info, err));
+    const auto factor =
+        vptq_cuda_library_has_solver(dev) ? vptq_cuda_library_potrf : vptq_cuda_own_potrf;
+    VPTQ_CHECK(factor(dev, n, a, lda, &info, err));
     VPTQ_CHECK(first_fault(dev, info ? info - 1 : n, a, lda, NOT_POSITIVE, &first, err));
     if (first == n)
         return VPTQ_OK;
@@ -70,5 +73,7 @@ vptq_status vptq_cuda_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq
     if (first < n)
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "triangular matrix is singular: diagonal %zu of %zu is 0", first, n);
-    return n ? vptq_cuda_library_trtri(dev, n, a, lda, err) : VPTQ_OK;
+    const auto invert =
+        vptq_cuda_library_has_solver(dev) ? vptq_cuda_library_trtri : vptq_cuda_own_trtri;
+    return n ? invert(dev, n, a, lda, err) : VPTQ_OK;
 }

@@ -178,6 +178,13 @@ static vptq_status solver_open(vptq_dev *dev, vptq_cuda_library **library, vptq_
     return st;
 }
 
+bool vptq_cuda_library_has_solver(vptq_dev *dev)
+{
+    vptq_cuda_library *l = NULL;
+    vptq_err err;
+    return !solver_open(dev, &l, &err);
+}
+
 void vptq_cuda_library_close(vptq_dev *dev)
 {
     vptq_cuda_library *l = dev->library;

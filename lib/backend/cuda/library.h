@@ -12,6 +12,8 @@
 
 #include "lib/backend/cuda/cuda.h"
 
+/* Whether cuSOLVER can be loaded. */
+bool vptq_cuda_library_has_solver(vptq_dev *dev);
 /* Factors A [n, n] = U^T U in place; only the upper triangle is read and written. Sets *info to
  * 0 or to the order of the first leading minor that is not positive; NaN may go unnoticed. */
 vptq_status vptq_cuda_library_potrf(vptq_dev *dev, size_t n, double *a, size_t lda,
