@@ -120,6 +120,43 @@ static void test_without_pinned_memory(void **state)
     rig_close(&r);
 }
 
+/* Small uploads go through pinned memory, too, and more of them than fit in it keep their
+ * values, although the memory that they come from changes at once. */
+static void test_small_uploads(void **state)
+{
+    (void)state;
+    enum { EACH = 40000, COUNT = 120 };
+    rig r;
+    vptq_err err;
+    rig_open(&r);
+    unsigned char *to = device_bytes(&r, (size_t)EACH * COUNT), *got = malloc(EACH),
+                  source[EACH];
+    assert_non_null(got);
+    for (unsigned i = 0; i < COUNT; i++) {
+        memset(source, (int)i, sizeof source);
+        assert_ok(
+            r.dev.ops->upload(r.dev.state, to + (size_t)i * EACH, source, sizeof source, &err),
+            &err);
+    }
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_ok(r.dev.ops->download(r.dev.state, got, to + (size_t)i * EACH, EACH, &err),
+                  &err);
+        if (got[0] != i || got[EACH - 1] != i)
+            fail_msg("upload %u holds %u and %u", i, got[0], got[EACH - 1]);
+    }
+    r.dev.ops->release(r.dev.state, to);
+    free(got);
+    rig_close(&r);
+    if (devices_only())
+        return;
+    rig_open(&r);
+    cuda_emu_break("pinned:1");
+    check_size(&r, 1000, 6);
+    cuda_emu_break(NULL);
+    assert_string_equal(r.log, "uploads go without pinned memory: out of memory");
+    rig_close(&r);
+}
+
 /* An op reads what was uploaded before it, not what is uploaded after it. */
 static void test_order_of_ops_and_uploads(void **state)
 {
@@ -189,6 +226,7 @@ static void test_failed_transfers(void **state)
     }
 }
 
-VTEST_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_without_pinned_memory),
+VTEST_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_small_uploads),
+           cmocka_unit_test(test_without_pinned_memory),
            cmocka_unit_test(test_order_of_ops_and_uploads),
            cmocka_unit_test(test_failed_transfers))

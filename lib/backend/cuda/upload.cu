@@ -1,7 +1,9 @@
-/* Uploads. Large ones from ordinary memory, usually a mapped file, go through two pinned
- * buffers in turn on a stream of their own: while one is being transferred, the host fills the
- * other (and reads the file). The host continues after filling the last buffer. The device's
- * stream waits for the transfers, and the transfers for earlier work of that stream. */
+/* Uploads, through pinned memory, because a copy from ordinary memory may read it after the
+ * call returns. Large ones, usually from a mapped file, go through two buffers in turn on a
+ * stream of their own: while one is being transferred, the host fills the other (and reads the
+ * file). The host continues after filling the last buffer. The device's stream waits for the
+ * transfers, and the transfers for earlier work of that stream. Small ones are put side by side
+ * into the halves of a third buffer, in turn, and transferred on the device's stream. */
 #include <string.h>
 
 #include "lib/backend/cuda/cuda.h"
@@ -9,7 +11,9 @@
 enum {
     BUFFERS = 2,
     BUFFER = 4 << 20,
-    MIN_STAGED = 64 << 10 /* the driver's own buffers suffice */
+    MAX_SMALL = 64 << 10, /* bytes of a small upload */
+    HALF = 1 << 20,
+    ALIGNMENT = 256
 };
 
 struct vptq_cuda_stage {
@@ -18,6 +22,10 @@ struct vptq_cuda_stage {
     cudaEvent_t done[BUFFERS]; /* the buffer can be filled again */
     void *buffer[BUFFERS];
     unsigned next;
+    void *small;               /* two halves */
+    cudaEvent_t small_done[2]; /* the half can be filled again */
+    unsigned half;
+    size_t used; /* bytes of that half */
 };
 
 /* ---- the pinned buffers ---- */
@@ -32,7 +40,9 @@ static cudaError_t open_stage(vptq_cuda_stage *s)
         if (!e)
             e = cudaHostAlloc(&s->buffer[i], BUFFER, cudaHostAllocDefault);
     }
-    return e;
+    for (int i = 0; i < 2 && !e; i++)
+        e = cudaEventCreateWithFlags(&s->small_done[i], cudaEventDisableTiming);
+    return e ? e : cudaHostAlloc(&s->small, 2 * HALF, cudaHostAllocDefault);
 }
 
 void vptq_cuda_stage_close(vptq_dev *dev)
@@ -52,6 +62,11 @@ void vptq_cuda_stage_close(vptq_dev *dev)
         if (s->buffer[i])
             (void)cudaFreeHost(s->buffer[i]);
     }
+    for (int i = 0; i < 2; i++)
+        if (s->small_done[i])
+            (void)cudaEventDestroy(s->small_done[i]);
+    if (s->small)
+        (void)cudaFreeHost(s->small);
     vptq_mem_free(dev->ctx->mem, s);
     dev->stage = NULL;
 }
@@ -111,12 +126,40 @@ static cudaError_t send_all(vptq_dev *dev, vptq_cuda_stage *s, void *dst, const 
     return e ? e : cudaStreamWaitEvent(dev->stream, done, 0);
 }
 
+/* The other half is free when the copies that were queued from it are done. */
+static cudaError_t send_small(vptq_dev *dev, vptq_cuda_stage *s, void *dst, const void *src,
+                              size_t bytes)
+{
+    cudaError_t e = cudaSuccess;
+    if (bytes > HALF - s->used) {
+        e = cudaEventRecord(s->small_done[s->half], dev->stream);
+        s->half = !s->half;
+        s->used = 0;
+        if (!e)
+            e = cudaEventSynchronize(s->small_done[s->half]);
+    }
+    if (e)
+        return e;
+    unsigned char *at = static_cast<unsigned char *>(s->small) + s->half * HALF + s->used;
+    s->used += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    memcpy(at, src, bytes);
+    return cudaMemcpyAsync(dst, at, bytes, cudaMemcpyHostToDevice, dev->stream);
+}
+
+static cudaError_t send_unpinned(vptq_dev *dev, void *dst, const void *src, size_t bytes)
+{
+    const cudaError_t e = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, dev->stream);
+    return e ? e : cudaStreamSynchronize(dev->stream); /* src may change afterwards */
+}
+
 vptq_status vptq_cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                              vptq_err *err)
 {
-    vptq_cuda_stage *s = bytes > MIN_STAGED ? stage_of(dev) : NULL;
-    return vptq_cuda_check(
-        s ? send_all(dev, s, dst, src, bytes)
-          : cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, dev->stream),
-        "an upload", err);
+    if (!bytes)
+        return VPTQ_OK;
+    vptq_cuda_stage *s = stage_of(dev);
+    return vptq_cuda_check(!s                   ? send_unpinned(dev, dst, src, bytes)
+                           : bytes <= MAX_SMALL ? send_small(dev, s, dst, src, bytes)
+                                                : send_all(dev, s, dst, src, bytes),
+                           "an upload", err);
 }
