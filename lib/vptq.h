@@ -613,6 +613,7 @@ typedef struct vptq_gemv_options {
     vptq_dtype dtype; /* of the dense matrix and of codebooks; F16 or BF16 */
     vptq_gemv_cache cache;
     bool sequential; /* codes 0, 1, 2 ... as in the published benchmark; else random */
+    bool grid;       /* codebooks on an int8 grid */
     double seconds;  /* per row, approximately */
     uint64_t seed;
 } vptq_gemv_options;

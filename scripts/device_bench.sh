@@ -3,7 +3,8 @@
 # and for each step the records as JSON lines, a table as text and a plot.  A step takes less than 10 minutes.
 # usage: device_bench.sh cuda|cpu [STEP..]      (default: all of that device)
 #   gemv     the published tables: packed against dense products, batch 1, from cold caches
-#   batch    one large shape, batch 1 to 32
+#   grid     the same with codebooks on an int8 grid
+#   batch    one large shape, batch 1 to 64
 #   warm     the published shapes with one pair of codebooks from warm caches
 #   chain    blocks of models, one product after another
 #   decode   tokens per second of MODELS="PATH PATH.." alternating
@@ -136,12 +137,14 @@ quantize()
 }
 
 steps=("$@")
-[ "${#steps[@]}" -gt 0 ] || steps=(gemv batch warm chain decode serve)
+[ "${#steps[@]}" -gt 0 ] || steps=(gemv grid batch warm chain decode serve)
 [ "$#" -gt 0 ] || [ "$backend" = cpu ] || steps+=(quantize)
 for step in "${steps[@]}"; do
     case $step in
     gemv) table gemv; picture gemv ;;
-    batch) table batch --shape 8192x28672 --batch 1 --batch 2 --batch 4 --batch 8 --batch 16 --batch 32 ;;
+    grid) table grid --codebook-grid int8; picture grid ;;
+    batch) table batch --shape 8192x28672 --batch 1 --batch 2 --batch 4 --batch 8 --batch 16 --batch 32 \
+        --batch 64 ;;
     warm) table warm --books 4096+256 --cache warm; picture warm ;;
     chain) table chain --cache chain ;;
     decode) decode ;;

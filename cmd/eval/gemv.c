@@ -11,7 +11,7 @@ enum { MAX_BATCHES = 32 };
 typedef struct gemv_command {
     vptq_cli_strings shapes, codebooks, batches;
     uint32_t v;
-    int dtype, cache, codes;
+    int dtype, cache, codes, grid;
     double seconds;
 } gemv_command;
 
@@ -92,6 +92,7 @@ static int run_gemv(vptq_cli *cli, void *arg)
                                    .dtype = c->dtype ? VPTQ_BF16 : VPTQ_F16,
                                    .cache = (vptq_gemv_cache)c->cache,
                                    .sequential = c->codes == 1,
+                                   .grid = c->grid == 1,
                                    .seconds = c->seconds,
                                    .seed = cli->common.seed};
     VPTQ_TRY(vptq_gemv(cli->ctx, &opt, &cli->out, &err));
@@ -117,6 +118,8 @@ int vptq_cli_gemv(vptq_cli *cli, int argc, char **argv)
          "cold: cycle through copies of three times the cache size; chain: a shape is "
          "HIDDENxINTERMEDIATE and means all matrices of a block"},
         {0, "codes", CLI_CHOICE, &c.codes, "random|sequential", "kind of indices"},
+        {0, "codebook-grid", CLI_CHOICE, &c.grid, "none|int8",
+         "int8: codebooks of whole numbers times a scale"},
         {0, "seconds", CLI_DOUBLE, &c.seconds, "S", "approximate time per row"},
         CLI_END};
     cli->usage = "vptq-eval gemv [--shape INxOUT].. [--books K+KRES].. [--batch N]..";

@@ -139,6 +139,18 @@ static inline vf vf_load_f16(const void *p)
     return SIMD_OP(cvtph_ps)(SIMD_HALF(p));
 }
 
+/* SIMD_LANES int8 values as floats. */
+static inline vf vf_load_i8(const int8_t *p)
+{
+#if SIMD_512
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+#else
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+#endif
+}
+
 /* b if a or b is NaN. */
 static inline vf vf_max(vf a, vf b)
 {
@@ -441,6 +453,14 @@ static inline vf vf_load_f16(const void *p)
     vf v;
     for (int l = 0; l < SIMD_LANES; l++)
         SIMD_LANE(v, l) = vptq_f16_to_f32(((const uint16_t *)p)[l]);
+    return v;
+}
+
+static inline vf vf_load_i8(const int8_t *p)
+{
+    vf v;
+    for (int l = 0; l < SIMD_LANES; l++)
+        SIMD_LANE(v, l) = (float)p[l];
     return v;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/grid.h"
 #include "lib/base/half.h"
 #include "lib/base/parallel.h"
 #include "lib/base/rng.h"
@@ -75,8 +76,18 @@ typedef struct bench {
 
 /* ---- matrices of random content ---- */
 
-/* Content of an array; CODEBOOK is floats that are exact in 16 bits. */
-typedef enum { WORDS, FLOATS, CODEBOOK_F16, CODEBOOK_BF16, FLOAT16, BFLOAT16 } content;
+/* Content of an array; CODEBOOK is floats that are exact in 16 bits, GRID those of an int8
+ * grid.
+ */
+typedef enum {
+    WORDS,
+    FLOATS,
+    CODEBOOK_F16,
+    CODEBOOK_BF16,
+    CODEBOOK_GRID,
+    FLOAT16,
+    BFLOAT16
+} content;
 
 typedef struct fill_job {
     vptq_rng rng;
@@ -109,6 +120,8 @@ static void fill_range(void *arg, size_t begin, size_t end, int thread)
             floats[i] = vptq_f16_to_f32(vptq_f32_to_f16(x));
         else if (job->content == CODEBOOK_BF16)
             floats[i] = vptq_bf16_to_f32(vptq_f32_to_bf16(x));
+        else if (job->content == CODEBOOK_GRID)
+            floats[i] = rintf(x * VPTQ_GRID_MAX) / (VPTQ_GRID_MAX + 1);
         else
             halves[i] = job->content == FLOAT16 ? vptq_f32_to_f16(x) : vptq_f32_to_bf16(x);
     }
@@ -243,7 +256,9 @@ static vptq_status make_packed(bench *b, vptq_err *err)
     b->stored = b->dev->ops->host_memory ? copies : 1;
     b->index_words = vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
     b->indices = make_stored(b, WORDS, 0, b->index_words, err);
-    const content codebook = b->opt->dtype == VPTQ_F16 ? CODEBOOK_F16 : CODEBOOK_BF16;
+    const content codebook = b->opt->grid                ? CODEBOOK_GRID
+                             : b->opt->dtype == VPTQ_F16 ? CODEBOOK_F16
+                                                         : CODEBOOK_BF16;
     b->codebook = make_stored(b, codebook, 1, (size_t)s->k * s->v, err);
     b->res_codebook = make_stored(b, codebook, 2, (size_t)s->k_res * s->v, err);
     b->norm = make_stored(b, FLOATS, 3, 2 * (size_t)s->in, err);

@@ -8,7 +8,7 @@
 /* A row of the benchmark and its conditions. */
 typedef struct gemv_line {
     vptq_gemv_row r;
-    const char *dtype, *cache;
+    const char *dtype, *cache, *grid;
 } gemv_line;
 
 enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD };
@@ -39,6 +39,7 @@ static const vptq_column columns[] = {
     IN_JSON("batch", VPTQ_INTEGER(gemv_line, r.batch)),
     IN_JSON("dtype", VPTQ_TEXT(gemv_line, dtype)),
     IN_JSON("cache", VPTQ_TEXT(gemv_line, cache)),
+    IN_JSON("codebook_grid", VPTQ_TEXT(gemv_line, grid)),
     IN_JSON("time_us", VPTQ_REAL(gemv_line, r.time_us)),
     IN_JSON("time_p10_us", VPTQ_REAL(gemv_line, r.time_p10_us)),
     IN_JSON("time_p90_us", VPTQ_REAL(gemv_line, r.time_p90_us)),
@@ -61,14 +62,14 @@ static const vptq_column columns[] = {
 
 typedef struct table {
     vptq_printer printer;
-    const char *dtype, *cache;
+    const char *dtype, *cache, *grid;
     double log_ratio, worst;
 } table;
 
 static vptq_status print_row(void *arg, const vptq_gemv_row *row, vptq_err *err)
 {
     table *t = arg;
-    const gemv_line line = {*row, t->dtype, t->cache};
+    const gemv_line line = {*row, t->dtype, t->cache, t->grid};
     t->log_ratio += log(row->ratio);
     t->worst = row->ratio > t->worst ? row->ratio : t->worst;
     return vptq_print_row(&t->printer, &line, err);
@@ -103,7 +104,8 @@ vptq_status vptq_eval_gemv_table(vptq_device *dev, const vptq_gemv_options *opt,
     const vptq_gemv_options o = fill_options(opt);
     table t = {.printer = vptq_printer_make(out, VPTQ_COLUMNS(columns)),
                .dtype = o.dtype == VPTQ_BF16 ? "bf16" : "f16",
-               .cache = caches[o.cache]};
+               .cache = caches[o.cache],
+               .grid = o.grid ? "int8" : "none"};
     dev->ops->describe(dev->state, device, sizeof device);
     vptq_log(dev->ctx, VPTQ_LOG_MORE, "%s: %s", dev->ops->name, device);
     VPTQ_CHECK(vptq_eval_gemv(dev, &o, print_row, &t, err));

@@ -20,7 +20,7 @@ typedef struct gemv_case {
     const void *w;    /* weights of `type` */
     vptq_dtype type;
     bool library;   /* use library_gemv */
-    bool host_only; /* GPU kernels require 16-bit codebooks, as files have them */
+    bool host_only; /* what GPU kernels do not know: codebooks of more than 16 bits, grids */
     size_t out, in;
     const float *decoded; /* [out, in] */
     const float *x;       /* [MANY_ROWS, in + 5] */
@@ -264,6 +264,54 @@ static void products_with_codebooks_of_any_magnitude(void **state)
                        .out = s->out,
                        .in = s->in,
                        .decoded = w};
+        check_all(&c);
+        free(w);
+        vmatrix_free(&m);
+    }
+}
+
+/* Moves n numbers to multiples of a scale, at most 127 of them. */
+static void put_on_grid(float *c, size_t n, float scale)
+{
+    for (size_t i = 0; i < n; i++) {
+        const float code = rintf(c[i] * 40);
+        c[i] = scale * (code > 127 ? 127 : code < -127 ? -127 : code);
+    }
+    c[0] = 127 * scale;
+}
+
+/* Codebooks on an int8 grid, each with a scale of its own: the cpu keeps their codes. */
+static void products_with_codebooks_on_a_grid(void **state)
+{
+    (void)state;
+    static const vptq_vq_shape shapes[] = {
+        {310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true},
+        {40, 2070, 8, 256, 16, 1, 2070, 0, 0, 0, true, true}, /* three pieces of x */
+        {40, 1031, 8, 1024, 0, 1, 1031, 0, 0, 0, false, true},
+        {33, 70, 4, 1024, 0, 1, 70, 0, 0, 0, false, false},
+        {50, 45, 6, 2048, 64, 1, 45, 0, 0, 0, true, false},
+        {61, 46, 12, 1024, 256, 1, 46, 0, 0, 0, false, true},
+        {70, 90, 16, 8192, 4096, 1, 90, 0, 0, 0, false, true},
+        {45, 47, 8, 512, 128, 4, 11, 3, 4, 16, true, true},
+        {41, 45, 6, 1024, 0, 4, 10, 5, 12, 256, false, true},
+        {64, 30, 8, 65536, 0, 1, 30, 0, 0, 0, false, true},
+        {64, 30, 12, 32768, 16, 1, 30, 0, 0, 0, false, true}, /* codes are row numbers */
+        {48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true}, /* too large for a grid */
+        {40, 19, 33, 1024, 2, 1, 19, 0, 0, 0, false, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const vptq_vq_shape *s = &shapes[i];
+        const size_t main = (size_t)s->k * s->v, res = (size_t)s->k_res * s->v;
+        vmatrix m;
+        vmatrix_make(&m, s);
+        for (size_t g = 0; g < s->groups; g++) {
+            put_on_grid(m.centroids + g * main, main, ldexpf((float)(9 + g), -9));
+            if (s->k_res)
+                put_on_grid(m.res_centroids + g * res, res, ldexpf((float)(15 - g), -12));
+        }
+        float *w = vtest_alloc((size_t)s->out * s->in, sizeof *w);
+        vmatrix_decode(&m, w);
+        gemv_case c = {.q = &m.q, .host_only = true, .out = s->out, .in = s->in, .decoded = w};
         check_all(&c);
         free(w);
         vmatrix_free(&m);
@@ -530,6 +578,7 @@ static void many_rows_survive_failed_allocations(void **state)
 
 VTEST_MAIN(cmocka_unit_test(products_with_packed_matrices),
            cmocka_unit_test(products_with_codebooks_of_any_magnitude),
+           cmocka_unit_test(products_with_codebooks_on_a_grid),
            cmocka_unit_test(entries_of_every_width_are_read),
            cmocka_unit_test(products_with_plain_matrices),
            cmocka_unit_test(parts_of_a_matrix_give_the_same_bits),

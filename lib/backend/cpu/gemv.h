@@ -56,6 +56,9 @@ typedef struct vptq_entry {
  * bytes or, for tables too large for that, rows (`code_scale` is then the length of a row in
  * units).  Vector rows after the last one have code 0; their sums are ignored.
  *
+ * Codebooks on an int8 grid have rows of a byte per number and codes in another order
+ * (grid.h), with what the offset of the digits of x adds to each sum (`starts`).
+ *
  * A layout takes 4 bytes per vector (2 without residual codebook) in addition to the vptq_vq,
  * which has log2(k k_res) bits per vector. */
 typedef struct vptq_layout {
@@ -70,6 +73,12 @@ typedef struct vptq_layout {
     const uint8_t *main;   /* [groups][k] rows */
     const uint8_t *res;    /* [groups][k_res] rows, or NULL */
     const uint16_t *codes; /* [groups][blocks][group_size][record]; NULL in an empty layout */
+    /* Of codebooks on a grid, whose tables are all in `main`: [groups][k + k_res] rows */
+    bool grid;
+    size_t records, block_codes; /* of a block: grid.h; codes [groups][blocks][block_codes] */
+    size_t block_starts;         /* 0 if x is not split into digits */
+    const float *scale;          /* [groups][2]: main, residual */
+    const int32_t *starts;       /* [groups][blocks] of [pieces][vector rows][lanes][2] */
 } vptq_layout;
 
 /* Fills an empty layout ({0}).  On VPTQ_E_NOMEM it stays empty. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/grid.h"
 #include "lib/backend/dev.h"
 #include "lib/base/half.h"
 #include "lib/base/parallel.h"
@@ -124,15 +125,19 @@ static vptq_status make_tables_as(vptq_dev *dev, const vptq_vq *q, vptq_layout *
     return l->main && (l->res || !s->k_res) ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+/* Whether tables of floats stay in the first cache; of a group, whose two tables are adjacent.
+ */
+static bool is_small(const vptq_vq *q, const vptq_layout *l)
+{
+    enum { SMALL = 16 << 10 /* bytes */ };
+    return ((size_t)q->shape.k + q->shape.k_res) * l->lanes * sizeof(float) <= SMALL;
+}
+
 static vptq_status make_tables(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vptq_err *err)
 {
-    enum { SMALL = 16 << 10 }; /* bytes of float tables that stay in the first cache */
     const vptq_arena_mark mark = vptq_arena_get_mark(&l->arena);
     bool inexact;
-    /* of a group, whose two tables are adjacent */
-    const size_t floats = ((size_t)q->shape.k + q->shape.k_res) * l->lanes;
-    l->half = dev->simd != VPTQ_SIMD_NONE && floats * sizeof(float) > SMALL &&
-              choose_shift(q, &l->shift);
+    l->half = dev->simd != VPTQ_SIMD_NONE && !is_small(q, l) && choose_shift(q, &l->shift);
     if (l->half) {
         vptq_status st = make_tables_as(dev, q, l, &inexact, err);
         if (!inexact)
@@ -227,8 +232,12 @@ vptq_status vptq_layout_make(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vp
                        .blocks = (vptq_vq_vector_rows(s) + ROWS - 1) / ROWS,
                        .record = s->k_res ? 2 * ROWS : ROWS};
     vptq_arena_init(&l->arena, dev->ctx->mem);
-    VPTQ_TRY(make_tables(dev, q, l, err));
-    VPTQ_TRY(make_codes(dev, q, l, err));
+    if (vptq_grid_uses_digits(dev->simd) || !is_small(q, l))
+        VPTQ_TRY(vptq_grid_layout_make(dev, q, l, err));
+    if (!l->grid) {
+        VPTQ_TRY(make_tables(dev, q, l, err));
+        VPTQ_TRY(make_codes(dev, q, l, err));
+    }
 out:
     if (st)
         vptq_layout_clear(l);

@@ -11,6 +11,7 @@
 #include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/grid.h"
 #include "lib/backend/dev.h"
 #include "lib/backend/ref/ref.h"
 #include "lib/base/parallel.h"
@@ -28,12 +29,17 @@ enum {
 
 typedef struct gemv_job {
     const vptq_gemv_kernels *kernels;
+    vptq_simd simd;
     const vptq_vq *q;
     const vptq_layout *layout;
     const vptq_gemv_args *g;
-    float *x;       /* [n, in] in processing order, scaled */
-    float *start;   /* [n] initial values of the sums of a row, without y and the bias */
-    size_t row0, n; /* tokens processed now */
+    float *x;     /* [n, ldx] in processing order, scaled; groups are `group` apart */
+    float *start; /* [n] initial values of the sums of a row, without y and the bias */
+    size_t ldx, group;
+    uint8_t *digits; /* [n, groups, group * digits] on a grid, or NULL */
+    float *unit;     /* [n, groups, pieces] */
+    size_t pieces;   /* of a group */
+    size_t row0, n;  /* tokens processed now */
     int threads;
     bool *fetched; /* [threads] whether a thread has prefetched the tables */
 } gemv_job;
@@ -46,7 +52,7 @@ static void add_groups(const gemv_job *job, size_t begin, size_t end, float *sum
     const size_t size = s->group_size * l->record; /* codes of a block */
     vptq_gemv_block b = {.columns = s->group_size,
                          .n = job->n,
-                         .ldx = s->in,
+                         .ldx = job->ldx,
                          .lanes = l->lanes,
                          .code_scale = l->code_scale,
                          .half = l->half,
@@ -54,11 +60,49 @@ static void add_groups(const gemv_job *job, size_t begin, size_t end, float *sum
     for (size_t g = 0; g < s->groups; g++) {
         b.main = l->main + g * s->k * l->row_bytes;
         b.res = l->res ? l->res + g * s->k_res * l->row_bytes : NULL;
-        b.x = job->x + job->row0 * s->in + s->outliers + g * s->group_size;
+        b.x = job->x + job->row0 * job->ldx + s->outliers + g * job->group;
         for (size_t i = begin; i < end; i++) {
             b.codes = l->codes + (g * l->blocks + i) * size;
             b.sum = sum + (i - begin) * ROWS * l->lanes;
             job->kernels->block(&b);
+        }
+    }
+}
+
+/* The same for codebooks on a grid. */
+static void add_grid_groups(const gemv_job *job, size_t begin, size_t end, float *sum,
+                            size_t ld_sum)
+{
+    const vptq_layout *l = job->layout;
+    const vptq_vq_shape *s = &job->q->shape;
+    const vptq_grid_kernels *kernels = vptq_grid_kernels_get(job->simd);
+    const size_t group_digits = job->group * VPTQ_GRID_DIGITS;
+    vptq_grid_block b = {.records = l->records,
+                         .n = job->n,
+                         .residual = s->k_res > 0,
+                         .ldx = job->ldx,
+                         .ld_digits = s->groups * group_digits,
+                         .ld_unit = s->groups * job->pieces,
+                         .lanes = l->lanes,
+                         .code_scale = l->code_scale,
+                         .ld_sum = ld_sum};
+    for (size_t g = 0; g < s->groups; g++) {
+        b.table = (const int8_t *)l->main + g * ((size_t)s->k + s->k_res) * l->row_bytes;
+        b.x = job->x + job->row0 * b.ldx + s->outliers + g * job->group;
+        b.scale = l->scale + 2 * g;
+        if (job->digits) {
+            b.digits = job->digits + job->row0 * b.ld_digits + g * group_digits;
+            b.unit = job->unit + job->row0 * b.ld_unit + g * job->pieces;
+        }
+        for (size_t i = begin; i < end; i++) {
+            b.codes = l->codes + (g * l->blocks + i) * l->block_codes;
+            b.sum = sum + (i - begin) * ROWS * l->lanes;
+            if (!job->digits) {
+                kernels->block(&b);
+                continue;
+            }
+            b.start = l->starts + (g * l->blocks + i) * l->block_starts;
+            kernels->block_digits(&b);
         }
     }
 }
@@ -99,8 +143,9 @@ static void prefetch_tables(const gemv_job *job, int thread)
     enum { MAX = 512 << 10 };
     const vptq_layout *l = job->layout;
     const vptq_vq_shape *s = &job->q->shape;
-    const size_t main = s->groups * s->k * l->row_bytes;
-    const size_t res = s->groups * s->k_res * l->row_bytes;
+    const size_t in_main = l->grid ? (size_t)s->k + s->k_res : s->k;
+    const size_t main = s->groups * in_main * l->row_bytes;
+    const size_t res = l->grid ? 0 : s->groups * s->k_res * l->row_bytes;
     const size_t begin = main / (size_t)job->threads * (size_t)thread;
     if (job->fetched[thread] || main + res > MAX)
         return;
@@ -127,7 +172,10 @@ static void multiply_rows(const gemv_job *job, size_t first, size_t blocks, floa
     const size_t count =
         vector_rows - vector_row < blocks * ROWS ? vector_rows - vector_row : blocks * ROWS;
     memset(sum, 0, job->n * ld_sum * sizeof *sum);
-    add_groups(job, first, first + blocks, sum, ld_sum);
+    if (job->layout->grid)
+        add_grid_groups(job, first, first + blocks, sum, ld_sum);
+    else
+        add_groups(job, first, first + blocks, sum, ld_sum);
     add_vector_rows(job, vector_row, count, v, lanes, sum, ld_sum);
 }
 
@@ -149,7 +197,7 @@ static void multiply_outlier_vector_row(const gemv_job *job, size_t vector_row)
     float sum[VPTQ_GEMV_ROWS * VPTQ_VQ_MAX_V];
     memset(sum, 0, job->n * s->v0 * sizeof *sum);
     for (size_t i = 0; i < job->n; i++) {
-        const float *x = job->x + (job->row0 + i) * s->in;
+        const float *x = job->x + (job->row0 + i) * job->ldx;
         for (size_t p = 0; p < s->outliers; p++) {
             const float *c = q->outlier_centroids + (size_t)index[p] * s->v0;
             for (size_t e = 0; e < s->v0; e++)
@@ -183,15 +231,33 @@ float vptq_vq_prepare_x(const vptq_vq *q, const float *from, float *x)
     return (float)sum;
 }
 
-/* Prepares row i of x for the scale of the tables. */
+/* Prepares x of the groups for a grid: pads it to whole records and splits it into digits. */
+static void prepare_grid_row(const gemv_job *job, size_t i, float *x)
+{
+    const vptq_vq_shape *s = &job->q->shape;
+    for (size_t g = s->groups; g-- > 0;) {
+        float *to = x + g * job->group;
+        memmove(to, x + g * s->group_size, s->group_size * sizeof *x);
+        memset(to + s->group_size, 0, (job->group - s->group_size) * sizeof *x);
+        const size_t at = i * s->groups + g;
+        if (job->digits)
+            vptq_grid_split(to, s->group_size, s->k_res > 0,
+                            job->digits + at * job->group * VPTQ_GRID_DIGITS,
+                            job->unit + at * job->pieces);
+    }
+}
+
+/* Prepares row i of x for the tables. */
 static void prepare_row(const gemv_job *job, size_t i)
 {
     const vptq_vq_shape *s = &job->q->shape;
     const float unit = ldexpf(1, -job->layout->shift);
-    float *x = job->x + i * s->in;
+    float *x = job->x + i * job->ldx;
     job->start[i] = vptq_vq_prepare_x(job->q, job->g->x + i * job->g->ldx, x);
     for (size_t p = s->outliers; job->layout->shift && p < s->in; p++)
         x[p] *= unit;
+    if (job->layout->grid)
+        prepare_grid_row(job, i, x + s->outliers);
 }
 
 static void begin_rows(void *arg, size_t begin, size_t end, int thread)
@@ -234,6 +300,30 @@ static size_t share(size_t blocks, int threads)
     return (blocks + TIMES * (size_t)threads - 1) / (TIMES * (size_t)threads);
 }
 
+/* Allocates the arrays of a job for n rows. */
+static vptq_status allocate(vptq_dev *dev, size_t n, gemv_job *job, vptq_err *err)
+{
+    const vptq_vq_shape *s = &job->q->shape;
+    const vptq_layout *l = job->layout;
+    const bool digits = l->block_starts > 0;
+    job->group = l->grid ? l->records * vptq_grid_columns(s->k_res > 0) : s->group_size;
+    job->ldx = s->outliers + s->groups * job->group;
+    job->pieces = digits ? (job->group + VPTQ_GRID_PIECE - 1) / VPTQ_GRID_PIECE : 0;
+    const size_t numbers = n * (job->ldx + 1 + s->groups * job->pieces);
+    const size_t bytes = digits ? n * s->groups * job->group * VPTQ_GRID_DIGITS : 0;
+    uint8_t *at =
+        vptq_dev_scratch(dev, numbers * sizeof(float) + (size_t)job->threads + bytes, 1, err);
+    if (!at)
+        return VPTQ_E_NOMEM;
+    job->x = (float *)(void *)at;
+    job->start = job->x + n * job->ldx;
+    job->unit = job->start + n;
+    job->fetched = (bool *)(job->x + numbers);
+    job->digits = digits ? at + numbers * sizeof(float) + job->threads : NULL;
+    memset(job->fetched, 0, (size_t)job->threads * sizeof *job->fetched);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err)
 {
@@ -244,19 +334,14 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
     if (!m->layout->codes)
         VPTQ_CHECK(vptq_layout_make(dev, q, m->layout, err));
     const int threads = vptq_cpu_threads(dev, LOOKUP_COST * ((size_t)s->out * s->in / s->v));
-    const size_t blocks = m->layout->blocks, numbers = g->n * ((size_t)s->in + 1);
-    float *x = vptq_dev_scratch(dev, numbers + (size_t)threads, sizeof *x, err);
-    if (!x)
-        return VPTQ_E_NOMEM;
+    const size_t blocks = m->layout->blocks;
     gemv_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
+                    .simd = dev->simd,
                     .q = q,
                     .layout = m->layout,
                     .g = g,
-                    .x = x,
-                    .start = x + g->n * s->in,
-                    .threads = threads,
-                    .fetched = (void *)(x + numbers)};
-    memset(job.fetched, 0, (size_t)threads * sizeof *job.fetched);
+                    .threads = threads};
+    VPTQ_CHECK(allocate(dev, g->n, &job, err));
     vptq_parallel_for(threads, g->n, VPTQ_GEMV_ROWS, begin_rows, &job);
     if (s->outliers)
         vptq_parallel_for(threads, (s->out + s->v0 - 1) / s->v0, 8, multiply_outliers, &job);

@@ -32,6 +32,11 @@ run --backend ref --shape 64x48 --books 16+4 --dtype bf16 --cache warm --codes s
 expect dense_library_us null
 expect dtype bf16
 expect cache warm
+expect codebook_grid none
+
+# The same with codebooks on an int8 grid; every product is checked against the decoded matrix.
+run --shape 64x48 --books 16+4 --books 4096+256 --batch 1 --batch 40 --codebook-grid int8 --format json >rows.json
+[ "$(json_get codebook_grid rows.json | tr '\n' ' ')" = "int8 int8 int8 int8 " ] || fail "$(cat rows.json)"
 
 run --shape 64x48 --books 16+4 --format csv >rows.csv
 expect_line rows.csv '^batch_size,in_features,out_features,main_centroids,residual_centroids,vptq (ms),dense (ms),ratio,GB/s,floor$'
@@ -64,3 +69,4 @@ refused '^vptq-eval: .*100' --shape 64x48 --books 100
 refused '^vptq-eval: .*65' --shape 64x48 -v 65
 refused '^vptq-eval: --seconds is 0, expected more than 0' --seconds 0 --shape 64x48
 refused "dtype.*f32" --dtype f32
+refused "codebook-grid.*int4" --codebook-grid int4

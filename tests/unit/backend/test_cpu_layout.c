@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/grid.h"
 #include "lib/base/half.h"
 #include "tests/support/devices.h"
 #include "tests/support/vmatrix.h"
@@ -119,6 +120,120 @@ static void codes_refer_to_their_centroids(void **state)
         }
 }
 
+/* Element e of the centroid that look-up i of a record means, by its code and scale. */
+static float grid_number(const vptq_layout *l, const vptq_vq_shape *s, size_t group,
+                         uint16_t code, size_t i, size_t e)
+{
+    enum { HALF = VPTQ_GRID_HALF };
+    const int8_t *table = (const int8_t *)l->main + group * (s->k + s->k_res) * l->row_bytes;
+    return (float)table[8 * (size_t)code * l->code_scale + e] * l->scale[2 * group + i / HALF];
+}
+
+static void check_grid_codes(const vptq_layout *l, const vmatrix *m)
+{
+    enum { LOOKUPS = VPTQ_GRID_LOOKUPS };
+    const vptq_vq_shape *s = &m->q.shape;
+    const size_t vector_rows = vptq_vq_vector_rows(s), columns = vptq_grid_columns(s->k_res);
+    for (size_t g = 0; g < s->groups; g++)
+        for (size_t row = 0; row < l->blocks * ROWS; row++)
+            for (size_t i = 0; i < l->records * LOOKUPS; i++) {
+                const size_t j = i / LOOKUPS * columns + i % columns;
+                const bool is_res = s->k_res && i % LOOKUPS >= columns;
+                const uint16_t code =
+                    l->codes[(g * l->blocks + row / ROWS) * l->block_codes +
+                             (i / LOOKUPS * ROWS + row % ROWS) * LOOKUPS + i % LOOKUPS];
+                if (row >= vector_rows ||
+                    j >= s->group_size) { /* of columns that do not exist */
+                    assert_int_equal(code, 0);
+                    continue;
+                }
+                const size_t at = (g * vector_rows + row) * s->group_size + j;
+                const float *centroid =
+                    is_res ? m->res_centroids + (g * s->k_res + m->res[at]) * s->v
+                           : m->centroids + (g * s->k + m->main[at]) * s->v;
+                for (size_t e = 0; e < l->lanes; e++)
+                    assert_true(grid_number(l, s, g, code, i % LOOKUPS, e) ==
+                                (e < s->v ? centroid[e] : 0));
+            }
+}
+
+/* Codebooks of whole numbers up to `most` times a scale of each. */
+static void make_grid_case(const vptq_vq_shape *s, float most, vmatrix *m)
+{
+    vmatrix_make(m, s);
+    for (size_t i = 0; i < (size_t)s->groups * s->k * s->v; i++)
+        m->centroids[i] = 0.0625F * fmaxf(fminf(rintf(m->centroids[i] * 40), 127), -127);
+    for (size_t i = 0; i < (size_t)s->groups * s->k_res * s->v; i++)
+        m->res_centroids[i] = 0.75F * rintf(m->res_centroids[i] * 40);
+    m->centroids[0] = 0.0625F * most;
+    m->centroids[1] = 0.0625F;
+}
+
+static void codebooks_on_a_grid_become_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        vptq_vq_shape shape;
+        float most;
+        bool grid, small; /* small: only where x is split into digits */
+        size_t lanes, far;
+    } cases[] = {
+        {{40, 30, 8, 1024, 512, 1, 30, 0, 0, 0, true, true}, 127, true, false, 8, 1},
+        {{41, 2051, 6, 256, 16, 1, 2051, 0, 0, 0, false, false}, 127, true, true, 8, 1},
+        {{36, 26, 12, 1024, 16, 2, 10, 6, 4, 16, true, true}, 127, true, false, 16, 1},
+        {{40, 30, 4, 4096, 0, 2, 15, 0, 0, 0, false, false}, 127, true, false, 8, 1},
+        {{40, 9, 12, 32768, 2, 1, 9, 0, 0, 0, false, false}, 127, true, false, 16, 2},
+        {{40, 9, 8, 65536, 2, 1, 9, 0, 0, 0, false, false}, 127, false, false, 8, 0},
+        {{40, 30, 8, 1024, 512, 1, 30, 0, 0, 0, true, true}, 128, false, false, 8, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
+            const bool digits = vptq_grid_uses_digits((vptq_simd)simd);
+            devices_one d;
+            vptq_layout l = {0};
+            vmatrix m;
+            vptq_err err;
+            make_grid_case(&cases[i].shape, cases[i].most, &m);
+            devices_open(&d, "cpu", (vptq_simd)simd, 3);
+            assert_ok(vptq_layout_make(d.dev.state, &m.q, &l, &err), &err);
+            assert_int_equal(l.grid, cases[i].grid && (digits || !cases[i].small));
+            assert_int_equal(l.block_starts > 0, l.grid && digits);
+            if (l.grid) {
+                assert_int_equal(l.lanes, cases[i].lanes);
+                assert_int_equal(l.code_scale, cases[i].far);
+                check_grid_codes(&l, &m);
+            }
+            vptq_layout_clear(&l);
+            devices_close(&d);
+            vmatrix_free(&m);
+        }
+}
+
+/* Digits are the nearest whole numbers of 24 bits, and a piece that is not finite is NaN. */
+static void digits_of_x(void **state)
+{
+    (void)state;
+    enum { N = 2 * VPTQ_GRID_PIECE + 5, COLUMNS = 8, PADDED = N + 3 };
+    uint8_t digits[VPTQ_GRID_DIGITS * PADDED];
+    float *x = vtest_normals(N, 7), unit[3];
+    x[3] = -8388607.5F * 0x1p-20F; /* rounds to a power of two */
+    x[4] = 8388607.5F * 0x1p-20F;
+    x[VPTQ_GRID_PIECE + 9] = INFINITY;
+    x[N - 1] = -0x1p-140F;
+    x[N - 2] = x[N - 3] = x[N - 4] = x[N - 5] = 0;
+    vptq_grid_split(x, N, false, digits, unit);
+    assert_true(isnan(unit[1]) && unit[0] == 0x1p-20F);
+    for (size_t j = 0; j < PADDED; j++) {
+        const uint8_t *at = digits + j / COLUMNS * COLUMNS * VPTQ_GRID_DIGITS + j % COLUMNS;
+        const int whole = at[0] + 256 * at[COLUMNS] + 65536 * (at[2 * COLUMNS] - 128);
+        if (j >= N)
+            assert_int_equal(whole, 0);
+        else if (j / VPTQ_GRID_PIECE != 1)
+            assert_true(fabs(ldexp(whole, -20) - (double)x[j]) <= 0x1p-20);
+    }
+    free(x);
+}
+
 /* A NaN or an infinity in a codebook is kept. */
 static void nan_and_infinity_in_codebooks_are_kept(void **state)
 {
@@ -196,5 +311,6 @@ static void products_survive_failed_allocations(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(codes_refer_to_their_centroids),
+           cmocka_unit_test(codebooks_on_a_grid_become_bytes), cmocka_unit_test(digits_of_x),
            cmocka_unit_test(nan_and_infinity_in_codebooks_are_kept),
            cmocka_unit_test(products_survive_failed_allocations))
