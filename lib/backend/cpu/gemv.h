@@ -164,8 +164,8 @@ static inline void vptq_gemv_start(const vptq_gemv_args *g, size_t i, float star
 float vptq_vq_prepare_x(const vptq_vq *q, const float *from, float *x);
 
 /* Whether vq_gemv of n tokens packs panels instead of looking centroids up; false if vectors
- * would cross the pieces. */
-bool vptq_vq_uses_panels(const vptq_vq *q, size_t n);
+ * would cross the pieces.  l: the layout, or an empty one. */
+bool vptq_vq_uses_panels(const vptq_vq *q, const vptq_layout *l, size_t n);
 vptq_status vptq_vq_gemv_batch(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
                                vptq_err *err);
 

@@ -329,10 +329,10 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
 {
     const vptq_vq *q = &m->q;
     const vptq_vq_shape *s = &q->shape;
-    if (vptq_vq_uses_panels(q, g->n))
-        return vptq_vq_gemv_batch(dev, q, g, err);
-    if (!m->layout->codes)
+    if (!m->layout->codes && !vptq_vq_uses_panels(q, m->layout, g->n))
         VPTQ_CHECK(vptq_layout_make(dev, q, m->layout, err));
+    if (vptq_vq_uses_panels(q, m->layout, g->n))
+        return vptq_vq_gemv_batch(dev, q, g, err);
     const int threads = vptq_cpu_threads(dev, LOOKUP_COST * ((size_t)s->out * s->in / s->v));
     const size_t blocks = m->layout->blocks;
     gemv_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),

@@ -9,12 +9,15 @@
 
 enum { PIECE = 256, EIGHT = 8, LINE = 16 };
 
-/* Largest number of tokens for which look-ups, four tokens at a time, are faster: steps of 16,
- * 20, 24 and 32 sequences take 0.86, 0.85, 0.93 and 1.0 times as long (v 8, codebooks of 4096 +
- * 256, AVX2). */
-enum { MAX_LOOKUP_ROWS = 32 };
+/* Largest number of tokens for which look-ups, four tokens at a time, are faster: with AVX2
+ * steps of 16, 20, 24 and 32 sequences take 0.86, 0.85, 0.93 and 1.0 times as long, with
+ * AVX-512 steps of 16 and 32 0.8 and 1.2 times (v 8, codebooks of 4096 + 256).  Digits (grid.h)
+ * cost three instructions per token instead of one: 1.2 times at 16. */
+enum { MAX_LOOKUP_ROWS = 24, MAX_DIGIT_ROWS = 12 };
 
-enum { PIECE_ROWS = 48 /* rows of a piece: a multiple of all usual vector lengths */ };
+enum {
+    PIECE_ROWS = 96 /* rows of a piece: a multiple of tile_cols and usual vector lengths */
+};
 
 typedef struct vq_job {
     const vptq_gemv_kernels *kernels;
@@ -25,11 +28,11 @@ typedef struct vq_job {
     float *start; /* [n] */
 } vq_job;
 
-bool vptq_vq_uses_panels(const vptq_vq *q, size_t n)
+bool vptq_vq_uses_panels(const vptq_vq *q, const vptq_layout *l, size_t n)
 {
     const vptq_vq_shape *s = &q->shape;
-    return n > MAX_LOOKUP_ROWS && PIECE_ROWS % s->v == 0 &&
-           (!s->outliers || PIECE_ROWS % s->v0 == 0);
+    const size_t most = l->block_starts ? MAX_DIGIT_ROWS : MAX_LOOKUP_ROWS;
+    return n > most && PIECE_ROWS % s->v == 0 && (!s->outliers || PIECE_ROWS % s->v0 == 0);
 }
 
 /* ---- panels ---- */
