@@ -20,7 +20,7 @@ typedef struct gemv_case {
     const void *w;    /* weights of `type` */
     vptq_dtype type;
     bool library;   /* use library_gemv */
-    bool host_only; /* what GPU kernels do not know: codebooks of more than 16 bits, grids */
+    bool host_only; /* GPU kernels need 16-bit codebooks; test_packed.c has grids */
     size_t out, in;
     const float *decoded; /* [out, in] */
     const float *x;       /* [MANY_ROWS, in + 5] */

@@ -19,6 +19,7 @@
 enum {
     VPTQ_GEMV_ROWS = 4,         /* tokens that the kernels process at a time */
     VPTQ_BLOCK_VECTOR_ROWS = 4, /* vector rows of a block of a layout */
+    VPTQ_CODES_AHEAD = 1536,    /* bytes by which kernels prefetch the codes of a layout */
     VPTQ_BATCH_DEPTH = 320      /* largest number of columns of a panel */
 };
 

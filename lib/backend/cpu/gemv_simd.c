@@ -170,6 +170,7 @@ SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
         sum[l] = vf_set1(0);
     for (size_t j = 0; j < columns; j++, codes += record) {
         vf xj[VPTQ_GEMV_ROWS];
+        __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++)
             xj[r] = vf_set1(*(x + r * ldx + j));
@@ -238,6 +239,7 @@ SIMD_INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
         sum[l] = _mm_setzero_ps();
     for (size_t j = 0; j < columns; j++, codes += record) {
         __m128 xj[VPTQ_GEMV_ROWS];
+        __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++)
             xj[r] = _mm_broadcast_ss(x + r * ldx + j);

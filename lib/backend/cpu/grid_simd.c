@@ -70,10 +70,12 @@ SIMD_INLINE void add_records(const vptq_grid_block *b, const part *p)
 #pragma GCC unroll 8
     for (size_t l = 0; l < p->vector_rows * p->n * 2; l++)
         sum[l] = vf_set1(0);
-    for (size_t j = 0; j < b->records; j++, codes += RECORD, x += columns)
+    for (size_t j = 0; j < b->records; j++, codes += RECORD, x += columns) {
+        __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
 #pragma GCC unroll 4
         for (size_t l = 0; l < LOOKUPS; l += 2)
             add_two(b, p, codes, table, x, l, sum);
+    }
 #pragma GCC unroll 4
     for (size_t s = 0; s < p->vector_rows; s++)
 #pragma GCC unroll 4
@@ -131,8 +133,7 @@ static void block(const vptq_grid_block *b)
 
 enum {
     DIGITS = VPTQ_GRID_DIGITS,
-    MAX_DIGIT_SUMS = 24, /* registers */
-    AHEAD = 1536 /* bytes by which codes are prefetched; gathers wait for them too long else */
+    MAX_DIGIT_SUMS = 24 /* registers */
 };
 
 /* Byte positions that bring eight rows of eight codes, one after the other, into the order of
@@ -157,7 +158,7 @@ SIMD_INLINE WITH_DIGITS void add_digits(const vptq_grid_block *b, const part *p,
     const __m512i order = transposition();
     for (size_t j = first; j < end; j++, codes += RECORD, digits += DIGITS * columns) {
         __m512i value[ROWS];
-        __builtin_prefetch((const uint8_t *)codes + AHEAD);
+        __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
 #pragma GCC unroll 4
         for (size_t s = 0; s < p->vector_rows; s++) {
             __m256i at = _mm256_cvtepu16_epi32(
