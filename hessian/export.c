@@ -5,6 +5,7 @@
 #include "formats/torch/file.h"
 #include "hessian/dir.h"
 #include "hessian/foreign.h"
+#include "lib/backend/mirror.h"
 
 /* Reads the imported covariance, or computes it from H. */
 static vptq_status lower_to_covariance(const vptq_hessian_file *h, float *covariance,
@@ -53,11 +54,14 @@ static vptq_status export_covariance(vptq_device *dev, const vptq_hessian_file *
     return st;
 }
 
-/* a [n, n] = H / mean(diag H) + ridge, lower triangle. */
-static vptq_status damped(const vptq_hessian_file *h, double *a, vptq_err *err)
+/* u [n, n] = the factor of H / mean(diag H) + ridge. */
+static vptq_status factor(vptq_device *dev, const vptq_hessian_file *h, float *u, vptq_err *err)
 {
+    static const double damping = 0.01; /* never needed, because of the ridge */
+    vptq_status st = VPTQ_OK;
+    vptq_mirror m = vptq_mirror_of(dev);
     const size_t n = h->n;
-    double mean = 0;
+    double mean = 0, added = 0;
     for (size_t i = 0; i < n; i++)
         mean += (double)h->lower[i * (i + 1) / 2 + i];
     mean /= (double)n;
@@ -66,38 +70,40 @@ static vptq_status damped(const vptq_hessian_file *h, double *a, vptq_err *err)
             err, VPTQ_E_NUMERIC,
             "%s: the mean of the Hessian's diagonal is %g, expected a positive one",
             h->set.tensors[0].file, mean);
-    for (size_t i = 0, at = 0; i < n; i++)
-        for (size_t j = 0; j <= i; j++, at++)
-            a[i * n + j] = (double)h->lower[at] / mean + (i == j ? VPTQ_INVERSE_RIDGE : 0);
-    return VPTQ_OK;
-}
-
-/* With an identity permutation, which is right for readers with and without act-order. */
-static vptq_status export_inverse(vptq_device *dev, const vptq_hessian_file *h, const char *to,
-                                  vptq_err *err)
-{
-    static const double damping = 0.01; /* never needed, because of the ridge */
-    vptq_status st = VPTQ_OK;
-    vptq_arena arena;
-    const size_t n = h->n;
-    double added = 0;
-    vptq_arena_init(&arena, dev->ctx->mem);
-    double *a = vptq_arena_alloc(&arena, n * n, sizeof *a, err);
-    float *u = a ? vptq_arena_alloc(&arena, n * n, sizeof *u, err) : NULL;
-    int64_t *order = u ? vptq_arena_alloc(&arena, n, sizeof *order, err) : NULL;
-    uint8_t *dead = order ? vptq_arena_zalloc(&arena, n, 1, err) : NULL;
-    if (!dead)
-        VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t p = 0; p < n; p++)
-        order[p] = (int64_t)p;
-    VPTQ_TRY(damped(h, a, err));
-    VPTQ_TRY(vptq_hessian_factor(dev, n, a, damping, u, &added, err));
+    const vptq_metric_args metric = {
+        .n = n,
+        .lower = vptq_mirror_in(&m, h->lower, vptq_triangle(n), sizeof *h->lower),
+        .divisor = mean,
+        .ridge = VPTQ_INVERSE_RIDGE};
+    float *on = vptq_mirror_take(&m, u, n * n, sizeof *u, VPTQ_MIRROR_DOWNLOAD);
+    VPTQ_TRY(vptq_mirror_check(&m, err));
+    VPTQ_TRY(vptq_hessian_factor(dev, &metric, damping, on, &added, err));
     if (added > 0)
         VPTQ_TRY(
             vptq_fail(err, VPTQ_E_NUMERIC,
                       "%s: the Hessian is not positive definite even with the ridge of the "
                       "inverse form",
                       h->set.tensors[0].file));
+out:
+    return vptq_mirror_end(&m, st, err);
+}
+
+/* With an identity permutation, which is right for readers with and without act-order. */
+static vptq_status export_inverse(vptq_device *dev, const vptq_hessian_file *h, const char *to,
+                                  vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    const size_t n = h->n;
+    vptq_arena_init(&arena, dev->ctx->mem);
+    float *u = vptq_arena_alloc(&arena, n * n, sizeof *u, err);
+    int64_t *order = u ? vptq_arena_alloc(&arena, n, sizeof *order, err) : NULL;
+    uint8_t *dead = order ? vptq_arena_zalloc(&arena, n, 1, err) : NULL;
+    if (!dead)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    for (size_t p = 0; p < n; p++)
+        order[p] = (int64_t)p;
+    VPTQ_TRY(factor(dev, h, u, err));
     const vptq_torch_item items[] = {
         {.name = "invH",
          .kind = VPTQ_TORCH_TENSOR,

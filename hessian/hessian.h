@@ -66,13 +66,19 @@ vptq_status vptq_hessian_cholesky(vptq_device *dev, size_t n, double *a, size_t 
 vptq_status vptq_hessian_invert_lower(vptq_device *dev, size_t n, double *a,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Factor for the column pass.  Given A = P S (H + ridge) S P^T (symmetric positive definite,
- * [n, n] double, lower triangle), U is the upper triangular matrix with A^-1 = U^T U, without
- * forming the inverse: J A J = L L^T with J the reversal, so U = J L^-1 J.  If the
- * factorization fails, `damping` times the mean diagonal is added, then ten times that and so
- * on, up to 8 times; *added is the share of the mean diagonal that was needed (0 = none).
- * Destroys a; u [n, n] has zeros below the diagonal. */
-vptq_status vptq_hessian_factor(vptq_device *dev, size_t n, double *a, double damping, float *u,
-                                double *added, vptq_err *err) VPTQ_MUST_CHECK;
+/* *mean = the mean of the diagonal of the matrix that `metric` describes (arrays in device
+ * memory, outputs not read). */
+vptq_status vptq_hessian_mean_diagonal(vptq_device *dev, const vptq_metric_args *metric,
+                                       double *mean, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Factor for the column pass, all arrays in device memory.  Given A = P S (H + ridge) S P^T
+ * (symmetric positive definite; `metric` describes it, its damping and outputs are not read), U
+ * is the upper triangular matrix with A^-1 = U^T U, without forming the inverse: J A J = L L^T
+ * with J the reversal, so U = J L^-1 J.  If the factorization fails, `damping` times the mean
+ * diagonal is added, then ten times that and so on, up to 8 times; *added is the share of the
+ * mean diagonal that was needed (0 = none).  u [n, n] has zeros below the diagonal. */
+vptq_status vptq_hessian_factor(vptq_device *dev, const vptq_metric_args *metric,
+                                double damping, float *u, double *added,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -36,9 +36,9 @@ typedef struct vptq_kmeans_stats {
     bool converged;     /* stopped by the tolerance, not by the limit */
 } vptq_kmeans_stats;
 
-/* Arrays in host memory. */
+/* Arrays in device memory. */
 typedef struct vptq_kmeans_args {
-    size_t n;
+    size_t n;         /* below 2^32 */
     const float *x;   /* [n, v] */
     const float *w;   /* [n] weights >= 0; NULL or all 0 = ones */
     float *centroids; /* [k, v] the result */

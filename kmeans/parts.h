@@ -1,16 +1,22 @@
-/* Internal to kmeans/: seeding and repair; arrays are in host memory. */
+/* Internal to kmeans/: seeding and repair; arrays are in device memory. */
 #ifndef VPTQ_KMEANS_PARTS_H
 #define VPTQ_KMEANS_PARTS_H
 
 #include "kmeans/kmeans.h"
 
 typedef struct vptq_kmeans_points {
-    const vptq_ctx *ctx;
-    size_t n;
+    vptq_device *dev;
+    size_t n; /* below 2^32 */
     uint32_t v;
     const float *x; /* [n, v] */
     const float *w; /* [n], or NULL for ones */
 } vptq_kmeans_points;
+
+/* to [count, v] = the points of these numbers [count]; _pick_host: numbers in host memory. */
+vptq_status vptq_kmeans_pick(const vptq_kmeans_points *points, const uint32_t *numbers,
+                             size_t count, float *to, vptq_err *err);
+vptq_status vptq_kmeans_pick_host(const vptq_kmeans_points *points, const uint32_t *numbers,
+                                  size_t count, float *to, vptq_err *err);
 
 /* Chooses the first centroids [k, v] by opt->seeding.  Needs points->n >= opt->k. */
 vptq_status vptq_kmeans_seed(const vptq_kmeans_points *points, const vptq_kmeans_options *opt,

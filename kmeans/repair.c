@@ -1,102 +1,103 @@
 /* Repairs empty clusters: moves them to the points with the largest loss. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "kmeans/parts.h"
-#include "lib/base/mem.h"
+#include "lib/backend/mirror.h"
 
-typedef struct loss {
-    double value; /* w |x - c|^2 */
-    size_t i;
-} loss;
+/* Host arrays of a repair. */
+typedef struct repair {
+    double *weights; /* [k] */
+    /* candidates, largest loss first */
+    size_t count;
+    double *loss; /* [count] */
+    uint32_t *at; /* [count] */
+    float *x;     /* [count, v] */
+} repair;
 
-/* Whether a ranks after b: smaller loss, or the same loss at a higher index. */
-static bool after(const loss *a, const loss *b)
+/* Finds twice as many candidates as clusters are empty, because equal points are skipped. */
+static vptq_status find_candidates(const vptq_kmeans_points *points,
+                                   const vptq_kmeans_clusters *clusters, size_t empty,
+                                   vptq_arena *arena, repair *r, vptq_err *err)
 {
-    return a->value < b->value || (a->value <= b->value && a->i > b->i);
+    const vptq_device *dev = points->dev;
+    const size_t v = points->v;
+
+    r->count = points->n < 2 * empty ? points->n : 2 * empty;
+    r->loss = vptq_arena_alloc(arena, r->count, sizeof *r->loss, err);
+    r->at = r->loss ? vptq_arena_alloc(arena, r->count, sizeof *r->at, err) : NULL;
+    r->x = r->at ? vptq_arena_alloc(arena, r->count, v * sizeof *r->x, err) : NULL;
+    if (!r->x)
+        return VPTQ_E_NOMEM;
+    const vptq_worst_args worst = {.n = points->n,
+                                   .count = r->count,
+                                   .v = points->v,
+                                   .k = clusters->k,
+                                   .x = points->x,
+                                   .w = points->w,
+                                   .idx = clusters->labels,
+                                   .centroids = clusters->before,
+                                   .loss = r->loss,
+                                   .at = r->at};
+    VPTQ_CHECK(dev->ops->worst_vectors(dev->state, &worst, err));
+    while (r->count && !(r->loss[r->count - 1] > 0))
+        r->count--;
+    vptq_mirror m = vptq_mirror_of(points->dev);
+    float *x = vptq_mirror_take(&m, r->x, r->count, v * sizeof *r->x, VPTQ_MIRROR_DOWNLOAD);
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st && r->count)
+        st = vptq_kmeans_pick_host(points, r->at, r->count, x, err);
+    return vptq_mirror_end(&m, st, err);
 }
 
-static int by_rank(const void *pa, const void *pb)
+/* Copies candidates to the empty clusters. */
+static vptq_status fill(const vptq_kmeans_points *points, const repair *r, uint32_t k,
+                        float *centroids, uint32_t *repaired, vptq_err *err)
 {
-    const loss *a = pa, *b = pb;
-    return after(a, b) ? 1 : after(b, a) ? -1 : 0;
-}
+    const vptq_device *dev = points->dev;
+    const size_t v = points->v, bytes = v * sizeof *centroids;
+    const float *last = NULL;
+    size_t next = 0;
 
-/* Restores the heap order from entry i down; the root ranks after all others. */
-static void sift_down(loss *heap, size_t size, size_t i)
-{
-    for (;;) {
-        size_t last = i;
-        for (size_t child = 2 * i + 1; child <= 2 * i + 2 && child < size; child++) {
-            if (after(&heap[child], &heap[last]))
-                last = child;
-        }
-        if (last == i)
-            return;
-        loss swap = heap[i];
-        heap[i] = heap[last];
-        heap[last] = swap;
-        i = last;
+    for (size_t j = 0; j < k; j++) {
+        if (r->weights[j] > 0)
+            continue;
+        while (next < r->count && last && !memcmp(r->x + next * v, last, bytes))
+            next++;
+        if (next == r->count)
+            break;
+        VPTQ_CHECK(dev->ops->copy(dev->state, centroids + j * v, points->x + r->at[next] * v,
+                                  bytes, err));
+        last = r->x + next++ * v;
+        ++*repaired;
     }
-}
-
-static double loss_of(const vptq_kmeans_points *points, size_t i, const float *c)
-{
-    const float *x = points->x + i * points->v;
-    double sum = 0;
-    for (uint32_t e = 0; e < points->v; e++)
-        sum += ((double)x[e] - (double)c[e]) * ((double)x[e] - (double)c[e]);
-    return points->w ? (double)points->w[i] * sum : sum;
-}
-
-/* The `size` points with the largest loss, largest first, filled up with losses of 0. */
-static void find_worst(const vptq_kmeans_points *points, const vptq_kmeans_clusters *clusters,
-                       loss *heap, size_t size)
-{
-    for (size_t h = 0; h < size; h++)
-        heap[h] = (loss){.value = 0, .i = SIZE_MAX};
-    for (size_t i = 0; i < points->n; i++) {
-        const float *c = clusters->before + (size_t)clusters->labels[i] * points->v;
-        const loss here = {.value = loss_of(points, i, c), .i = i};
-        if (after(&heap[0], &here)) {
-            heap[0] = here;
-            sift_down(heap, size, 0);
-        }
-    }
-    qsort(heap, size, sizeof *heap, by_rank);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_kmeans_repair(const vptq_kmeans_points *points,
                                const vptq_kmeans_clusters *clusters, float *centroids,
                                uint32_t *repaired, vptq_err *err)
 {
-    const size_t v = points->v, k = clusters->k;
-    const double *weights = clusters->weights;
+    vptq_status st = VPTQ_OK;
+    vptq_device *dev = points->dev;
+    const uint32_t k = clusters->k;
+    vptq_arena arena;
     size_t empty = 0;
+    repair r = {0};
+
     *repaired = 0;
+    vptq_arena_init(&arena, dev->ctx->mem);
+    r.weights = vptq_arena_alloc(&arena, k, sizeof *r.weights, err);
+    if (!r.weights)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(dev->ops->download(dev->state, r.weights, clusters->weights, k * sizeof *r.weights,
+                                err));
     for (size_t j = 0; j < k; j++)
-        empty += !(weights[j] > 0);
-    if (!empty)
-        return VPTQ_OK;
-    /* Twice as many candidates, because equal points are skipped. */
-    size_t size = points->n < 2 * empty ? points->n : 2 * empty, next = 0;
-    loss *worst = vptq_mem_alloc(points->ctx->mem, size, sizeof *worst, err);
-    if (!worst)
-        return VPTQ_E_NOMEM;
-    find_worst(points, clusters, worst, size);
-    const float *last = NULL;
-    for (size_t j = 0; j < k; j++) {
-        if (weights[j] > 0)
-            continue;
-        while (next < size && worst[next].value > 0 && last &&
-               !memcmp(points->x + worst[next].i * v, last, v * sizeof *last))
-            next++;
-        if (next == size || !(worst[next].value > 0))
-            break;
-        last = points->x + worst[next++].i * v;
-        memcpy(centroids + j * v, last, v * sizeof *last);
-        ++*repaired;
+        empty += !(r.weights[j] > 0);
+    if (empty) {
+        VPTQ_TRY(find_candidates(points, clusters, empty, &arena, &r, err));
+        VPTQ_TRY(fill(points, &r, k, centroids, repaired, err));
     }
-    vptq_mem_free(points->ctx->mem, worst);
-    return VPTQ_OK;
+out:
+    vptq_arena_release(&arena);
+    return st;
 }

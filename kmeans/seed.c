@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "kmeans/parts.h"
+#include "lib/backend/mirror.h"
 #include "lib/base/cpu.h"
-#include "lib/base/mem.h"
 #include "lib/base/parallel.h"
 
 /* Counters of opt->rng: the lower ones, one per point, are for subsampling; from this one on
@@ -33,12 +33,12 @@ static size_t default_sample(size_t k)
 
 /* chosen [m] = m of n numbers, ascending, every subset equally likely (Knuth, TAOCP 2, 3.4.2,
  * algorithm S). */
-static void draw_subset(const vptq_rng *rng, size_t n, size_t m, size_t *chosen)
+static void draw_subset(const vptq_rng *rng, size_t n, size_t m, uint32_t *chosen)
 {
     size_t taken = 0;
     for (size_t i = 0; taken < m; i++) {
         if (n - i == m - taken || vptq_rng_below(rng, i, n - i) < m - taken)
-            chosen[taken++] = i;
+            chosen[taken++] = (uint32_t)i;
     }
 }
 
@@ -162,73 +162,140 @@ static vptq_status plus_plus(const vptq_ctx *ctx, seeding *g, uint32_t k, float 
     return VPTQ_OK;
 }
 
+vptq_status vptq_kmeans_pick(const vptq_kmeans_points *points, const uint32_t *numbers,
+                             size_t count, float *to, vptq_err *err)
+{
+    const vptq_device *dev = points->dev;
+    const vptq_gather_args gather = {.cols = 1,
+                                     .rows = count * points->v,
+                                     .v = points->v,
+                                     .k = (uint32_t)points->n,
+                                     .centroids = points->x,
+                                     .idx = numbers,
+                                     .q = to};
+    return dev->ops->vq_gather(dev->state, &gather, err);
+}
+
+vptq_status vptq_kmeans_pick_host(const vptq_kmeans_points *points, const uint32_t *numbers,
+                                  size_t count, float *to, vptq_err *err)
+{
+    vptq_mirror m = vptq_mirror_of(points->dev);
+    const uint32_t *on = vptq_mirror_in(&m, numbers, count, sizeof *on);
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = vptq_kmeans_pick(points, on, count, to, err);
+    return vptq_mirror_end(&m, st, err);
+}
+
+/* The points of a sample and their weights, in host memory. */
+typedef struct sample {
+    size_t count;
+    float *x; /* [count, v] */
+    float *w; /* [count], or NULL for ones */
+} sample;
+
+static vptq_status fetch_sample(const vptq_kmeans_points *points, const uint32_t *chosen,
+                                vptq_arena *arena, sample *s, vptq_err *err)
+{
+    const vptq_kmeans_points weights = {points->dev, points->n, 1, points->w, NULL};
+    const size_t v = points->v;
+    s->x = vptq_arena_alloc(arena, s->count, v * sizeof *s->x, err);
+    if (s->x && points->w)
+        s->w = vptq_arena_alloc(arena, s->count, sizeof *s->w, err);
+    if (!s->x || (points->w && !s->w))
+        return VPTQ_E_NOMEM;
+    vptq_mirror m = vptq_mirror_of(points->dev);
+    float *x = vptq_mirror_take(&m, s->x, s->count, v * sizeof *s->x, VPTQ_MIRROR_DOWNLOAD);
+    float *w = vptq_mirror_take(&m, s->w, s->count, sizeof *s->w, VPTQ_MIRROR_DOWNLOAD);
+    const uint32_t *numbers = vptq_mirror_in(&m, chosen, s->count, sizeof *chosen);
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = vptq_kmeans_pick(points, numbers, s->count, x, err);
+    if (!st && w)
+        st = vptq_kmeans_pick(&weights, numbers, s->count, w, err);
+    return vptq_mirror_end(&m, st, err);
+}
+
 /* The padding repeats the last point with weight 0, so that it is never drawn. */
-static void fill_sample(const vptq_kmeans_points *points, const size_t *chosen, size_t count,
-                        vptq_seed_points *s)
+static void fill_sample(const sample *from, vptq_seed_points *s)
 {
     float max = 0;
     for (size_t i = 0; i < s->m; i++) {
-        size_t from = chosen[i < count ? i : count - 1];
+        const size_t at = i < from->count ? i : from->count - 1;
         for (size_t e = 0; e < s->v; e++)
-            s->xt[e * s->m + i] = points->x[from * s->v + e];
-        s->w[i] = i >= count ? 0 : points->w ? points->w[from] : 1;
+            s->xt[e * s->m + i] = from->x[at * s->v + e];
+        s->w[i] = i >= from->count ? 0 : from->w ? from->w[at] : 1;
         max = s->w[i] > max ? s->w[i] : max;
     }
-    for (size_t i = 0; i < count; i++) /* keeps products in range; all 0 means all 1 */
+    for (size_t i = 0; i < from->count; i++) /* keeps products in range; all 0 means all 1 */
         s->w[i] = max > 0 ? s->w[i] / max : 1;
 }
 
+/* centroids [k, v] in host memory. */
 static vptq_status seed_plus_plus(const vptq_kmeans_points *points, const vptq_rng *rng,
-                                  uint32_t k, const size_t *chosen, size_t count,
+                                  uint32_t k, const sample *from, vptq_arena *arena,
                                   float *centroids, vptq_err *err)
 {
-    const size_t m = (count + VPTQ_SEED_LANES - 1) / VPTQ_SEED_LANES * VPTQ_SEED_LANES;
+    const vptq_ctx *ctx = points->dev->ctx;
+    const size_t m = (from->count + VPTQ_SEED_LANES - 1) / VPTQ_SEED_LANES * VPTQ_SEED_LANES;
     const size_t v = points->v, chunks = (m + CHUNK - 1) / CHUNK;
-    vptq_mem *mem = points->ctx->mem;
-    float *floats = vptq_mem_alloc(mem, m, (v + 2) * sizeof *floats, err);
-    double *doubles = vptq_mem_alloc(mem, chunks * (1 + TRIALS), sizeof *doubles, err);
-    float *c = vptq_mem_alloc(mem, (1 + TRIALS) * v, sizeof *c, err);
-    vptq_status st = floats && doubles && c ? VPTQ_OK : VPTQ_E_NOMEM;
-    if (!st) {
-        seeding g = {.s = {.m = m, .v = v, .xt = floats, .w = floats + m * v},
-                     .loops = VPTQ_SIMD_SELECT(vptq_cpu_simd(), vptq_seed_loops),
-                     .rng = rng,
-                     .threads = points->ctx->threads,
-                     .chunks = chunks,
-                     .potential = doubles,
-                     .trial = doubles + chunks,
-                     .last = c,
-                     .c = c + v};
-        g.s.d = g.s.w + m;
-        fill_sample(points, chosen, count, &g.s);
-        st = plus_plus(points->ctx, &g, k, centroids, err);
-    }
-    vptq_mem_free(mem, floats);
-    vptq_mem_free(mem, doubles);
-    vptq_mem_free(mem, c);
-    return st;
+    float *floats = vptq_arena_alloc(arena, m, (v + 2) * sizeof *floats, err);
+    double *doubles =
+        floats ? vptq_arena_alloc(arena, chunks * (1 + TRIALS), sizeof *doubles, err) : NULL;
+    float *c = doubles ? vptq_arena_alloc(arena, (1 + TRIALS) * v, sizeof *c, err) : NULL;
+    if (!c)
+        return VPTQ_E_NOMEM;
+    seeding g = {.s = {.m = m, .v = v, .xt = floats, .w = floats + m * v},
+                 .loops = VPTQ_SIMD_SELECT(vptq_cpu_simd(), vptq_seed_loops),
+                 .rng = rng,
+                 .threads = ctx->threads,
+                 .chunks = chunks,
+                 .potential = doubles,
+                 .trial = doubles + chunks,
+                 .last = c,
+                 .c = c + v};
+    g.s.d = g.s.w + m;
+    fill_sample(from, &g.s);
+    return plus_plus(ctx, &g, k, centroids, err);
+}
+
+/* Chooses centroids on the host, from a sample of the points. */
+static vptq_status seed_from_sample(const vptq_kmeans_points *points,
+                                    const vptq_kmeans_options *opt, const uint32_t *chosen,
+                                    size_t count, float *centroids, vptq_arena *arena,
+                                    vptq_err *err)
+{
+    const vptq_device *dev = points->dev;
+    const size_t size = (size_t)opt->k * points->v;
+    sample from = {.count = count};
+    float *host = vptq_arena_alloc(arena, size, sizeof *host, err);
+    if (!host)
+        return VPTQ_E_NOMEM;
+    VPTQ_CHECK(fetch_sample(points, chosen, arena, &from, err));
+    VPTQ_CHECK(seed_plus_plus(points, &opt->rng, opt->k, &from, arena, host, err));
+    return dev->ops->upload(dev->state, centroids, host, size * sizeof *host, err);
 }
 
 vptq_status vptq_kmeans_seed(const vptq_kmeans_points *points, const vptq_kmeans_options *opt,
                              float *centroids, vptq_err *err)
 {
-    const size_t v = points->v;
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
     size_t count = opt->seed_sample ? opt->seed_sample : default_sample(opt->k);
     if (opt->seeding == VPTQ_KMEANS_RANDOM || count < opt->k)
         count = opt->k;
     if (count > points->n)
         count = points->n;
-    size_t *chosen = vptq_mem_alloc(points->ctx->mem, count, sizeof *chosen, err);
+    vptq_arena_init(&arena, points->dev->ctx->mem);
+    uint32_t *chosen = vptq_arena_alloc(&arena, count, sizeof *chosen, err);
     if (!chosen)
-        return VPTQ_E_NOMEM;
-    vptq_status st = VPTQ_OK;
+        VPTQ_TRY(VPTQ_E_NOMEM);
     draw_subset(&opt->rng, points->n, count, chosen);
-    if (opt->seeding == VPTQ_KMEANS_PLUSPLUS) {
-        st = seed_plus_plus(points, &opt->rng, opt->k, chosen, count, centroids, err);
-    } else {
-        for (size_t j = 0; j < opt->k; j++)
-            memcpy(centroids + j * v, points->x + chosen[j] * v, v * sizeof *centroids);
-    }
-    vptq_mem_free(points->ctx->mem, chosen);
+    if (opt->seeding == VPTQ_KMEANS_PLUSPLUS)
+        VPTQ_TRY(seed_from_sample(points, opt, chosen, count, centroids, &arena, err));
+    else
+        VPTQ_TRY(vptq_kmeans_pick_host(points, chosen, opt->k, centroids, err));
+out:
+    vptq_arena_release(&arena);
     return st;
 }

@@ -32,9 +32,10 @@ typedef struct vptq_hessian_file {
 
 /* Whether a value of a Hessian or a mean can be computed with: finite, and so small that sums
  * of products with weights stay finite in F32.  Real ones are below 1e12. */
+#define VPTQ_HESSIAN_MAX 1e24f
 static inline bool vptq_hessian_usable(float x)
 {
-    return fabsf(x) <= 1e24f;
+    return fabsf(x) <= VPTQ_HESSIAN_MAX;
 }
 
 /* Entries of the lower triangle of n columns; n is below 2^32. */

@@ -28,6 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/backend/array_ops.h"
 #include "lib/base/ctx.h"
 #include "lib/base/dtype.h"
 #include "lib/base/vq.h"
@@ -213,7 +214,7 @@ typedef struct vptq_scatter_args {
     const float *weight; /* [cols], or NULL for ones */
     const uint32_t *idx; /* [cols, rows / v] */
     double *sums;        /* [k, v] sum of weight[t] * y over the uses of a centroid */
-    double *weights;     /* [k] sum of weight[t] over its uses, or NULL */
+    double *weights;     /* [k, v] sum of weight[t] over its uses, v times, or NULL */
     size_t ldy, ldi;
 } vptq_scatter_args;
 typedef vptq_status vptq_op_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s,
@@ -430,7 +431,8 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
     OP(vq_pass) OP(vq_descend) OP(vq_gather) OP(vq_scatter)                                    \
     OP(gemv) OP(library_gemv) OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)      \
     OP(embed) OP(rmsnorm) OP(rope) OP(attention) OP(attention_mass) OP(swiglu) OP(nll)         \
-    OP(sample) OP(rope_rows) OP(kv_store) OP(attention_paged)
+    OP(sample) OP(rope_rows) OP(kv_store) OP(attention_paged)                                  \
+    VPTQ_ARRAY_OPS(OP)
 /* clang-format on */
 
 /* Y [n, out] = X [n, in] W^T, all in float16 without gaps, sums in float, by routine number
@@ -473,6 +475,9 @@ typedef struct vptq_backend {
                           vptq_err *err);
     vptq_status (*download)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                             vptq_err *err);
+    /* copy: from device memory to device memory; clear: sets bytes to 0. */
+    vptq_status (*copy)(vptq_dev *dev, void *dst, const void *src, size_t bytes, vptq_err *err);
+    vptq_status (*clear)(vptq_dev *dev, void *dst, size_t bytes, vptq_err *err);
     vptq_status (*sync)(vptq_dev *dev, vptq_err *err);
 
     /* For benchmarks.  Bytes of the largest cache between ops and memory, or 0 if unknown. */

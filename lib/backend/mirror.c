@@ -1,4 +1,4 @@
-/* Copies of host arrays on a device, for the duration of a step. */
+/* Arrays of a device with one lifetime. */
 #include "lib/backend/mirror.h"
 
 #include <string.h>
@@ -10,23 +10,38 @@ struct vptq_mirrored {
     bool download;
 };
 
-void *vptq_mirror_take(vptq_mirror *m, void *host, size_t count, size_t size, unsigned copies)
+/* Allocates device memory for an array with or without a host array; NULL after a failure. */
+static vptq_mirrored *add(vptq_mirror *m, void *host, size_t count, size_t size)
 {
-    const vptq_backend *ops = m->dev->ops;
-    vptq_dev *dev = m->dev->state;
-
-    if (!host || m->status || ops->host_memory)
-        return m->status ? NULL : host;
-    vptq_mirrored *item = vptq_mem_alloc(m->dev->ctx->mem, 1, sizeof *item, &m->err);
+    vptq_mirrored *item =
+        m->status ? NULL : vptq_mem_alloc(m->dev->ctx->mem, 1, sizeof *item, &m->err);
     if (!item) {
-        m->status = VPTQ_E_NOMEM;
+        m->status = m->status ? m->status : VPTQ_E_NOMEM;
         return NULL;
     }
-    *item = (vptq_mirrored){m->last, host, NULL, count * size, copies & VPTQ_MIRROR_DOWNLOAD};
+    *item = (vptq_mirrored){.next = m->last, .host = host, .bytes = count * size};
     m->last = item;
-    m->status = ops->alloc(dev, count, size, &item->device, &m->err);
-    if (!m->status && (copies & VPTQ_MIRROR_UPLOAD))
-        m->status = ops->upload(dev, item->device, host, item->bytes, &m->err);
+    m->status = m->dev->ops->alloc(m->dev->state, count, size, &item->device, &m->err);
+    return m->status ? NULL : item;
+}
+
+void *vptq_mirror_alloc(vptq_mirror *m, size_t count, size_t size)
+{
+    const vptq_mirrored *item = add(m, NULL, count, size);
+    return item ? item->device : NULL;
+}
+
+void *vptq_mirror_take(vptq_mirror *m, void *host, size_t count, size_t size, unsigned copies)
+{
+    if (!host || m->status || m->dev->ops->host_memory)
+        return m->status ? NULL : host;
+    vptq_mirrored *item = add(m, host, count, size);
+    if (!item)
+        return NULL;
+    item->download = copies & VPTQ_MIRROR_DOWNLOAD;
+    if (copies & VPTQ_MIRROR_UPLOAD)
+        m->status =
+            m->dev->ops->upload(m->dev->state, item->device, host, item->bytes, &m->err);
     return m->status ? NULL : item->device;
 }
 
@@ -43,7 +58,7 @@ static void *device_address(const vptq_mirror *m, const void *host, size_t bytes
     const char *at = host;
     for (const vptq_mirrored *i = m->last; i; i = i->next) {
         const char *first = i->host;
-        if (at >= first && at + bytes <= first + i->bytes)
+        if (first && at >= first && at + bytes <= first + i->bytes)
             return (char *)i->device + (at - first);
     }
     VPTQ_BUG_IF(true); /* the array was not mirrored */

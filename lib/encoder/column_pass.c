@@ -11,50 +11,45 @@
  * With settings.pass_columns > 1 that many columns are quantized as they are, and then their
  * errors are propagated together: Err = U_bb^-T (Z_b - Q_b), then the same product.  That is
  * the paper's ablation without channel independence. */
-#include <string.h>
-
 #include "lib/encoder/encoder.h"
 
 typedef struct pass {
     vptq_encoder *enc;
     size_t in, rows;
-    vptq_mirror mirror;
-    vptq_column_group group; /* in device memory */
+    const vptq_column_group *group;
     vptq_search_index *index;
     bool main_only;
-    float *host_z, *host_err; /* z and err in host memory */
-    /* device memory */
     float *z;         /* [in][rows] compensated */
-    float *q;         /* [in][rows] */
     float *err;       /* [VPTQ_PASS_BLOCK][rows] */
-    const float *u;   /* [in][in] */
     const float *one; /* 1: the factor of a single column that propagates nothing */
 } pass;
 
-/* err [cols][rows] <- U_bb^-T (z - q) by forward substitution, in host memory. */
-static void solve_block(const pass *a, size_t first, size_t cols, size_t rows)
+/* err <- U_bb^-T (z - q) of a block. */
+static vptq_status solve_block(const pass *a, const vptq_pass_args *block, vptq_err *err)
 {
-    const float *z = a->host_z + first * a->rows, *q = a->enc->q + first * a->rows;
-    const float *u = a->enc->problem.u + first * a->in + first;
-
-    for (size_t t = 0; t < cols; t++) {
-        float *e = a->host_err + t * a->rows;
-        for (size_t r = 0; r < rows; r++)
-            e[r] = z[t * a->rows + r] - q[t * a->rows + r];
-        for (size_t s = 0; s < t; s++)
-            for (size_t r = 0; r < rows; r++)
-                e[r] -= u[s * a->in + t] * a->host_err[s * a->rows + r];
-        for (size_t r = 0; r < rows; r++)
-            e[r] /= u[t * a->in + t];
-    }
+    const vptq_device *dev = a->enc->dev;
+    const vptq_subtract_args difference = {.cols = block->cols,
+                                           .rows = block->rows,
+                                           .x = block->z,
+                                           .y = block->q,
+                                           .z = block->err,
+                                           .ldx = block->ldz,
+                                           .ldy = block->ldq,
+                                           .ldz = block->lde};
+    const vptq_solve_args solve = {.cols = block->cols,
+                                   .rows = block->rows,
+                                   .u = block->u,
+                                   .x = block->err,
+                                   .ldu = block->ldu,
+                                   .ldx = block->lde};
+    VPTQ_CHECK(dev->ops->subtract(dev->state, &difference, err));
+    return dev->ops->solve_upper(dev->state, &solve, err);
 }
 
 /* Quantizes the columns of a block as they are, then computes their errors together. */
-static vptq_status quantize_together(pass *a, size_t first, const vptq_pass_args *block,
-                                     vptq_err *err)
+static vptq_status quantize_together(const pass *a, const vptq_pass_args *block, vptq_err *err)
 {
     const vptq_device *dev = a->enc->dev;
-    const size_t bytes = block->cols * a->rows * sizeof *block->z;
 
     for (size_t t = 0; t < block->cols; t++) {
         vptq_pass_args column = *block;
@@ -67,16 +62,13 @@ static vptq_status quantize_together(pass *a, size_t first, const vptq_pass_args
         column.idx_res = block->idx_res ? block->idx_res + t * block->ldi : NULL;
         VPTQ_CHECK(dev->ops->vq_pass(dev->state, &column, err));
     }
-    VPTQ_CHECK(vptq_mirror_pull(&a->mirror, a->host_z + first * a->rows, bytes, err));
-    VPTQ_CHECK(vptq_mirror_pull(&a->mirror, a->enc->q + first * a->rows, bytes, err));
-    solve_block(a, first, block->cols, block->rows);
-    return vptq_mirror_push(&a->mirror, a->host_err, bytes, err);
+    return solve_block(a, block, err);
 }
 
-static vptq_status pass_block(pass *a, size_t first, size_t cols, vptq_err *err)
+static vptq_status pass_block(const pass *a, size_t first, size_t cols, vptq_err *err)
 {
     const vptq_device *dev = a->enc->dev;
-    const vptq_column_group *g = &a->group;
+    const vptq_column_group *g = a->group;
     const size_t rows = a->rows, in = a->in, rest = in - first - cols;
     const size_t vectors = (first - g->first) * g->vector_rows;
     const bool pairs = g->k_res && !a->main_only;
@@ -84,10 +76,10 @@ static vptq_status pass_block(pass *a, size_t first, size_t cols, vptq_err *err)
                                   .rows = g->rows,
                                   .index = a->index,
                                   .z = a->z + first * rows,
-                                  .u = a->u + first * in + first,
+                                  .u = a->enc->problem.u + first * in + first,
                                   .idx = g->idx + vectors,
                                   .idx_res = pairs ? g->idx_res + vectors : NULL,
-                                  .q = a->q + first * rows,
+                                  .q = a->enc->q + first * rows,
                                   .err = a->err,
                                   .ldz = rows,
                                   .ldu = in,
@@ -97,7 +89,7 @@ static vptq_status pass_block(pass *a, size_t first, size_t cols, vptq_err *err)
     const vptq_gemm_args update = {.m = rest,
                                    .n = g->rows,
                                    .k = cols,
-                                   .a = a->u + first * in + first + cols,
+                                   .a = a->enc->problem.u + first * in + first + cols,
                                    .b = a->err,
                                    .c = a->z + (first + cols) * rows,
                                    .lda = in,
@@ -108,7 +100,7 @@ static vptq_status pass_block(pass *a, size_t first, size_t cols, vptq_err *err)
                                    .beta = 1};
     VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
     if (a->enc->settings->pass_columns > 1)
-        VPTQ_CHECK(quantize_together(a, first, &block, err));
+        VPTQ_CHECK(quantize_together(a, &block, err));
     else
         VPTQ_CHECK(dev->ops->vq_pass(dev->state, &block, err));
     return rest ? dev->ops->gemm(dev->state, &update, err) : VPTQ_OK;
@@ -119,7 +111,7 @@ static vptq_status pass_group(pass *a, vptq_err *err)
     vptq_status st = VPTQ_OK;
     const vptq_device *dev = a->enc->dev;
     const vptq_encoder_settings *s = a->enc->settings;
-    const vptq_column_group *g = &a->group;
+    const vptq_column_group *g = a->group;
     vptq_codebooks codebooks = vptq_group_codebooks(g, s->beam);
     const size_t step = s->pass_columns > 1 ? s->pass_columns : VPTQ_PASS_BLOCK;
 
@@ -138,44 +130,27 @@ out:
     return st;
 }
 
-static void mirror_pass(pass *a)
-{
-    static const float one = 1;
-    vptq_encoder *enc = a->enc;
-    vptq_mirror *m = &a->mirror;
-    const size_t n = a->in * a->rows;
-    const unsigned both = VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD;
-
-    a->z = vptq_mirror_take(m, a->host_z, n, sizeof *a->z, both);
-    a->q = vptq_mirror_take(m, enc->q, n, sizeof *a->q, both);
-    a->err = vptq_mirror_take(m, a->host_err, VPTQ_PASS_BLOCK * a->rows, sizeof *a->err, 0);
-    a->u = vptq_mirror_in(m, enc->problem.u, a->in * a->in, sizeof *a->u);
-    a->one = vptq_mirror_in(m, &one, 1, sizeof one);
-}
-
 vptq_status vptq_column_pass(vptq_encoder *enc, bool main_only, vptq_err *err)
 {
+    static const float one = 1;
     vptq_status st = VPTQ_OK;
-    vptq_arena_mark mark = vptq_arena_get_mark(&enc->scratch);
+    const vptq_device *dev = enc->dev;
+    vptq_mirror m = vptq_mirror_of(enc->dev);
     pass a = {.enc = enc,
               .in = enc->problem.in,
               .rows = enc->problem.rows,
               .main_only = main_only,
-              .host_z = enc->g,
-              .mirror = vptq_mirror_of(enc->dev)};
+              .z = enc->g};
+    const size_t bytes = a.in * a.rows * sizeof *a.z;
 
-    a.host_err = vptq_arena_alloc(&enc->scratch, VPTQ_PASS_BLOCK * a.rows, sizeof *a.err, err);
-    if (!a.host_err)
-        return VPTQ_E_NOMEM;
-    memcpy(a.host_z, enc->problem.z, a.in * a.rows * sizeof *a.z);
-    mirror_pass(&a);
+    a.err = vptq_mirror_alloc(&m, VPTQ_PASS_BLOCK * a.rows, sizeof *a.err);
+    a.one = vptq_mirror_in(&m, &one, 1, sizeof one);
+    VPTQ_TRY(vptq_mirror_check(&m, err));
+    VPTQ_TRY(dev->ops->copy(dev->state, a.z, enc->problem.z, bytes, err));
     for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
-        a.group = vptq_group_mirror(&a.mirror, &enc->columns.groups[i], true);
-        VPTQ_TRY(vptq_mirror_check(&a.mirror, err));
+        a.group = &enc->columns.groups[i];
         VPTQ_TRY(pass_group(&a, err));
     }
 out:
-    st = vptq_mirror_end(&a.mirror, st, err);
-    vptq_arena_rewind(&enc->scratch, mark);
-    return st;
+    return vptq_mirror_end(&m, st, err);
 }

@@ -1,56 +1,59 @@
 /* Conjugate gradients for the least-squares steps (refit.c, scales.c). */
 #include "lib/encoder/conjugate.h"
 
-#include <string.h>
-
-vptq_status vptq_conjugate_open(vptq_arena *arena, size_t n, vptq_conjugate *c, vptq_err *err)
+vptq_status vptq_conjugate_open(vptq_mirror *arrays, vptq_conjugate *c, vptq_err *err)
 {
     double **array[] = {&c->x, &c->r, &c->m, &c->s, &c->d, &c->ad};
 
-    c->n = n;
+    c->dev = arrays->dev;
     for (size_t i = 0; i < sizeof array / sizeof array[0]; i++) {
-        *array[i] = vptq_arena_zalloc(arena, n, sizeof(double), err);
-        if (!*array[i])
-            return VPTQ_E_NOMEM;
+        *array[i] = vptq_mirror_alloc(arrays, c->n, sizeof(double));
+        VPTQ_CHECK(vptq_mirror_check(arrays, err));
+        VPTQ_CHECK(c->dev->ops->clear(c->dev->state, *array[i], c->n * sizeof(double), err));
     }
-    return VPTQ_OK;
+    c->rounded = vptq_mirror_alloc(arrays, c->n, sizeof *c->rounded);
+    return vptq_mirror_check(arrays, err);
 }
 
-static double dot(size_t n, const double *x, const double *y)
+/* Moves by alpha along d; *rho = the squared residual in the preconditioner's norm. */
+static vptq_status step(vptq_conjugate *c, double alpha, double *rho, vptq_err *err)
 {
-    double s = 0;
-    for (size_t i = 0; i < n; i++)
-        s += x[i] * y[i];
-    return s;
+    const vptq_cg_step_args args = {.n = c->n,
+                                    .alpha = alpha,
+                                    .d = c->d,
+                                    .ad = c->ad,
+                                    .m = c->m,
+                                    .x = c->x,
+                                    .r = c->r,
+                                    .s = c->s,
+                                    .rho = rho};
+    return c->dev->ops->cg_step(c->dev->state, &args, err);
 }
 
-static double precondition(vptq_conjugate *c)
+static vptq_status turn(vptq_conjugate *c, double beta, vptq_err *err)
 {
-    for (size_t i = 0; i < c->n; i++)
-        c->s[i] = c->m[i] > 0 ? c->r[i] / c->m[i] : 0;
-    return dot(c->n, c->r, c->s);
+    const vptq_cg_turn_args args = {
+        .n = c->n, .beta = beta, .s = c->s, .d = c->d, .rounded = c->rounded};
+    return c->dev->ops->cg_turn(c->dev->state, &args, err);
 }
 
 vptq_status vptq_conjugate_run(vptq_conjugate *c, int iterations, vptq_err *err)
 {
     const double tolerance = 1e-12;
-    double rho = precondition(c), first = rho;
+    double rho, first, curvature;
+    const vptq_dot_args dot = {.n = c->n, .x = c->d, .y = c->ad, .sum = &curvature};
 
-    memcpy(c->d, c->s, c->n * sizeof *c->d);
+    VPTQ_CHECK(step(c, 1, &rho, err)); /* x = 0, r = -ad, since d and r are 0 */
+    VPTQ_CHECK(turn(c, 0, err));
+    first = rho;
     for (int t = 0; t < iterations && rho > tolerance * first; t++) {
-        VPTQ_CHECK(c->apply(c->arg, c->d, c->ad, err));
-        double curvature = dot(c->n, c->d, c->ad);
+        VPTQ_CHECK(c->apply(c->arg, err));
+        VPTQ_CHECK(c->dev->ops->dot(c->dev->state, &dot, err));
         if (!(curvature > 0))
             break;
-        double alpha = rho / curvature;
-        for (size_t i = 0; i < c->n; i++) {
-            c->x[i] += alpha * c->d[i];
-            c->r[i] -= alpha * c->ad[i];
-        }
-        double next = precondition(c);
-        for (size_t i = 0; i < c->n; i++)
-            c->d[i] = c->s[i] + next / rho * c->d[i];
-        rho = next;
+        const double before = rho;
+        VPTQ_CHECK(step(c, before / curvature, &rho, err));
+        VPTQ_CHECK(turn(c, rho / before, err));
     }
     return VPTQ_OK;
 }

@@ -21,42 +21,69 @@ typedef enum on_worse { KEEP, REVERT_IF_WORSE } on_worse;
 typedef struct running_step {
     const char *name;
     double start, objective; /* before the step */
-    vptq_arena_mark mark;
-    char *saved; /* everything a step may change; NULL: it is kept whatever it does */
+    bool saved;              /* in enc->saved; else the step is kept whatever it does */
 } running_step;
 
 /* Copies `bytes` between *saved and `array`, and moves *saved past them. */
-static void copy_array(char **saved, void *array, size_t bytes, bool save)
+static vptq_status copy_array(const vptq_device *dev, char **saved, void *array, size_t bytes,
+                              bool save, vptq_err *err)
 {
-    if (!array)
-        return;
-    memcpy(save ? (void *)*saved : array, save ? array : (void *)*saved, bytes);
+    char *at = *saved;
     *saved += bytes;
+    return dev->ops->copy(dev->state, save ? (void *)at : array, save ? array : (void *)at,
+                          bytes, err);
 }
 
-static void copy_solution(vptq_encoder *enc, char *saved, bool save)
+/* The codebooks and indices of a group. */
+static vptq_status copy_group(const vptq_device *dev, char **saved, const vptq_column_group *g,
+                              bool save, vptq_err *err)
 {
-    copy_array(&saved, enc->problem.scale, enc->problem.in * sizeof(float), save);
-    copy_array(&saved, enc->problem.bias, enc->problem.in * sizeof(float), save);
-    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
-        const vptq_column_group *g = &enc->columns.groups[i];
-        const size_t n = g->cols * g->vector_rows;
-        copy_array(&saved, g->main, (size_t)g->k * g->v * sizeof *g->main, save);
-        copy_array(&saved, g->res, (size_t)g->k_res * g->v * sizeof *g->res, save);
-        copy_array(&saved, g->idx, n * sizeof *g->idx, save);
-        copy_array(&saved, g->idx_res, n * sizeof *g->idx_res, save);
-    }
+    const size_t indices = g->cols * g->vector_rows * sizeof *g->idx;
+    const size_t size = g->v * sizeof *g->main;
+
+    VPTQ_CHECK(copy_array(dev, saved, g->main, g->k * size, save, err));
+    VPTQ_CHECK(copy_array(dev, saved, g->idx, indices, save, err));
+    if (!g->k_res)
+        return VPTQ_OK;
+    VPTQ_CHECK(copy_array(dev, saved, g->res, g->k_res * size, save, err));
+    return copy_array(dev, saved, g->idx_res, indices, save, err);
 }
 
-static size_t solution_bytes(const vptq_encoder *enc)
+static size_t group_bytes(const vptq_column_group *g)
 {
-    size_t bytes = 2 * enc->problem.in * sizeof(float);
-    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
-        const vptq_column_group *g = &enc->columns.groups[i];
-        bytes += ((size_t)g->k + g->k_res) * g->v * sizeof(float);
-        bytes += g->cols * g->vector_rows * (g->k_res ? 2 : 1) * sizeof(uint32_t);
+    return ((size_t)g->k + g->k_res) * g->v * sizeof *g->main +
+           g->cols * g->vector_rows * (g->k_res ? 2 : 1) * sizeof *g->idx;
+}
+
+/* Everything that a step may change. */
+static vptq_status copy_solution(vptq_encoder *enc, bool save, vptq_err *err)
+{
+    const vptq_columns *l = &enc->columns;
+    const size_t in = enc->problem.in, bytes = in * sizeof(float);
+    float *norms[] = {enc->problem.scale, enc->problem.bias};
+    char *saved = enc->saved.columns;
+
+    for (size_t i = 0; i < 2; i++) {
+        float *at = enc->saved.norms + i * in;
+        memcpy(save ? at : norms[i], save ? norms[i] : at, bytes);
     }
-    return bytes;
+    for (uint32_t i = 0; i < l->num_groups; i++)
+        VPTQ_CHECK(copy_group(enc->dev, &saved, &l->groups[i], save, err));
+    return VPTQ_OK;
+}
+
+static vptq_status open_saved(vptq_encoder *enc, vptq_err *err)
+{
+    const vptq_columns *l = &enc->columns;
+    size_t bytes = 0;
+
+    for (uint32_t i = 0; i < l->num_groups; i++)
+        bytes += group_bytes(&l->groups[i]);
+    enc->saved.norms = vptq_arena_alloc(&enc->scratch, enc->problem.in, 2 * sizeof(float), err);
+    if (!enc->saved.norms)
+        return VPTQ_E_NOMEM;
+    enc->saved.columns = vptq_mirror_alloc(&enc->arrays, bytes, 1);
+    return vptq_mirror_check(&enc->arrays, err);
 }
 
 static void announce(const vptq_encoder *enc, const char *step)
@@ -73,18 +100,14 @@ static void announce(const vptq_encoder *enc, const char *step)
 static vptq_status begin(vptq_encoder *enc, running_step *step, const char *name, on_worse then,
                          vptq_err *err)
 {
-    *step = (running_step){.name = name,
-                           .start = vptq_seconds(),
-                           .objective = enc->objective,
-                           .mark = vptq_arena_get_mark(&enc->scratch)};
+    *step = (running_step){.name = name, .start = vptq_seconds(), .objective = enc->objective};
     announce(enc, name);
     if (then == KEEP || enc->settings->metric != VPTQ_METRIC_SCALED)
         return VPTQ_OK;
-    step->saved = vptq_arena_alloc(&enc->scratch, solution_bytes(enc), 1, err);
-    if (!step->saved)
-        return VPTQ_E_NOMEM;
-    copy_solution(enc, step->saved, true);
-    return VPTQ_OK;
+    if (!enc->saved.columns)
+        VPTQ_CHECK(open_saved(enc, err));
+    step->saved = true;
+    return copy_solution(enc, true, err);
 }
 
 /* Leaves q and a fresh gradient. */
@@ -95,15 +118,14 @@ static vptq_status end(vptq_encoder *enc, const running_step *step, vptq_err *er
     VPTQ_CHECK(vptq_encoder_update(enc, err));
     *row = (vptq_encoder_step){.name = step->name};
     if (step->saved && enc->objective > step->objective) {
-        copy_solution(enc, step->saved, false);
-        vptq_problem_normalize(&enc->problem);
+        VPTQ_CHECK(copy_solution(enc, false, err));
+        VPTQ_CHECK(vptq_problem_normalize(&enc->problem, err));
         VPTQ_CHECK(vptq_encoder_update(enc, err));
         row->reverted = true;
     }
     VPTQ_CHECK(vptq_losses_measure(enc, row, err));
     row->seconds = vptq_seconds() - step->start;
     enc->report->num_steps++;
-    vptq_arena_rewind(&enc->scratch, step->mark);
     return VPTQ_OK;
 }
 
@@ -213,8 +235,12 @@ vptq_status vptq_encode_matrix(vptq_device *dev, const vptq_encoder_settings *se
     const vptq_encoder_settings *s = settings;
     const bool pass_is_last = !s->retrain && !s->sweeps && !s->refits;
     vptq_encoder_report *report = &result->report;
-    vptq_encoder enc = {
-        .dev = dev, .settings = s, .keep = arena, .problem.input = input, .report = report};
+    vptq_encoder enc = {.dev = dev,
+                        .settings = s,
+                        .keep = arena,
+                        .arrays = vptq_mirror_of(dev),
+                        .problem.input = input,
+                        .report = report};
 
     *result = (vptq_encoder_result){0};
     vptq_arena_init(&enc.scratch, dev->ctx->mem);
@@ -223,7 +249,7 @@ vptq_status vptq_encode_matrix(vptq_device *dev, const vptq_encoder_settings *se
     /* Column groups; normalized weights Z, metric H', order of columns, factor U. */
     const vptq_vq_shape shape = vptq_encoder_shape(s, input->out, input->in);
     announce(&enc, "factor");
-    VPTQ_TRY(vptq_columns_make(&enc.columns, &shape, arena, &enc.scratch, err));
+    VPTQ_TRY(vptq_columns_make(&enc.columns, &shape, &enc.arrays, arena, &enc.scratch, err));
     VPTQ_TRY(vptq_problem_make(&enc.problem, dev, s, input, &enc.columns, &enc.scratch, err));
     report->dead_columns = enc.problem.dead;
     report->damping_added = enc.problem.damping_added;
@@ -245,6 +271,7 @@ vptq_status vptq_encode_matrix(vptq_device *dev, const vptq_encoder_settings *se
     VPTQ_TRY(vptq_losses_stored(&enc, &result->vq, err));
     report->seconds = vptq_seconds() - start;
 out:
+    st = vptq_mirror_end(&enc.arrays, st, err);
     vptq_arena_release(&enc.scratch);
     return st;
 }

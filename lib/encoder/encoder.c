@@ -3,31 +3,32 @@
 
 vptq_status vptq_encoder_open(vptq_encoder *enc, vptq_err *err)
 {
-    float **array[] = {&enc->q, &enc->e, &enc->g};
+    const vptq_device *dev = enc->dev;
+    vptq_mirror *m = &enc->arrays;
+    const size_t in = enc->problem.in, n = in * enc->problem.rows;
 
-    for (size_t i = 0; i < sizeof array / sizeof *array; i++) {
-        *array[i] = vptq_arena_zalloc(
-            &enc->scratch, (size_t)enc->problem.in * enc->problem.rows, sizeof(float), err);
-        if (!*array[i])
-            return VPTQ_E_NOMEM;
-    }
+    enc->sums = vptq_arena_alloc(&enc->scratch, 2 * in, sizeof *enc->sums, err);
+    if (!enc->sums)
+        return VPTQ_E_NOMEM;
+    enc->q = vptq_mirror_alloc(m, n, sizeof *enc->q);
+    enc->e = vptq_mirror_alloc(m, n, sizeof *enc->e);
+    enc->g = vptq_mirror_alloc(m, n, sizeof *enc->g);
+    enc->on_sums = vptq_mirror_take(m, enc->sums, 2 * in, sizeof *enc->sums, 0);
+    VPTQ_CHECK(vptq_mirror_check(m, err));
+    VPTQ_CHECK(dev->ops->clear(dev->state, enc->q, n * sizeof *enc->q, err));
+    VPTQ_CHECK(dev->ops->clear(dev->state, enc->e, n * sizeof *enc->e, err));
     return vptq_losses_open(enc, err);
 }
 
 vptq_status vptq_encoder_gather(vptq_encoder *enc, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_columns *l = &enc->columns;
-    vptq_mirror m = vptq_mirror_of(enc->dev);
-    float *q = vptq_mirror_take(&m, enc->q, (size_t)enc->problem.in * l->rows, sizeof *q,
-                                VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD);
+
     for (uint32_t i = 0; i < l->num_groups; i++) {
-        const vptq_column_group on = vptq_group_mirror(&m, &l->groups[i], false);
-        VPTQ_TRY(vptq_mirror_check(&m, err));
-        VPTQ_TRY(vptq_group_gather(enc->dev, &on, on.main, on.res, q, l->rows, err));
+        const vptq_column_group *g = &l->groups[i];
+        VPTQ_CHECK(vptq_group_gather(enc->dev, g, g->main, g->res, enc->q, l->rows, err));
     }
-out:
-    return vptq_mirror_end(&m, st, err);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_encoder_multiply(const vptq_encoder *enc, const float *h, const float *e,
@@ -48,35 +49,47 @@ vptq_status vptq_encoder_multiply(const vptq_encoder *enc, const float *h, const
     return enc->dev->ops->gemm(enc->dev->state, &args, err);
 }
 
-vptq_status vptq_encoder_product(const vptq_encoder *enc, const float *h, const float *e,
-                                 float *g, vptq_err *err)
+vptq_status vptq_encoder_dots(const vptq_encoder *enc, size_t rows, const float *x,
+                              const float *y, double *sums, vptq_err *err)
 {
-    const size_t in = enc->problem.in, n = in * enc->problem.rows;
-    vptq_mirror m = vptq_mirror_of(enc->dev);
-    const float *hd = vptq_mirror_in(&m, h, in * in, sizeof *h);
-    const float *ed = vptq_mirror_in(&m, e, n, sizeof *e);
-    float *gd = vptq_mirror_take(&m, g, n, sizeof *g, VPTQ_MIRROR_DOWNLOAD);
-    vptq_status st = vptq_mirror_check(&m, err);
-    if (!st)
-        st = vptq_encoder_multiply(enc, hd, ed, gd, err);
-    return vptq_mirror_end(&m, st, err);
+    const vptq_dots_args args = {.cols = enc->problem.in,
+                                 .rows = rows,
+                                 .x = x,
+                                 .y = y,
+                                 .ldx = enc->problem.rows,
+                                 .ldy = enc->problem.rows,
+                                 .sums = sums};
+    return enc->dev->ops->column_dots(enc->dev->state, &args, err);
+}
+
+vptq_status vptq_encoder_dot(vptq_encoder *enc, size_t rows, const float *x, const float *y,
+                             double *sum, vptq_err *err)
+{
+    const size_t in = enc->problem.in;
+
+    VPTQ_CHECK(vptq_encoder_dots(enc, rows, x, y, enc->on_sums, err));
+    VPTQ_CHECK(vptq_mirror_pull(&enc->arrays, enc->sums, in * sizeof *enc->sums, err));
+    *sum = 0;
+    for (size_t p = 0; p < in; p++)
+        *sum += enc->sums[p];
+    return VPTQ_OK;
 }
 
 vptq_status vptq_encoder_gradient(vptq_encoder *enc, vptq_err *err)
 {
-    const size_t in = enc->problem.in, rows = enc->problem.rows;
+    const vptq_problem *p = &enc->problem;
+    const vptq_subtract_args error = {.cols = p->in,
+                                      .rows = p->rows,
+                                      .x = enc->q,
+                                      .y = p->z,
+                                      .z = enc->e,
+                                      .ldx = p->rows,
+                                      .ldy = p->rows,
+                                      .ldz = p->rows};
 
-    for (size_t i = 0; i < in * rows; i++)
-        enc->e[i] = enc->q[i] - enc->problem.z[i];
-    VPTQ_CHECK(vptq_encoder_product(enc, enc->problem.h, enc->e, enc->g, err));
-    enc->objective = 0;
-    for (size_t p = 0; p < in; p++) {
-        double column = 0;
-        for (size_t r = p * rows; r < (p + 1) * rows; r++)
-            column += (double)enc->e[r] * (double)enc->g[r];
-        enc->objective += column;
-    }
-    return VPTQ_OK;
+    VPTQ_CHECK(enc->dev->ops->subtract(enc->dev->state, &error, err));
+    VPTQ_CHECK(vptq_encoder_multiply(enc, p->h, enc->e, enc->g, err));
+    return vptq_encoder_dot(enc, p->rows, enc->e, enc->g, &enc->objective, err);
 }
 
 vptq_status vptq_encoder_update(vptq_encoder *enc, vptq_err *err)

@@ -6,7 +6,9 @@
  * weights, Q the matrix that codebooks and indices stand for, E = Q - Z and H' the metric,
  * every step after training lowers the objective tr(E H' E^T), padded rows included.
  *
- * All arrays are in host memory; a step mirrors those it works on (lib/backend/mirror.h). */
+ * The state is allocated once, on the device, and stays there: weights and Hessians go up, the
+ * packed result comes down.  Arrays are in device memory unless a comment says "host"; what a
+ * step needs for itself it allocates and frees (lib/backend/mirror.h). */
 #ifndef VPTQ_ENCODER_ENCODER_H
 #define VPTQ_ENCODER_ENCODER_H
 
@@ -19,24 +21,27 @@
 typedef struct vptq_column_group {
     uint32_t first, cols; /* positions */
     uint32_t v, k, k_res;
-    size_t vector_rows, rows;  /* vectors per column; vector_rows * v */
-    float *main, *res;         /* [k][v]; [k_res][v] or NULL */
-    uint32_t *idx, *idx_res;   /* [cols][vector_rows]; idx_res NULL without residual codebook */
-    float *main_f32, *res_f32; /* the codebooks before vptq_columns_round */
+    size_t vector_rows, rows; /* vectors per column; vector_rows * v */
+    float *main, *res;        /* [k][v]; [k_res][v] or NULL */
+    uint32_t *idx, *idx_res;  /* [cols][vector_rows]; idx_res NULL without residual codebook */
+    float *stored, *res_stored; /* host: the codebooks after vptq_columns_round */
+    float *main_f32, *res_f32;  /* host: the codebooks before it */
 } vptq_column_group;
 
 typedef struct vptq_columns {
     vptq_vq_shape shape;
     size_t rows;               /* padded length of a column: the longest of all groups */
-    vptq_column_group *groups; /* the outlier columns, if any, then shape.groups others */
+    vptq_column_group *groups; /* host: the outlier columns, if any, then shape.groups others */
     uint32_t num_groups;
     bool rounded; /* codebooks are exact in the storage type */
+    vptq_mirror *arrays;
 } vptq_columns;
 
-/* Codebooks are allocated in `keep`, as the stored form wants them: all main codebooks as one
- * array, all residual ones as another.  Everything starts at zero. */
-vptq_status vptq_columns_make(vptq_columns *l, const vptq_vq_shape *shape, vptq_arena *keep,
-                              vptq_arena *scratch, vptq_err *err) VPTQ_MUST_CHECK;
+/* Allocates codebooks and indices in `arrays`, and stored codebooks in `keep`: all main
+ * codebooks as one array, all residual ones as another.  Everything starts at zero. */
+vptq_status vptq_columns_make(vptq_columns *l, const vptq_vq_shape *shape, vptq_mirror *arrays,
+                              vptq_arena *keep, vptq_arena *scratch,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 /* Rounds the codebooks to the storage type; VPTQ_E_NUMERIC if a centroid is out of range. */
 vptq_status vptq_columns_round(vptq_columns *l, vptq_dtype storage, vptq_arena *keep,
                                vptq_err *err) VPTQ_MUST_CHECK;
@@ -46,19 +51,14 @@ static inline vptq_column_group *vptq_columns_first(const vptq_columns *l)
     return l->groups + (l->shape.outliers ? 1 : 0);
 }
 
-/* The group in device memory: its codebooks and indices are copied to the device, and with
- * `indices_back` the indices are copied back. */
-vptq_column_group vptq_group_mirror(vptq_mirror *m, const vptq_column_group *g,
-                                    bool indices_back);
-/* q [in][ldq] at the positions of the group = the given codebooks under the group's indices;
- * all arrays in device memory. */
-vptq_status vptq_group_gather(vptq_device *dev, const vptq_column_group *g, const float *main,
-                              const float *res, float *q, size_t ldq,
+/* q [in][ldq] at the positions of the group = the given codebooks under the group's indices. */
+vptq_status vptq_group_gather(const vptq_device *dev, const vptq_column_group *g,
+                              const float *main, const float *res, float *q, size_t ldq,
                               vptq_err *err) VPTQ_MUST_CHECK;
 /* *x = the group's columns of from [in][ld] without the gaps between columns: a copy in
- * `scratch`, or `from` itself if there are none. */
+ * `arrays`, or `from` itself if there are none. */
 vptq_status vptq_group_vectors(const vptq_column_group *g, const float *from, size_t ld,
-                               vptq_arena *scratch, const float **x,
+                               vptq_mirror *arrays, const float **x,
                                vptq_err *err) VPTQ_MUST_CHECK;
 /* The group's codebooks for a search that tries `beam` main centroids. */
 vptq_codebooks vptq_group_codebooks(const vptq_column_group *g, uint32_t beam);
@@ -72,32 +72,43 @@ vptq_codebooks vptq_group_codebooks(const vptq_column_group *g, uint32_t beam);
 typedef struct vptq_problem {
     const vptq_encoder_settings *settings;
     const vptq_encoder_input *input;
-    const float *lower; /* the packed Hessian to minimize with: input->metric or input->lower */
     uint32_t in, out;
-    size_t rows;          /* of z */
-    double mean_diag;     /* of the raw Hessian */
-    uint32_t dead;        /* columns with H_jj = 0 */
+    size_t rows;      /* of z */
+    double mean_diag; /* of the raw Hessian */
+    uint32_t dead;    /* columns with H_jj = 0 */
+    vptq_device *dev;
+    vptq_mirror *arrays;
+    /* host */
     float *scale, *bias;  /* [in] by column; exact in the storage type with VPTQ_ROUND_LOOP */
     double *column_diag;  /* [in] diagonal of S (H + ridge) S by column */
     uint32_t *order;      /* [in] the column at each position */
-    float *z;             /* [in][rows] */
-    float *h;             /* [in][in] H', both triangles, damping included */
+    float *scales;        /* [in] scale by position */
     float *diag;          /* [in] of h */
-    float *u;             /* [in][in] factor of H' (vptq_hessian_factor) */
     double damping_added; /* that the factorization needed, times the mean of column_diag */
     double damping;       /* the same, absolute */
+    /* device */
+    float *z; /* [in][rows] */
+    float *h; /* [in][in] H', both triangles, damping included */
+    float *u; /* [in][in] factor of H' (vptq_hessian_factor) */
+    struct {  /* the input, and the host arrays above */
+        const float *w, *lower, *metric, *held_out;
+        float *scale, *bias, *scales, *diag;
+        uint32_t *order;
+    } on;
 } vptq_problem;
 
-/* Checks weights and Hessians for NaN and infinity, fills everything and factors H'. */
+/* Uploads and checks weights and Hessians (no NaN, no infinity), fills everything and factors
+ * H'. */
 vptq_status vptq_problem_make(vptq_problem *p, vptq_device *dev, const vptq_encoder_settings *s,
                               const vptq_encoder_input *input, const vptq_columns *columns,
                               vptq_arena *scratch, vptq_err *err) VPTQ_MUST_CHECK;
 /* z, h and diag anew for the present scale, bias and damping; u stays. */
-void vptq_problem_normalize(vptq_problem *p);
-/* S (H + ridge) S in processing order, without damping: lower triangle of a [in][in]. */
-void vptq_problem_metric(const vptq_problem *p, double *a);
+vptq_status vptq_problem_normalize(vptq_problem *p, vptq_err *err) VPTQ_MUST_CHECK;
+/* S (H + ridge) S in processing order, without damping. */
+vptq_metric_args vptq_problem_metric(const vptq_problem *p);
 /* The raw Hessian `lower` in processing order, both triangles of h [in][in]. */
-void vptq_problem_raw(const vptq_problem *p, const float *lower, float *h);
+vptq_status vptq_problem_raw(const vptq_problem *p, const float *lower, float *h,
+                             vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- losses (losses.c) ---- */
 
@@ -118,13 +129,20 @@ typedef struct vptq_encoder {
     vptq_device *dev;
     const vptq_encoder_settings *settings;
     vptq_arena *keep;   /* the caller's: arrays that the result points to */
-    vptq_arena scratch; /* everything else */
+    vptq_arena scratch; /* other host arrays */
+    vptq_mirror arrays; /* the state on the device */
     vptq_columns columns;
     vptq_problem problem;
     /* the present solution */
     float *q;         /* [in][rows] */
     float *e, *g;     /* [in][rows] E and G = H' E after vptq_encoder_gradient; scratch */
     double objective; /* of q, after vptq_encoder_gradient */
+    double *sums;     /* host: [2 in], mirrored as on_sums; scratch */
+    double *on_sums;
+    struct {          /* the solution before a step, for reverting it; NULL before the first */
+        float *norms; /* host: scale and bias */
+        char *columns;
+    } saved;
     vptq_losses losses;
     vptq_encoder_report *report;
 } vptq_encoder;
@@ -138,15 +156,22 @@ vptq_status vptq_encoder_gradient(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CH
 /* Both of them. */
 vptq_status vptq_encoder_update(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
 /* g = h e for h [in][in], e and g [in][rows].  May be cancelled. */
-vptq_status vptq_encoder_product(const vptq_encoder *enc, const float *h, const float *e,
-                                 float *g, vptq_err *err) VPTQ_MUST_CHECK;
-/* The same with all arrays in device memory. */
 vptq_status vptq_encoder_multiply(const vptq_encoder *enc, const float *h, const float *e,
                                   float *g, vptq_err *err) VPTQ_MUST_CHECK;
+/* sums [in] = x_p . y_p (y NULL: ones) over the first `rows` rows of every position. */
+vptq_status vptq_encoder_dots(const vptq_encoder *enc, size_t rows, const float *x,
+                              const float *y, double *sums, vptq_err *err) VPTQ_MUST_CHECK;
+/* *sum = all of them; leaves them in enc->sums. */
+vptq_status vptq_encoder_dot(vptq_encoder *enc, size_t rows, const float *x, const float *y,
+                             double *sum, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* *trace = tr(X H X^T) in double for x [rows][in] and the lower triangle of h [in][in]. */
+/* *trace = tr(X H X^T) in double for x [rows][in] and the packed triangle `lower`. */
 vptq_status vptq_encoder_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
-                               const double *h, double *trace, vptq_err *err) VPTQ_MUST_CHECK;
+                               const float *lower, double *trace,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+/* *sum = x . y in double for x and y [n]. */
+vptq_status vptq_encoder_inner(vptq_device *dev, size_t n, const float *x, const float *y,
+                               double *sum, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_losses_open(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
 /* The three losses of the present solution; needs a fresh gradient. */
 vptq_status vptq_losses_measure(vptq_encoder *enc, vptq_encoder_step *step,
@@ -179,7 +204,7 @@ vptq_status vptq_refit_scales(vptq_encoder *enc, int iterations, vptq_err *err) 
  * codebooks (refit.c).  With `only` NULL: all codebooks under the full H'; needs q and a fresh
  * gradient.  Otherwise the codebooks of that group under the diagonal of H' for `target`
  * [in][rows]; needs indices only. */
-vptq_status vptq_refit(vptq_encoder *enc, vptq_column_group *only, const float *target,
+vptq_status vptq_refit(vptq_encoder *enc, const vptq_column_group *only, const float *target,
                        int iterations, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Moves the main codebooks, and with `residual` the residual ones, to int8 grids that are exact
@@ -189,9 +214,9 @@ vptq_status vptq_grid_codebooks(vptq_encoder *enc, bool residual,
 
 enum { VPTQ_PASS_BLOCK = 128 }; /* columns between two updates of all others by one product */
 
-/* The stored form of columns and problem (store.c).  Codebooks must have been rounded; scale
- * and bias are rounded here if they are not yet. */
-vptq_status vptq_store(const vptq_encoder *enc, vptq_encoder_result *result,
+/* Brings down the stored form of columns and problem (store.c).  Codebooks must have been
+ * rounded; scale and bias are rounded here if they are not yet. */
+vptq_status vptq_store(vptq_encoder *enc, vptq_encoder_result *result,
                        vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

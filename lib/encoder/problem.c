@@ -1,5 +1,6 @@
 /* The problem of encoding one matrix: normalized weights Z, metric H', the order of columns and
  * the factor of H'. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -10,45 +11,67 @@
  * columns that are flatter than that lose nothing by a larger one. */
 static const double SMALLEST_SCALE = 6.103515625e-5;
 
-static vptq_status check_weights(uint32_t out, uint32_t in, const float *w, vptq_err *err)
+static vptq_status first_outside(const vptq_problem *p, size_t n, const float *x, float limit,
+                                 size_t *first, vptq_err *err)
 {
-    for (size_t r = 0; r < out; r++)
-        for (size_t c = 0; c < in; c++)
-            if (!isfinite(w[r * in + c]))
-                return vptq_fail(
-                    err, VPTQ_E_NUMERIC,
-                    "weight at row %zu, column %zu is %g, expected a finite number", r, c,
-                    (double)w[r * in + c]);
-    return VPTQ_OK;
+    const vptq_outside_args args = {
+        .n = n, .x = x, .min = -limit, .max = limit, .first = first};
+    return p->dev->ops->first_outside(p->dev->state, &args, err);
 }
 
-/* `name` begins the message. */
-static vptq_status check_hessian(const char *name, uint32_t in, const float *lower,
-                                 vptq_err *err)
+static vptq_status check_weights(const vptq_problem *p, vptq_err *err)
 {
-    const float *row = lower;
+    const size_t n = (size_t)p->out * p->in;
+    size_t first;
+
+    VPTQ_CHECK(first_outside(p, n, p->on.w, FLT_MAX, &first, err));
+    if (first == n)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_NUMERIC,
+                     "weight at row %zu, column %zu is %g, expected a finite number",
+                     first / p->in, first % p->in, (double)p->input->w[first]);
+}
+
+/* `name` begins the message; `lower` is the packed Hessian in host memory. */
+static vptq_status check_hessian(const vptq_problem *p, const char *name, const float *lower,
+                                 const float *on, vptq_err *err)
+{
+    const size_t n = vptq_triangle(p->in);
+    size_t first, row = 0;
 
     if (!lower)
         return VPTQ_OK;
-    for (size_t i = 0; i < in; i++, row += i) {
-        for (size_t j = 0; j <= i; j++)
-            if (!vptq_hessian_usable(row[j]))
-                return vptq_fail(err, VPTQ_E_NUMERIC,
-                                 "%s entry (%zu, %zu) is %g, expected a finite number below "
-                                 "1e24",
-                                 name, i, j, (double)row[j]);
-        if (row[i] < 0)
+    VPTQ_CHECK(first_outside(p, n, on, VPTQ_HESSIAN_MAX, &first, err));
+    for (; row < p->in && vptq_triangle(row + 1) <= first; row++) {
+        const float diagonal = lower[vptq_triangle(row + 1) - 1];
+        if (diagonal < 0)
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "%s diagonal %zu is %g, expected zero or a positive number", name,
-                             i, (double)row[i]);
+                             row, (double)diagonal);
     }
-    return VPTQ_OK;
+    if (first == n)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_NUMERIC,
+                     "%s entry (%zu, %zu) is %g, expected a finite number below 1e24", name,
+                     row, first - vptq_triangle(row), (double)lower[first]);
+}
+
+/* The Hessian to minimize with. */
+static const float *minimized(const vptq_encoder_input *input)
+{
+    return input->metric ? input->metric : input->lower;
+}
+
+/* Entry (c, c) of the Hessian to minimize with. */
+static double raw_diagonal(const vptq_problem *p, size_t c)
+{
+    return (double)minimized(p->input)[vptq_triangle(c + 1) - 1];
 }
 
 static vptq_status average_diagonal(vptq_problem *p, vptq_err *err)
 {
     for (size_t i = 0; i < p->in; i++) {
-        double h = (double)p->lower[i * (i + 1) / 2 + i];
+        double h = raw_diagonal(p, i);
         p->mean_diag += h;
         p->dead += h > 0 ? 0 : 1;
     }
@@ -66,34 +89,22 @@ typedef struct column_stats {
     double *bias, *scale; /* [in] before rounding */
 } column_stats;
 
-static void mean_and_deviation(size_t out, size_t in, const float *w, column_stats *k)
+/* Measures the columns of W on the device. */
+static vptq_status measure_columns(const vptq_problem *p, column_stats *k, vptq_err *err)
 {
-    for (size_t r = 0; r < out; r++)
-        for (size_t c = 0; c < in; c++)
-            k->bias[c] += (double)w[r * in + c];
-    for (size_t c = 0; c < in; c++)
-        k->bias[c] /= (double)out;
-    for (size_t r = 0; r < out; r++)
-        for (size_t c = 0; c < in; c++) {
-            double d = (double)w[r * in + c] - k->bias[c];
-            k->scale[c] += d * d;
-        }
-    for (size_t c = 0; c < in; c++)
-        k->scale[c] = sqrt(k->scale[c] / (double)out);
-}
-
-static void minimum_and_range(size_t out, size_t in, const float *w, column_stats *k)
-{
-    for (size_t c = 0; c < in; c++) {
-        double min = (double)w[c], max = min;
-        for (size_t r = 1; r < out; r++) {
-            double x = (double)w[r * in + c];
-            min = x < min ? x : min;
-            max = x > max ? x : max;
-        }
-        k->bias[c] = min;
-        k->scale[c] = max - min;
-    }
+    const size_t in = p->in;
+    vptq_mirror m = vptq_mirror_of(p->dev);
+    const vptq_norms_args args = {
+        .out = p->out,
+        .in = in,
+        .w = p->on.w,
+        .range = p->settings->norm != VPTQ_NORM_STD,
+        .bias = vptq_mirror_take(&m, k->bias, in, sizeof *k->bias, VPTQ_MIRROR_DOWNLOAD),
+        .scale = vptq_mirror_take(&m, k->scale, in, sizeof *k->scale, VPTQ_MIRROR_DOWNLOAD)};
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = p->dev->ops->column_norms(p->dev->state, &args, err);
+    return vptq_mirror_end(&m, st, err);
 }
 
 /* Rounded to the storage type, except for the published recipe, which rounds at the end. */
@@ -122,7 +133,6 @@ static vptq_status set_norm(vptq_problem *p, size_t c, const column_stats *k, vp
 static vptq_status column_norms(vptq_problem *p, vptq_arena *scratch, vptq_err *err)
 {
     const size_t in = p->in;
-    const float *w = p->input->w;
     column_stats k = {.bias = vptq_arena_zalloc(scratch, in, 2 * sizeof(double), err)};
 
     if (!k.bias)
@@ -134,10 +144,7 @@ static vptq_status column_norms(vptq_problem *p, vptq_arena *scratch, vptq_err *
     }
     if (p->settings->norm == VPTQ_NORM_NONE)
         return VPTQ_OK;
-    if (p->settings->norm == VPTQ_NORM_STD)
-        mean_and_deviation(p->out, in, w, &k);
-    else
-        minimum_and_range(p->out, in, w, &k);
+    VPTQ_CHECK(measure_columns(p, &k, err));
     for (size_t c = 0; c < in; c++)
         VPTQ_CHECK(set_norm(p, c, &k, err));
     return VPTQ_OK;
@@ -191,104 +198,124 @@ static double metric_scale(const vptq_problem *p, size_t column)
     return p->settings->metric == VPTQ_METRIC_SCALED ? (double)p->scale[column] : 1;
 }
 
-/* Entry (i, j) of a packed Hessian, positions. */
-static double raw_entry(const vptq_problem *p, const float *lower, size_t i, size_t j)
+vptq_metric_args vptq_problem_metric(const vptq_problem *p)
 {
-    const size_t a = p->order[i], b = p->order[j], hi = a > b ? a : b, lo = a > b ? b : a;
-    return (double)lower[hi * (hi + 1) / 2 + lo];
+    return (vptq_metric_args){.n = p->in,
+                              .lower = p->on.metric ? p->on.metric : p->on.lower,
+                              .order = p->on.order,
+                              .scale = p->settings->metric == VPTQ_METRIC_SCALED ? p->on.scale
+                                                                                 : NULL,
+                              .divisor = 1,
+                              .ridge = p->settings->ridge * p->mean_diag};
 }
 
-static double metric_entry(const vptq_problem *p, size_t i, size_t j)
+vptq_status vptq_problem_raw(const vptq_problem *p, const float *lower, float *h, vptq_err *err)
 {
-    double h = raw_entry(p, p->lower, i, j);
-    if (i == j)
-        h += p->settings->ridge * p->mean_diag;
-    return metric_scale(p, p->order[i]) * h * metric_scale(p, p->order[j]);
-}
-
-void vptq_problem_metric(const vptq_problem *p, double *a)
-{
-    for (size_t i = 0; i < p->in; i++)
-        for (size_t j = 0; j <= i; j++)
-            a[i * p->in + j] = metric_entry(p, i, j);
-}
-
-void vptq_problem_raw(const vptq_problem *p, const float *lower, float *h)
-{
-    for (size_t i = 0; i < p->in; i++)
-        for (size_t j = 0; j <= i; j++)
-            h[i * p->in + j] = h[j * p->in + i] = (float)raw_entry(p, lower, i, j);
+    const vptq_metric_args raw = {
+        .n = p->in, .lower = lower, .order = p->on.order, .divisor = 1, .h = h};
+    return p->dev->ops->metric(p->dev->state, &raw, err);
 }
 
 static void weigh_columns(vptq_problem *p)
 {
     for (size_t c = 0; c < p->in; c++) {
-        double h = (double)p->lower[c * (c + 1) / 2 + c] + p->settings->ridge * p->mean_diag;
+        double h = raw_diagonal(p, c) + p->settings->ridge * p->mean_diag;
         p->column_diag[c] = metric_scale(p, c) * h * metric_scale(p, c);
     }
 }
 
-void vptq_problem_normalize(vptq_problem *p)
+/* Uploads what normalizing changes. */
+static vptq_status push_columns(vptq_problem *p, vptq_err *err)
 {
-    const float *w = p->input->w;
+    const float *const arrays[] = {p->scale, p->bias, p->scales, p->diag};
+
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        VPTQ_CHECK(vptq_mirror_push(p->arrays, arrays[i], p->in * sizeof(float), err));
+    return VPTQ_OK;
+}
+
+vptq_status vptq_problem_normalize(vptq_problem *p, vptq_err *err)
+{
+    const vptq_normalize_args normalize = {.out = p->out,
+                                           .in = p->in,
+                                           .rows = p->rows,
+                                           .w = p->on.w,
+                                           .order = p->on.order,
+                                           .scale = p->on.scale,
+                                           .bias = p->on.bias,
+                                           .z = p->z};
+    vptq_metric_args metric = vptq_problem_metric(p);
 
     weigh_columns(p);
     for (size_t i = 0; i < p->in; i++) {
         const size_t c = p->order[i];
-        float *z = p->z + i * p->rows;
-        for (size_t r = 0; r < p->out; r++)
-            z[r] = (w[r * p->in + c] - p->bias[c]) / p->scale[c];
-        for (size_t r = p->out; r < p->rows; r++)
-            z[r] = 0;
-        for (size_t j = 0; j <= i; j++)
-            p->h[i * p->in + j] = p->h[j * p->in + i] = (float)metric_entry(p, i, j);
+        p->scales[i] = p->scale[c];
         p->diag[i] = (float)(p->column_diag[c] + p->damping);
-        if (p->damping > 0)
-            p->h[i * p->in + i] = p->diag[i];
     }
+    metric.damping = p->damping;
+    metric.h = p->h;
+    VPTQ_CHECK(push_columns(p, err));
+    VPTQ_CHECK(p->dev->ops->normalize(p->dev->state, &normalize, err));
+    return p->dev->ops->metric(p->dev->state, &metric, err);
 }
 
 /* Factors H'.  The damping that this needed is added to H' itself: without it the steps after
  * the column pass would minimize an indefinite form and diverge. */
-static vptq_status factor(vptq_problem *p, vptq_device *dev, vptq_arena *scratch, vptq_err *err)
+static vptq_status factor(vptq_problem *p, vptq_err *err)
 {
-    vptq_arena_mark mark = vptq_arena_get_mark(scratch);
-    double mean = 0, *a = vptq_arena_alloc(scratch, (size_t)p->in * p->in, sizeof *a, err);
+    const vptq_metric_args metric = vptq_problem_metric(p);
+    double mean = 0;
 
-    if (!a)
-        return VPTQ_E_NOMEM;
-    vptq_problem_metric(p, a);
-    VPTQ_CHECK(
-        vptq_hessian_factor(dev, p->in, a, p->settings->damping, p->u, &p->damping_added, err));
-    vptq_arena_rewind(scratch, mark);
+    VPTQ_CHECK(vptq_hessian_factor(p->dev, &metric, p->settings->damping, p->u,
+                                   &p->damping_added, err));
     for (size_t c = 0; c < p->in; c++)
         mean += p->column_diag[c] / p->in;
     p->damping = p->damping_added * mean;
-    if (p->damping > 0)
-        vptq_problem_normalize(p);
-    return VPTQ_OK;
+    return p->damping > 0 ? vptq_problem_normalize(p, err) : VPTQ_OK;
 }
 
-static vptq_status make_arrays(vptq_problem *p, vptq_arena *scratch, vptq_err *err)
+static vptq_status make_host_arrays(vptq_problem *p, vptq_arena *scratch, vptq_err *err)
 {
-    size_t size, square;
+    float **floats[] = {&p->scale, &p->bias, &p->scales, &p->diag};
 
-    if (!vptq_size_mul(p->in, p->in, &square))
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        *floats[i] = vptq_arena_alloc(scratch, p->in, sizeof(float), err);
+        if (!*floats[i])
+            return VPTQ_E_NOMEM;
+    }
+    p->column_diag = vptq_arena_alloc(scratch, p->in, sizeof *p->column_diag, err);
+    p->order = p->column_diag ? vptq_arena_alloc(scratch, p->in, sizeof *p->order, err) : NULL;
+    return p->order ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+/* Allocates the arrays on the device and uploads the input. */
+static vptq_status make_device_arrays(vptq_problem *p, vptq_err *err)
+{
+    const vptq_encoder_input *input = p->input;
+    const size_t in = p->in;
+    size_t square, triangle, size, weights;
+    vptq_mirror *m = p->arrays;
+
+    if (!vptq_size_mul(in, in, &square))
         return vptq_fail(err, VPTQ_E_SHAPE, "a hessian of %u columns does not fit in memory",
                          p->in);
-    if (!vptq_size_mul(p->rows, p->in, &size))
+    if (!vptq_size_mul(p->rows, in, &size) || !vptq_size_mul(p->out, in, &weights))
         return vptq_fail(err, VPTQ_E_SHAPE, "a matrix of %u x %u does not fit in memory",
                          p->out, p->in);
-    p->scale = vptq_arena_alloc(scratch, p->in, sizeof *p->scale, err);
-    p->bias = p->scale ? vptq_arena_alloc(scratch, p->in, sizeof *p->bias, err) : NULL;
-    p->column_diag =
-        p->bias ? vptq_arena_alloc(scratch, p->in, sizeof *p->column_diag, err) : NULL;
-    p->order = p->column_diag ? vptq_arena_alloc(scratch, p->in, sizeof *p->order, err) : NULL;
-    p->z = p->order ? vptq_arena_alloc(scratch, size, sizeof *p->z, err) : NULL;
-    p->h = p->z ? vptq_arena_alloc(scratch, square, sizeof *p->h, err) : NULL;
-    p->diag = p->h ? vptq_arena_alloc(scratch, p->in, sizeof *p->diag, err) : NULL;
-    p->u = p->diag ? vptq_arena_alloc(scratch, square, sizeof *p->u, err) : NULL;
-    return p->u ? VPTQ_OK : VPTQ_E_NOMEM;
+    triangle = vptq_triangle(in);
+    p->on.w = vptq_mirror_in(m, input->w, weights, sizeof(float));
+    p->on.lower = vptq_mirror_in(m, input->lower, triangle, sizeof(float));
+    p->on.metric = vptq_mirror_in(m, input->metric, triangle, sizeof(float));
+    p->on.held_out = vptq_mirror_in(m, input->held_out, triangle, sizeof(float));
+    p->on.scale = vptq_mirror_take(m, p->scale, in, sizeof *p->scale, 0);
+    p->on.bias = vptq_mirror_take(m, p->bias, in, sizeof *p->bias, 0);
+    p->on.scales = vptq_mirror_take(m, p->scales, in, sizeof *p->scales, 0);
+    p->on.diag = vptq_mirror_take(m, p->diag, in, sizeof *p->diag, 0);
+    p->on.order = vptq_mirror_take(m, p->order, in, sizeof *p->order, 0);
+    p->z = vptq_mirror_alloc(m, size, sizeof *p->z);
+    p->h = vptq_mirror_alloc(m, square, sizeof *p->h);
+    p->u = vptq_mirror_alloc(m, square, sizeof *p->u);
+    return vptq_mirror_check(m, err);
 }
 
 vptq_status vptq_problem_make(vptq_problem *p, vptq_device *dev, const vptq_encoder_settings *s,
@@ -297,15 +324,17 @@ vptq_status vptq_problem_make(vptq_problem *p, vptq_device *dev, const vptq_enco
 {
     *p = (vptq_problem){.settings = s,
                         .input = input,
-                        .lower = input->metric ? input->metric : input->lower,
                         .in = input->in,
                         .out = input->out,
-                        .rows = columns->rows};
-    VPTQ_CHECK(make_arrays(p, scratch, err));
-    VPTQ_CHECK(check_hessian("hessian", p->in, input->lower, err));
-    VPTQ_CHECK(check_hessian("weighted hessian", p->in, input->metric, err));
-    VPTQ_CHECK(check_hessian("held-out hessian", p->in, input->held_out, err));
-    VPTQ_CHECK(check_weights(p->out, p->in, input->w, err));
+                        .rows = columns->rows,
+                        .dev = dev,
+                        .arrays = columns->arrays};
+    VPTQ_CHECK(make_host_arrays(p, scratch, err));
+    VPTQ_CHECK(make_device_arrays(p, err));
+    VPTQ_CHECK(check_hessian(p, "hessian", input->lower, p->on.lower, err));
+    VPTQ_CHECK(check_hessian(p, "weighted hessian", input->metric, p->on.metric, err));
+    VPTQ_CHECK(check_hessian(p, "held-out hessian", input->held_out, p->on.held_out, err));
+    VPTQ_CHECK(check_weights(p, err));
     VPTQ_CHECK(average_diagonal(p, err));
 
     vptq_arena_mark mark = vptq_arena_get_mark(scratch);
@@ -313,6 +342,7 @@ vptq_status vptq_problem_make(vptq_problem *p, vptq_device *dev, const vptq_enco
     weigh_columns(p);
     VPTQ_CHECK(order_columns(p, columns->shape.outliers, scratch, err));
     vptq_arena_rewind(scratch, mark);
-    vptq_problem_normalize(p);
-    return factor(p, dev, scratch, err);
+    VPTQ_CHECK(vptq_mirror_push(p->arrays, p->order, p->in * sizeof *p->order, err));
+    VPTQ_CHECK(vptq_problem_normalize(p, err));
+    return factor(p, err);
 }

@@ -9,50 +9,52 @@
 #include "lib/encoder/encoder.h"
 
 /* to[p] = q_p . y_p, to[in + p] = sum of y_p, without padded rows. */
-static void project(const vptq_encoder *enc, const float *y, double *to)
+static vptq_status project(const vptq_encoder *enc, const float *y, double *to, vptq_err *err)
 {
-    const size_t in = enc->problem.in, rows = enc->problem.rows;
+    const size_t out = enc->problem.out;
 
-    for (size_t p = 0; p < in; p++) {
-        const float *q = enc->q + p * rows, *yp = y + p * rows;
-        double product = 0, sum = 0;
-        for (size_t r = 0; r < enc->problem.out; r++) {
-            product += (double)q[r] * (double)yp[r];
-            sum += (double)yp[r];
-        }
-        to[p] = product;
-        to[in + p] = sum;
-    }
+    VPTQ_CHECK(vptq_encoder_dots(enc, out, enc->q, y, to, err));
+    return vptq_encoder_dots(enc, out, y, NULL, to + enc->problem.in, err);
 }
 
-/* ad = A d through one product with H'.  Unknowns: a [in], then c [in]. */
-static vptq_status apply(void *arg, const double *d, double *ad, vptq_err *err)
-{
-    vptq_encoder *enc = arg;
-    const size_t in = enc->problem.in, rows = enc->problem.rows;
+typedef struct solver {
+    vptq_encoder *enc;
+    vptq_conjugate cg; /* unknowns: a [in], then c [in] */
+} solver;
 
-    for (size_t p = 0; p < in; p++) {
-        const float *q = enc->q + p * rows;
-        float *e = enc->e + p * rows, a = (float)d[p], b = (float)d[in + p];
-        for (size_t r = 0; r < rows; r++)
-            e[r] = r < enc->problem.out ? a * q[r] + b : 0;
-    }
-    VPTQ_CHECK(vptq_encoder_product(enc, enc->problem.h, enc->e, enc->g, err));
-    project(enc, enc->g, ad);
-    return VPTQ_OK;
+/* One product with H'. */
+static vptq_status apply(void *arg, vptq_err *err)
+{
+    const solver *a = arg;
+    const vptq_encoder *enc = a->enc;
+    const size_t in = enc->problem.in, rows = enc->problem.rows;
+    const vptq_affine_args error = {.cols = in,
+                                    .rows = rows,
+                                    .valid = enc->problem.out,
+                                    .x = enc->q,
+                                    .a = a->cg.rounded,
+                                    .b = a->cg.rounded + in,
+                                    .y = enc->e,
+                                    .ldx = rows,
+                                    .ldy = rows};
+    VPTQ_CHECK(enc->dev->ops->affine(enc->dev->state, &error, err));
+    VPTQ_CHECK(vptq_encoder_multiply(enc, enc->problem.h, enc->e, enc->g, err));
+    return project(enc, enc->g, a->cg.ad, err);
 }
 
-static void diagonal(const vptq_encoder *enc, double *m)
+/* m = |q_p|^2 H'_pp, then out H'_pp. */
+static vptq_status diagonal(vptq_encoder *enc, double *m, vptq_err *err)
 {
-    const size_t in = enc->problem.in, rows = enc->problem.rows;
+    const vptq_problem *p = &enc->problem;
+    const size_t in = p->in;
+    double all;
 
-    for (size_t p = 0; p < in; p++) {
-        double square = 0;
-        for (size_t r = p * rows; r < p * rows + enc->problem.out; r++)
-            square += (double)enc->q[r] * (double)enc->q[r];
-        m[p] = square * (double)enc->problem.diag[p];
-        m[in + p] = (double)enc->problem.out * (double)enc->problem.diag[p];
+    VPTQ_CHECK(vptq_encoder_dot(enc, p->out, enc->q, enc->q, &all, err));
+    for (size_t i = 0; i < in; i++) {
+        enc->sums[i] *= (double)p->diag[i];
+        enc->sums[in + i] = (double)p->out * (double)p->diag[i];
     }
+    return enc->dev->ops->upload(enc->dev->state, m, enc->sums, 2 * in * sizeof *m, err);
 }
 
 /* Leaves a column as it is if its scale would vanish, change sign or not fit into the storage
@@ -77,18 +79,18 @@ static void apply_step(vptq_problem *p, const double *x)
 vptq_status vptq_refit_scales(vptq_encoder *enc, int iterations, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_arena_mark mark = vptq_arena_get_mark(&enc->scratch);
-    vptq_conjugate cg = {.apply = apply, .arg = enc};
+    const size_t n = 2 * (size_t)enc->problem.in;
+    vptq_mirror m = vptq_mirror_of(enc->dev);
+    solver a = {.enc = enc, .cg = {.n = n, .apply = apply, .arg = &a}};
 
-    VPTQ_TRY(vptq_conjugate_open(&enc->scratch, 2 * (size_t)enc->problem.in, &cg, err));
-    project(enc, enc->g, cg.r); /* the gradient */
-    for (size_t i = 0; i < cg.n; i++)
-        cg.r[i] = -cg.r[i];
-    diagonal(enc, cg.m);
-    VPTQ_TRY(vptq_conjugate_run(&cg, iterations, err));
-    apply_step(&enc->problem, cg.x);
-    vptq_problem_normalize(&enc->problem);
+    VPTQ_TRY(vptq_conjugate_open(&m, &a.cg, err));
+    VPTQ_TRY(project(enc, enc->g, a.cg.ad, err)); /* the gradient */
+    VPTQ_TRY(diagonal(enc, a.cg.m, err));
+    VPTQ_TRY(vptq_conjugate_run(&a.cg, iterations, err));
+    VPTQ_TRY(enc->dev->ops->download(enc->dev->state, enc->sums, a.cg.x, n * sizeof *enc->sums,
+                                     err));
+    apply_step(&enc->problem, enc->sums);
+    VPTQ_TRY(vptq_problem_normalize(&enc->problem, err));
 out:
-    vptq_arena_rewind(&enc->scratch, mark);
-    return st;
+    return vptq_mirror_end(&m, st, err);
 }

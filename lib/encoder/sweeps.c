@@ -8,12 +8,9 @@
 
 typedef struct sweep {
     const vptq_encoder *enc;
-    const vptq_column_group *group; /* in device memory */
+    const vptq_column_group *group;
     vptq_search_index *index;
-    /* device memory */
-    float *q, *g;   /* [in][rows] */
-    const float *h; /* [in][in] */
-    float *delta;   /* [VPTQ_PASS_BLOCK][rows] */
+    float *delta; /* [VPTQ_PASS_BLOCK][rows] */
 } sweep;
 
 static vptq_status sweep_block(const sweep *a, size_t first, size_t cols, vptq_err *err)
@@ -25,11 +22,11 @@ static vptq_status sweep_block(const sweep *a, size_t first, size_t cols, vptq_e
     const vptq_descend_args block = {.cols = cols,
                                      .rows = group->rows,
                                      .index = a->index,
-                                     .g = a->g + first * rows,
-                                     .h = a->h + first * in + first,
+                                     .g = a->enc->g + first * rows,
+                                     .h = a->enc->problem.h + first * in + first,
                                      .idx = group->idx + vectors,
                                      .idx_res = group->k_res ? group->idx_res + vectors : NULL,
-                                     .q = a->q + first * rows,
+                                     .q = a->enc->q + first * rows,
                                      .delta = a->delta,
                                      .ldg = rows,
                                      .ldh = in,
@@ -39,9 +36,9 @@ static vptq_status sweep_block(const sweep *a, size_t first, size_t cols, vptq_e
     const vptq_gemm_args update = {.m = in,
                                    .n = group->rows,
                                    .k = cols,
-                                   .a = a->h + first * in,
+                                   .a = a->enc->problem.h + first * in,
                                    .b = a->delta,
-                                   .c = a->g,
+                                   .c = a->enc->g,
                                    .lda = in,
                                    .ldb = rows,
                                    .ldc = rows,
@@ -64,12 +61,13 @@ static vptq_status sweep_group(const sweep *a, vptq_err *err)
 }
 
 /* One search index per group serves all sweeps. */
-static vptq_status open_indexes(const vptq_encoder *enc, const vptq_column_group *groups,
-                                vptq_search_index **index, vptq_err *err)
+static vptq_status open_indexes(const vptq_encoder *enc, vptq_search_index **index,
+                                vptq_err *err)
 {
     const vptq_device *dev = enc->dev;
     for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
-        const vptq_codebooks codebooks = vptq_group_codebooks(&groups[i], enc->settings->beam);
+        const vptq_codebooks codebooks =
+            vptq_group_codebooks(&enc->columns.groups[i], enc->settings->beam);
         VPTQ_CHECK(dev->ops->search_index_open(dev->state, &codebooks, &index[i], err));
     }
     return VPTQ_OK;
@@ -81,29 +79,18 @@ vptq_status vptq_sweeps(vptq_encoder *enc, uint32_t count, vptq_err *err)
     vptq_arena_mark mark = vptq_arena_get_mark(&enc->scratch);
     vptq_mirror m = vptq_mirror_of(enc->dev);
     const uint32_t num_groups = enc->columns.num_groups;
-    const size_t in = enc->problem.in, rows = enc->problem.rows;
     sweep a = {.enc = enc};
 
-    float *delta = vptq_arena_alloc(&enc->scratch, VPTQ_PASS_BLOCK * rows, sizeof *delta, err);
-    vptq_column_group *groups =
-        delta ? vptq_arena_alloc(&enc->scratch, num_groups, sizeof *groups, err) : NULL;
     vptq_search_index **index =
-        groups ? vptq_arena_zalloc(&enc->scratch, num_groups, sizeof(vptq_search_index *), err)
-               : NULL;
+        vptq_arena_zalloc(&enc->scratch, num_groups, sizeof(vptq_search_index *), err);
     if (!index)
         return VPTQ_E_NOMEM;
-    a.q = vptq_mirror_take(&m, enc->q, in * rows, sizeof *a.q,
-                           VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD);
-    a.g = vptq_mirror_take(&m, enc->g, in * rows, sizeof *a.g, VPTQ_MIRROR_UPLOAD);
-    a.h = vptq_mirror_in(&m, enc->problem.h, in * in, sizeof *a.h);
-    a.delta = vptq_mirror_take(&m, delta, VPTQ_PASS_BLOCK * rows, sizeof *delta, 0);
-    for (uint32_t i = 0; i < num_groups; i++)
-        groups[i] = vptq_group_mirror(&m, &enc->columns.groups[i], true);
+    a.delta = vptq_mirror_alloc(&m, VPTQ_PASS_BLOCK * enc->problem.rows, sizeof *a.delta);
     VPTQ_TRY(vptq_mirror_check(&m, err));
-    VPTQ_TRY(open_indexes(enc, groups, index, err));
+    VPTQ_TRY(open_indexes(enc, index, err));
     for (uint32_t n = 0; n < count; n++)
         for (uint32_t i = 0; i < num_groups; i++) {
-            a.group = &groups[i];
+            a.group = &enc->columns.groups[i];
             a.index = index[i];
             VPTQ_TRY(sweep_group(&a, err));
         }

@@ -13,9 +13,11 @@
 #ifndef VPTQ_ENCODER_TARGET_H
 #define VPTQ_ENCODER_TARGET_H
 
-#include "lib/backend/backend.h"
+#include "lib/backend/mirror.h"
 
-/* One matrix and the moments of its input, host memory.  Either `shift` or `drift` is NULL. */
+/* One matrix and the moments of its input, in host memory for vptq_target_find and in device
+ * memory for the other functions, which have all their arrays there.  Either `shift` or `drift`
+ * is NULL. */
 typedef struct vptq_target_moments {
     uint32_t out, in;
     const float *w;     /* [out, in] */
@@ -35,16 +37,15 @@ typedef struct vptq_target_choice {
                     divided by tr(W H~ W^T); >= 0 */
 } vptq_target_choice;
 
-/* Measures any delta on held-out tokens: their H~ [in, in], R [out, in], tr(W H~ W^T). */
+/* Measures any delta on held-out tokens: their H~ and R [out, in], tr(W H~ W^T). */
 typedef struct vptq_target_judge {
     uint32_t out, in;
-    double *h; /* lower triangle */
-    float *r;
+    const float *lower;
+    float *r; /* in the arrays given */
     double norm;
 } vptq_target_judge;
-/* The arena owns the judge's arrays. */
 vptq_status vptq_target_judge_make(vptq_device *dev, const vptq_target_moments *held_out,
-                                   vptq_arena *arena, vptq_target_judge *judge,
+                                   vptq_mirror *arrays, vptq_target_judge *judge,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Of {0, 1/4, 1/2, 3/4, 1} up to `max_alpha`, the alpha with the least error on held-out
@@ -60,7 +61,8 @@ vptq_status vptq_target_find(vptq_device *dev, const vptq_target_moments *m,
                              float *target, vptq_target_choice *choice,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
-/* target [count] = w + alpha delta, exactly w for alpha = 0.  `target` may be `delta`. */
+/* target [count] = w + alpha delta (host memory), exactly w for alpha = 0.  `target` may be
+ * `delta`. */
 void vptq_target_apply(size_t count, const float *w, const float *delta, double alpha,
                        float *target);
 

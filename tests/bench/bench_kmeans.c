@@ -31,7 +31,7 @@ static void bench_row(vptq_device *dev, uint32_t v, uint32_t k, bool json)
     float *c = bench_alloc((size_t)k * v, sizeof *c);
     uint32_t *labels = bench_alloc(n, sizeof *labels);
     vptq_kmeans_options opt = vptq_kmeans_default(v, k);
-    const vptq_kmeans_points points = {.ctx = dev->ctx, .n = n, .v = v, .x = x, .w = w};
+    const vptq_kmeans_points points = {.dev = dev, .n = n, .v = v, .x = x, .w = w};
     vptq_kmeans_stats stats;
     vptq_err err;
     opt.rng = vptq_rng_make(1, 0, 0, VPTQ_RNG_SEEDING);

@@ -389,6 +389,12 @@ inline unsigned __float_as_uint(float f)
 {
     return cuda_emu_pack(f).word[0];
 }
+inline long long __double_as_longlong(double d)
+{
+    long long bits;
+    memcpy(&bits, &d, sizeof bits);
+    return bits;
+}
 inline float __uint_as_float(unsigned u)
 {
     return cuda_emu_unpack<float>(cuda_emu_pack(u));

@@ -74,23 +74,24 @@ static void check_scatter(void *arg, const vptq_device *dev, bool is_ref)
     const scatter_case *a = arg;
     const size_t v = a->codebooks.codebooks.v, k = a->codebooks.codebooks.k,
                  rows = a->vector_rows * v;
-    double *sums = vtest_alloc(k * v, sizeof *sums), *weights = vtest_alloc(k, sizeof *weights);
+    double *sums = vtest_alloc(k * v, sizeof *sums),
+           *weights = vtest_alloc(k * v, sizeof *weights);
     double *want = vtest_alloc(k * v, sizeof *want),
-           *want_weights = vtest_alloc(k, sizeof *want_weights);
+           *want_weights = vtest_alloc(k * v, sizeof *want_weights);
     (void)is_ref;
     for (size_t t = 0; t < a->cols; t++) {
         const double w = a->weight ? (double)a->weight[t] : 1;
         for (size_t i = 0; i < rows; i++) {
             const size_t j = a->idx[t * (a->vector_rows + 1) + i / v];
             want[j * v + i % v] += w * (double)a->y[t * rows + i];
-            want_weights[j] += i % v ? 0 : w;
+            want_weights[j * v + i % v] += w;
         }
     }
     memset(sums, 0xff, k * v * sizeof *sums);
-    memset(weights, 0xff, k * sizeof *weights);
+    memset(weights, 0xff, k * v * sizeof *weights);
     scatter_on(a, dev, sums, weights);
     assert_close_f64(sums, want, k * v, 1e-12, 1e-12);
-    assert_close_f64(weights, want_weights, k, 1e-12, 1e-12);
+    assert_close_f64(weights, want_weights, k * v, 1e-12, 1e-12);
     memset(sums, 0xff, k * v * sizeof *sums);
     scatter_on(a, dev, sums, NULL);
     assert_close_f64(sums, want, k * v, 1e-12, 1e-12);
@@ -149,7 +150,7 @@ static void scatter_gives_the_same_bits_for_any_threads(void **state)
     devices_skip_if_only();
     enum { V = 8, K = 40, SUMS = K * V };
     scatter_case a = scatter_make(101, 77, V, K, 0, true);
-    double first[SUMS + K], other[SUMS + K];
+    double first[2 * SUMS], other[2 * SUMS];
     for (int threads = 1; threads <= 5; threads++) {
         devices_one d;
         double *to = threads > 1 ? other : first;

@@ -91,7 +91,10 @@ void vencoder_state_metric(vencoder_state *e)
 {
     const size_t in = e->enc.problem.in;
 
-    vptq_problem_metric(&e->enc.problem, e->h);
+    vptq_err err = {0};
+    vptq_metric_args metric = vptq_problem_metric(&e->enc.problem);
+    metric.a = e->h;
+    assert_ok(e->run.dev.ops->metric(e->run.dev.state, &metric, &err), &err);
     for (size_t i = 0; i < in; i++)
         for (size_t j = 0; j < i; j++)
             e->h[j * in + i] = e->h[i * in + j];
@@ -105,12 +108,17 @@ void vencoder_state_open(vencoder_state *e, const char *backend, int threads,
 
     *e = (vencoder_state){.s = *s, .input = *input};
     vencoder_open(&e->run, backend, threads);
-    *enc = (vptq_encoder){
-        .dev = &e->run.dev, .settings = &e->s, .keep = &e->run.arena, .report = &e->report};
+    *enc = (vptq_encoder){.dev = &e->run.dev,
+                          .settings = &e->s,
+                          .keep = &e->run.arena,
+                          .arrays = vptq_mirror_of(&e->run.dev),
+                          .report = &e->report};
     vptq_arena_init(&enc->scratch, &e->run.mem);
     assert_ok(vptq_encoder_check(s, input->out, input->in, &err), &err);
     const vptq_vq_shape shape = vptq_encoder_shape(s, input->out, input->in);
-    assert_ok(vptq_columns_make(&enc->columns, &shape, enc->keep, &enc->scratch, &err), &err);
+    assert_ok(
+        vptq_columns_make(&enc->columns, &shape, &enc->arrays, enc->keep, &enc->scratch, &err),
+        &err);
     assert_ok(vptq_problem_make(&enc->problem, enc->dev, &e->s, &e->input, &enc->columns,
                                 &enc->scratch, &err),
               &err);
@@ -122,6 +130,8 @@ void vencoder_state_open(vencoder_state *e, const char *backend, int threads,
 
 void vencoder_state_close(vencoder_state *e)
 {
+    vptq_err err = {0};
+    assert_ok(vptq_mirror_end(&e->enc.arrays, VPTQ_OK, &err), &err);
     vptq_arena_release(&e->enc.scratch);
     vencoder_close(&e->run);
 }

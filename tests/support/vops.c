@@ -293,6 +293,56 @@ static vptq_status run_vq_scatter(vops *r, vptq_err *err)
     return r->dev.ops->vq_scatter(r->dev.state, &a, err);
 }
 
+/* ---- arrays (array_ops.h) ---- */
+
+/* Defines run_OP for an op with an args struct. */
+#define RUN(op, type, ...)                                                                     \
+    static vptq_status run_##op(vops *r, vptq_err *err)                                        \
+    {                                                                                          \
+        size_t first;                                                                          \
+        uint32_t count, at[C];                                                                 \
+        double sum, loss[C];                                                                   \
+        const type a = {__VA_ARGS__};                                                          \
+        (void)first, (void)count, (void)at, (void)sum, (void)loss;                             \
+        return r->dev.ops->op(r->dev.state, &a, err);                                          \
+    }
+RUN(first_outside, vptq_outside_args, .n = N, .x = r->x, .max = 1, .first = &first)
+RUN(column_norms, vptq_norms_args, .out = N, .in = N, .w = r->x, .bias = r->d,
+    .scale = r->d + N)
+RUN(normalize, vptq_normalize_args, .out = N, .in = N, .rows = N, .w = r->x, .order = r->idx,
+    .scale = r->x, .bias = r->x, .z = r->y)
+RUN(metric, vptq_metric_args, .n = N, .lower = r->x, .order = r->idx, .divisor = 1, .h = r->y,
+    .diag = r->d)
+RUN(reverse_upper, vptq_upper_args, .n = N, .a = r->d, .u = r->y)
+RUN(subtract, vptq_subtract_args, .cols = N, .rows = N, .x = r->x, .y = r->x, .z = r->y,
+    .ldx = N, .ldy = N, .ldz = N)
+RUN(affine, vptq_affine_args, .cols = N, .rows = N, .valid = C, .x = r->x, .a = r->x, .b = r->x,
+    .y = r->y, .ldx = N, .ldy = N)
+RUN(column_dots, vptq_dots_args, .cols = C, .rows = N, .x = r->x, .ldx = N, .sums = r->d)
+RUN(solve_upper, vptq_solve_args, .cols = C, .rows = N, .u = r->x, .x = r->y, .ldu = N,
+    .ldx = N)
+RUN(dot, vptq_dot_args, .n = N, .x = r->d, .y = r->d, .sum = &sum)
+RUN(cg_step, vptq_cg_step_args, .n = N, .d = r->d, .ad = r->d, .m = r->d, .x = r->d + N,
+    .r = r->d + 2 * N, .s = r->d + 3 * N, .rho = &sum)
+RUN(cg_turn, vptq_cg_turn_args, .n = N, .s = r->d, .d = r->d + N, .rounded = r->y)
+RUN(add_rounded, vptq_add_args, .n = N, .x = r->d, .y = r->y)
+RUN(move_centroids, vptq_move_args, .k = K, .v = V, .sums = r->d, .weights = r->d,
+    .centroids = r->y, .before = r->y + N, .moved = &sum, .empty = &count)
+RUN(worst_vectors, vptq_worst_args, .n = N, .count = C, .v = V, .k = K, .x = r->y,
+    .idx = r->idx, .centroids = r->x, .loss = loss, .at = at)
+RUN(vq_pack, vptq_pack_args, .cols = C, .vector_rows = C, .bits = 5, .idx = r->idx,
+    .words = r->idx + N * C, .ldw = C)
+
+static vptq_status run_copy(vops *r, vptq_err *err)
+{
+    return r->dev.ops->copy(r->dev.state, r->y, r->x, N * sizeof *r->y, err);
+}
+
+static vptq_status run_clear(vops *r, vptq_err *err)
+{
+    return r->dev.ops->clear(r->dev.state, r->y, N * sizeof *r->y, err);
+}
+
 /* ---- transformer ---- */
 
 static vptq_status run_embed(vops *r, vptq_err *err)
@@ -491,7 +541,10 @@ const vops_op vops_all[] = {
     {"vq_descend", .with_index = descend},
     {"vq_gather", .run = run_vq_gather},
     {"vq_scatter", .run = run_vq_scatter},
-    {"embed", .run = run_embed},
+    {"copy", .run = run_copy},
+    {"clear", .run = run_clear},
+#define RUN_OP(op) {#op, .run = run_##op},
+    VPTQ_ARRAY_OPS(RUN_OP){"embed", .run = run_embed},
     {"rmsnorm", .run = run_rmsnorm},
     {"rope", .run = run_rope},
     {"attention", .run = run_attention},

@@ -28,7 +28,8 @@ typedef struct sums_job {
     size_t v, k, items;
     size_t parts, part_size;                           /* of the items */
     double *part_sums, *part_weights, *part_objective; /* [parts][k][v], [parts][k], [parts] */
-    double *sums, *weights;                            /* [k][v], [k] or NULL */
+    double *sums, *weights;                            /* [k][v], [k][repeat] or NULL */
+    size_t repeat;                                     /* of each weight */
 } sums_job;
 
 static void sum_parts(void *arg, size_t begin, size_t end, int thread)
@@ -53,13 +54,15 @@ static void add_parts(void *arg, size_t begin, size_t end, int thread)
     const size_t v = job->v, k = job->k;
     (void)thread;
     memset(job->sums + begin * v, 0, (end - begin) * v * sizeof *job->sums);
-    if (job->weights)
-        memset(job->weights + begin, 0, (end - begin) * sizeof *job->weights);
-    for (size_t p = 0; p < job->parts; p++) {
+    for (size_t p = 0; p < job->parts; p++)
         for (size_t e = begin * v; e < end * v; e++)
             job->sums[e] += job->part_sums[p * k * v + e];
-        for (size_t j = begin; job->weights && j < end; j++)
-            job->weights[j] += job->part_weights[p * k + j];
+    for (size_t j = begin; job->weights && j < end; j++) {
+        double weight = 0;
+        for (size_t p = 0; p < job->parts; p++)
+            weight += job->part_weights[p * k + j];
+        for (size_t d = 0; d < job->repeat; d++)
+            job->weights[j * job->repeat + d] = weight;
     }
 }
 
@@ -123,7 +126,8 @@ vptq_status vptq_cpu_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vp
                     .k = a->k,
                     .items = a->n,
                     .sums = a->sums,
-                    .weights = a->weights};
+                    .weights = a->weights,
+                    .repeat = 1};
     return sum(dev, &job, count_parts(a->n, a->k, a->v), a->objective, err);
 }
 
@@ -156,7 +160,8 @@ vptq_status vptq_cpu_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_
                     .k = s->k,
                     .items = s->cols,
                     .sums = s->sums,
-                    .weights = s->weights};
+                    .weights = s->weights,
+                    .repeat = s->v};
     size_t parts = count_parts(s->cols * (s->rows / s->v), s->k, s->v);
     double objective;
     if (s->cols && parts > s->cols)

@@ -13,6 +13,7 @@ struct labelled {
     const float *x, *weight; /* weight NULL: ones */
     const uint32_t *idx;
     size_t per_weight; /* vectors that share a weight */
+    bool repeat;       /* stores the weight of a centroid once for each element */
     size_t piece;      /* vectors that one warp sorts */
 };
 
@@ -150,7 +151,9 @@ __global__ static void __launch_bounds__(THREADS)
         }
         if (valid && slot == 0)
             sums[(size_t)j * a.v + d] = sum;
-        if (weights && d0 == 0 && port_lane() == 0)
+        if (weights && a.repeat && valid && slot == 0)
+            weights[(size_t)j * a.v + d] = weight;
+        if (weights && !a.repeat && d0 == 0 && port_lane() == 0)
             weights[j] = weight;
     }
     distance = port_warp_sum(distance);
@@ -257,5 +260,6 @@ vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq
     a.weight = s->weight;
     a.idx = s->idx;
     a.per_weight = a.vector_rows;
+    a.repeat = true;
     return sum_by_label(dev, &a, NULL, s->sums, s->weights, NULL, "vq_scatter", err);
 }

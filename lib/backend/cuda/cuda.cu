@@ -170,6 +170,18 @@ vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t
     return vptq_cuda_check(e, "a download", err);
 }
 
+static vptq_status cuda_copy(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                             vptq_err *err)
+{
+    return vptq_cuda_check(
+        cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, dev->stream), "a copy", err);
+}
+
+static vptq_status cuda_clear(vptq_dev *dev, void *dst, size_t bytes, vptq_err *err)
+{
+    return vptq_cuda_check(cudaMemsetAsync(dst, 0, bytes, dev->stream), "clearing memory", err);
+}
+
 static vptq_status cuda_sync(vptq_dev *dev, vptq_err *err)
 {
     return vptq_cuda_check(cudaStreamSynchronize(dev->stream), "work", err);
@@ -209,6 +221,8 @@ static const vptq_backend cuda_table = {.name = "cuda",
                                         .left = cuda_left,
                                         .upload = vptq_cuda_upload,
                                         .download = vptq_cuda_download,
+                                        .copy = cuda_copy,
+                                        .clear = cuda_clear,
                                         .sync = cuda_sync,
                                         .cache_bytes = cuda_cache_bytes,
                                         .measure = vptq_cuda_measure,

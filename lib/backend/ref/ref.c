@@ -64,6 +64,15 @@ vptq_status vptq_ref_copy(vptq_dev *dev, void *dst, const void *src, size_t byte
     return VPTQ_OK;
 }
 
+vptq_status vptq_ref_clear(vptq_dev *dev, void *dst, size_t bytes, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    if (bytes)
+        memset(dst, 0, bytes);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_ref_sync(vptq_dev *dev, vptq_err *err)
 {
     (void)dev;
@@ -111,6 +120,8 @@ const vptq_backend vptq_backend_ref = {.name = "ref",
                                        .left = vptq_ref_left,
                                        .upload = vptq_ref_copy,
                                        .download = vptq_ref_copy,
+                                       .copy = vptq_ref_copy,
+                                       .clear = vptq_ref_clear,
                                        .sync = vptq_ref_sync,
                                        .cache_bytes = vptq_ref_cache_bytes,
                                        .measure = vptq_ref_measure,

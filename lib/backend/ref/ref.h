@@ -14,12 +14,15 @@ size_t vptq_ref_left(const vptq_dev *dev);
 void vptq_ref_release(vptq_dev *dev, void *ptr);
 vptq_status vptq_ref_copy(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                           vptq_err *err);
+vptq_status vptq_ref_clear(vptq_dev *dev, void *dst, size_t bytes, vptq_err *err);
 vptq_status vptq_ref_sync(vptq_dev *dev, vptq_err *err);
 size_t vptq_ref_cache_bytes(const vptq_dev *dev);
 vptq_status vptq_ref_library_half(vptq_dev *dev, const vptq_half_args *a, vptq_err *err);
 vptq_status vptq_ref_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double *seconds,
                              vptq_err *err);
 
+/* Entry (i, j) of the matrix that the op metric writes. */
+double vptq_ref_metric_entry(const vptq_metric_args *a, size_t i, size_t j);
 /* |x - c|^2 of vectors of length v. */
 double vptq_ref_distance(const float *x, const float *c, uint32_t v);
 

@@ -226,15 +226,15 @@ vptq_status vptq_ref_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_
     (void)err;
     memset(s->sums, 0, (size_t)s->k * s->v * sizeof *s->sums);
     if (s->weights)
-        memset(s->weights, 0, s->k * sizeof *s->weights);
+        memset(s->weights, 0, (size_t)s->k * s->v * sizeof *s->weights);
     for (size_t t = 0; t < s->cols; t++) {
         const double w = s->weight ? (double)s->weight[t] : 1;
         for (size_t i = 0; i < s->rows / s->v; i++) {
             const size_t j = s->idx[t * s->ldi + i];
             for (size_t d = 0; d < s->v; d++)
                 s->sums[j * s->v + d] += w * (double)s->y[t * s->ldy + i * s->v + d];
-            if (s->weights)
-                s->weights[j] += w;
+            for (size_t d = 0; s->weights && d < s->v; d++)
+                s->weights[j * s->v + d] += w;
         }
     }
     return VPTQ_OK;

@@ -42,7 +42,23 @@ static vptq_status count(vptq_err *err)
 OP(search, vptq_search_args)
 OP(vq_gather, vptq_gather_args)
 OP(vq_scatter, vptq_scatter_args)
-#undef ROW
+OP(first_outside, vptq_outside_args)
+OP(column_norms, vptq_norms_args)
+OP(normalize, vptq_normalize_args)
+OP(metric, vptq_metric_args)
+OP(reverse_upper, vptq_upper_args)
+OP(subtract, vptq_subtract_args)
+OP(affine, vptq_affine_args)
+OP(column_dots, vptq_dots_args)
+OP(solve_upper, vptq_solve_args)
+OP(dot, vptq_dot_args)
+OP(cg_step, vptq_cg_step_args)
+OP(cg_turn, vptq_cg_turn_args)
+OP(add_rounded, vptq_add_args)
+OP(move_centroids, vptq_move_args)
+OP(worst_vectors, vptq_worst_args)
+OP(vq_pack, vptq_pack_args)
+#undef OP
 
 static vptq_status gemm(vptq_dev *dev, const vptq_gemm_args *args, vptq_err *err)
 {
@@ -151,6 +167,8 @@ static vptq_backend faulty(vencoder_run *run)
     table.assign = assign;
     table.reassign = reassign;
     table.accumulate = accumulate;
+#define FAULTY(op) table.op = op;
+    VPTQ_ARRAY_OPS(FAULTY)
     table.search_index_open = search_index_open;
     table.vq_dequant = vq_dequant;
     return table;

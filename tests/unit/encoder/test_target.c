@@ -65,13 +65,12 @@ static vptq_target_choice choose(vptq_device *dev, const float *delta,
                                  const vptq_target_moments *held_out, double max_alpha)
 {
     vptq_err err = {0};
-    vptq_arena arena;
+    vptq_mirror arrays = vptq_mirror_of(dev);
     vptq_target_judge judge;
     vptq_target_choice choice;
-    vptq_arena_init(&arena, dev->ctx->mem);
-    assert_ok(vptq_target_judge_make(dev, held_out, &arena, &judge, &err), &err);
+    assert_ok(vptq_target_judge_make(dev, held_out, &arrays, &judge, &err), &err);
     assert_ok(vptq_target_choose(dev, &judge, delta, max_alpha, &choice, &err), &err);
-    vptq_arena_release(&arena);
+    assert_ok(vptq_mirror_end(&arrays, VPTQ_OK, &err), &err);
     return choice;
 }
 

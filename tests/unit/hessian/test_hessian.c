@@ -126,11 +126,26 @@ static void make_spd(size_t n, double *a, uint64_t seed)
     free(g);
 }
 
+/* Factors the lower triangle of a [n, n], rounded to float. */
+static vptq_status factor(vptq_device *dev, size_t n, double *a, float *u, double *added,
+                          vptq_err *err)
+{
+    float *lower = malloc(vptq_triangle(n) * sizeof *lower), *at = lower;
+    assert_non_null(lower);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j <= i; j++)
+            a[i * n + j] = a[j * n + i] = (double)(*at++ = (float)a[i * n + j]);
+    const vptq_metric_args metric = {.n = n, .lower = lower, .divisor = 1};
+    const vptq_status st = vptq_hessian_factor(dev, &metric, 0.01, u, added, err);
+    free(lower);
+    return st;
+}
+
 static void test_factor_is_upper_and_inverts(void **state)
 {
     (void)state;
     enum { M = 150 }; /* more than one block of the factorization */
-    double *a = malloc(sizeof *a * M * M), *work = malloc(sizeof *work * M * M);
+    double *a = malloc(sizeof *a * M * M);
     float *u = malloc(sizeof *u * M * M);
     vptq_mem mem;
     vptq_ctx ctx = make_ctx(&mem);
@@ -139,9 +154,8 @@ static void test_factor_is_upper_and_inverts(void **state)
     double added = -1;
 
     make_spd(M, a, 3);
-    memcpy(work, a, sizeof *a * M * M);
     assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
-    assert_ok(vptq_hessian_factor(&dev, M, work, 0.01, u, &added, &err), &err);
+    assert_ok(factor(&dev, M, a, u, &added, &err), &err);
     assert_true(added == 0);
     double worst = 0;
     for (size_t i = 0; i < M; i++)
@@ -163,7 +177,6 @@ static void test_factor_is_upper_and_inverts(void **state)
     vptq_device_close(&dev);
     assert_int_equal(mem.used, 0);
     free(a);
-    free(work);
     free(u);
 }
 
@@ -184,19 +197,18 @@ static void test_factor_raises_damping(void **state)
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < M; j++)
             a[i * M + j] = i == j ? 1 - 0.05 : 1;
-    assert_ok(vptq_hessian_factor(&dev, M, a, 0.01, u, &added, &err), &err);
+    assert_ok(factor(&dev, M, a, u, &added, &err), &err);
     assert_true(fabs(added - 0.1) < 1e-12); /* damping 0.01 is not enough against -0.05 */
     /* Indefinite, and no allowed damping repairs it. */
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < M; j++)
             a[i * M + j] = i == j ? 1 : 1e9;
-    assert_fails(vptq_hessian_factor(&dev, M, a, 0.01, u, &added, &err), VPTQ_E_NUMERIC, &err,
+    assert_fails(factor(&dev, M, a, u, &added, &err), VPTQ_E_NUMERIC, &err,
                  "not positive definite");
     a[5 * M + 3] = (double)NAN;
-    assert_fails(vptq_hessian_factor(&dev, M, a, 0.01, u, &added, &err), VPTQ_E_NUMERIC, &err,
-                 "(5, 3)");
+    assert_fails(factor(&dev, M, a, u, &added, &err), VPTQ_E_NUMERIC, &err, "(5, 3)");
     memset(a, 0, sizeof a);
-    assert_fails(vptq_hessian_factor(&dev, M, a, 0.01, u, &added, &err), VPTQ_E_NUMERIC, &err,
+    assert_fails(factor(&dev, M, a, u, &added, &err), VPTQ_E_NUMERIC, &err,
                  "mean diagonal of 0");
     vptq_device_close(&dev);
     assert_int_equal(mem.used, 0);

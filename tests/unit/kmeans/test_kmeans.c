@@ -267,8 +267,9 @@ static void repair_takes_the_worst_points(void **state)
     float moved[K] = {2.5F, 50, 51, 52, 53, 54};
     /* losses: 0 25 1 16 25 0 20.25 9 0; the second 5 equals the first and is left out */
     const float expected[K] = {2.5F, 5, 9, -4, 3, 1};
-    vptq_ctx ctx = {.threads = 1};
-    vptq_kmeans_points points = {&ctx, POINTS, 1, x, w};
+    devices_one d;
+    devices_open(&d, "cpu", VPTQ_SIMD_NONE, 1);
+    vptq_kmeans_points points = {&d.dev, POINTS, 1, x, w};
     const vptq_kmeans_clusters clusters = {K, before, labels, weights};
     vptq_err err;
     uint32_t repaired = 99;
@@ -282,6 +283,7 @@ static void repair_takes_the_worst_points(void **state)
     assert_ok(vptq_kmeans_repair(&points, &clusters, still, &repaired, &err), &err);
     assert_int_equal(repaired, 0);
     assert_same_f32(still, before, K);
+    devices_close(&d);
 }
 
 static void same_bytes_for_any_threads(void **state)
@@ -414,10 +416,12 @@ static void empty_clusters_are_kept(void **state)
     vptq_kmeans_options opt = options(V, K);
     opt.seeding = VPTQ_KMEANS_RANDOM;
     opt.keep_empty = true;
-    vptq_ctx ctx = {.threads = 1};
-    vptq_kmeans_points points = {&ctx, N, V, x, NULL};
+    devices_one d;
+    devices_open(&d, "cpu", VPTQ_SIMD_NONE, 1);
+    vptq_kmeans_points points = {&d.dev, N, V, x, NULL};
     vptq_err err;
     assert_ok(vptq_kmeans_seed(&points, &opt, start, &err), &err);
+    devices_close(&d);
     opt.iterations = 2; /* means move once */
     run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, NULL, &kept);
     size_t copies = 0;
@@ -570,7 +574,7 @@ static void cancel_stops(void **state)
     const vptq_kmeans_args a = {N, x, w, centroids, NULL};
     assert_fails(vptq_kmeans_run(&dev, &opt, &a, &stats, &err), VPTQ_E_CANCELLED, &err,
                  "interrupted");
-    vptq_kmeans_points points = {&ctx, N, V, x, w};
+    vptq_kmeans_points points = {&dev, N, V, x, w};
     assert_fails(vptq_kmeans_seed(&points, &opt, centroids, &err), VPTQ_E_CANCELLED, &err,
                  "interrupted");
     vptq_device_close(&dev);

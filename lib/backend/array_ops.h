@@ -1,0 +1,215 @@
+/* Internal: the ops that the encoder, k-means and factoring need between searches and products.
+ * With them an array stays on the device from the first step to the last.
+ *
+ * Most are one loop; backend.h has the rules that all ops share.  Arrays are in device memory
+ * unless a comment says "host".  Elements are floats rounded after every operation, sums are
+ * doubles added in the order of indices (cuda: in another fixed order). */
+#ifndef VPTQ_BACKEND_ARRAY_OPS_H
+#define VPTQ_BACKEND_ARRAY_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/base/status.h"
+
+typedef struct vptq_dev vptq_dev;
+
+/* ---- checks and statistics of weights ---- */
+
+/* *first = the lowest i with x[i] outside [min, max] or NaN, else n. */
+typedef struct vptq_outside_args {
+    size_t n;
+    const float *x;
+    float min, max;
+    size_t *first; /* host */
+} vptq_outside_args;
+typedef vptq_status vptq_op_first_outside(vptq_dev *dev, const vptq_outside_args *a,
+                                          vptq_err *err);
+
+/* Bias and scale of every column of w [out, in]: mean and standard deviation (divided by out),
+ * or with `range` minimum and maximum - minimum. */
+typedef struct vptq_norms_args {
+    size_t out, in; /* out at least 1 */
+    const float *w;
+    bool range;
+    double *bias, *scale; /* [in] */
+} vptq_norms_args;
+typedef vptq_status vptq_op_column_norms(vptq_dev *dev, const vptq_norms_args *a,
+                                         vptq_err *err);
+
+/* z[i][r] = (w[r][order[i]] - bias[order[i]]) / scale[order[i]] for r < out, 0 for the rows
+ * after them. */
+typedef struct vptq_normalize_args {
+    size_t out, in, rows;
+    const float *w;            /* [out, in] */
+    const uint32_t *order;     /* [in] */
+    const float *scale, *bias; /* [in] */
+    float *z;                  /* [in, rows] */
+} vptq_normalize_args;
+typedef vptq_status vptq_op_normalize(vptq_dev *dev, const vptq_normalize_args *a,
+                                      vptq_err *err);
+
+/* ---- symmetric matrices ---- */
+
+/* Unpacks a lower triangle in double: with o = order[i], p = order[j] and 1 on the diagonal for
+ * I,
+ *     A[i][j] = scale[o] * (lower[o][p] / divisor + ridge * I) * scale[p] + damping * I.
+ * Writes the lower triangle of a, both triangles of h as floats, the diagonal to diag; each may
+ * be NULL. */
+typedef struct vptq_metric_args {
+    size_t n;
+    const float *lower;    /* [n (n + 1) / 2] packed */
+    const uint32_t *order; /* [n], or NULL for 0, 1, .. */
+    const float *scale;    /* [n], or NULL for ones */
+    double divisor, ridge, damping;
+    bool reversed; /* reads order from its end */
+    double *a;     /* [n, n] */
+    float *h;      /* [n, n] */
+    double *diag;  /* [n] */
+} vptq_metric_args;
+typedef vptq_status vptq_op_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err *err);
+
+/* u = J A J with J the reversal of rows and columns, A lower triangular: u[i][j] = a[n - 1 -
+ * i][n - 1 - j] for i <= j, rounded, and 0 below the diagonal. */
+typedef struct vptq_upper_args {
+    size_t n;
+    const double *a; /* [n, n] */
+    float *u;        /* [n, n] */
+} vptq_upper_args;
+typedef vptq_status vptq_op_reverse_upper(vptq_dev *dev, const vptq_upper_args *a,
+                                          vptq_err *err);
+
+/* ---- matrices [cols, rows], each column a run of rows ---- */
+
+/* z = x - y; z may be x or y. */
+typedef struct vptq_subtract_args {
+    size_t cols, rows;
+    const float *x, *y;
+    float *z;
+    size_t ldx, ldy, ldz;
+} vptq_subtract_args;
+typedef vptq_status vptq_op_subtract(vptq_dev *dev, const vptq_subtract_args *a, vptq_err *err);
+
+/* y[t] = a[t] * x[t] + b[t] in the first `valid` rows, 0 in those after them.  Copies x without
+ * factors a and b.  y may be x. */
+typedef struct vptq_affine_args {
+    size_t cols, rows, valid;
+    const float *x;     /* NULL: y[t] = b[t] */
+    const float *a, *b; /* [cols], NULL: 1 and 0 */
+    float *y;
+    size_t ldx, ldy;
+} vptq_affine_args;
+typedef vptq_status vptq_op_affine(vptq_dev *dev, const vptq_affine_args *a, vptq_err *err);
+
+/* sums[t] = x[t] . y[t]. */
+typedef struct vptq_dots_args {
+    size_t cols, rows;
+    const float *x, *y; /* y NULL: ones */
+    size_t ldx, ldy;
+    double *sums; /* [cols] */
+} vptq_dots_args;
+typedef vptq_status vptq_op_column_dots(vptq_dev *dev, const vptq_dots_args *a, vptq_err *err);
+
+/* Solves U^T X = Y in place by forward substitution: for t = 0..cols-1, x[t] = (y[t] - the sum
+ * over s < t of u[s][t] * x[s]) / u[t][t], in float. */
+typedef struct vptq_solve_args {
+    size_t cols, rows;
+    const float *u; /* [cols, cols]; only the upper triangle is read */
+    float *x;       /* [cols, rows] in: Y, out: X */
+    size_t ldu, ldx;
+} vptq_solve_args;
+typedef vptq_status vptq_op_solve_upper(vptq_dev *dev, const vptq_solve_args *a, vptq_err *err);
+
+/* ---- conjugate gradients in double ---- */
+
+/* *sum = x . y. */
+typedef struct vptq_dot_args {
+    size_t n;
+    const double *x, *y;
+    double *sum; /* host */
+} vptq_dot_args;
+typedef vptq_status vptq_op_dot(vptq_dev *dev, const vptq_dot_args *a, vptq_err *err);
+
+/* x += alpha * d, r -= alpha * ad, s = r / m (0 unless m > 0), *rho = r . s. */
+typedef struct vptq_cg_step_args {
+    size_t n;
+    double alpha;
+    const double *d, *ad, *m;
+    double *x, *r, *s;
+    double *rho; /* host */
+} vptq_cg_step_args;
+typedef vptq_status vptq_op_cg_step(vptq_dev *dev, const vptq_cg_step_args *a, vptq_err *err);
+
+/* d = s + beta * d, and its rounded copy. */
+typedef struct vptq_cg_turn_args {
+    size_t n;
+    double beta;
+    const double *s;
+    double *d;
+    float *rounded;
+} vptq_cg_turn_args;
+typedef vptq_status vptq_op_cg_turn(vptq_dev *dev, const vptq_cg_turn_args *a, vptq_err *err);
+
+/* y += x, added in double. */
+typedef struct vptq_add_args {
+    size_t n;
+    const double *x;
+    float *y;
+} vptq_add_args;
+typedef vptq_status vptq_op_add_rounded(vptq_dev *dev, const vptq_add_args *a, vptq_err *err);
+
+/* ---- clustering ---- */
+
+/* Moves every centroid with a positive weight to the mean of its vectors, sums / weight. */
+typedef struct vptq_move_args {
+    uint32_t k, v;
+    const double *sums;    /* [k, v] */
+    const double *weights; /* [k] */
+    float *centroids;      /* [k, v] in and out */
+    float *before;         /* [k, v] out: the centroids before the move */
+    double *moved;         /* host: the sum of squared moves, taken before rounding */
+    uint32_t *empty;       /* host: the centroids without a positive weight */
+} vptq_move_args;
+typedef vptq_status vptq_op_move_centroids(vptq_dev *dev, const vptq_move_args *a,
+                                           vptq_err *err);
+
+/* The `count` vectors with the largest losses w * |x - c_idx|^2 above 0, largest first and the
+ * lowest index first on ties.  If fewer have one, the list ends with losses of 0, whose indices
+ * have no meaning. */
+typedef struct vptq_worst_args {
+    size_t n, count; /* count at most n */
+    uint32_t v, k;
+    const float *x;         /* [n, v] */
+    const float *w;         /* [n], or NULL for ones */
+    const uint32_t *idx;    /* [n] */
+    const float *centroids; /* [k, v] */
+    double *loss;           /* host: [count] */
+    uint32_t *at;           /* host: [count] */
+} vptq_worst_args;
+typedef vptq_status vptq_op_worst_vectors(vptq_dev *dev, const vptq_worst_args *a,
+                                          vptq_err *err);
+
+/* ---- packing ---- */
+
+/* Packs the indices of a column group as lib/base/vq.h stores them: entry e of row i is idx |
+ * idx_res << main_bits of vector row i of column `column[e]`.  Unused bits of a row are 0. */
+typedef struct vptq_pack_args {
+    size_t cols, vector_rows;
+    unsigned bits, main_bits;      /* of an entry and of its main index */
+    const uint32_t *idx, *idx_res; /* [cols, vector_rows]; idx_res NULL without residuals */
+    const uint32_t *column;        /* [cols], or NULL for 0, 1, .. */
+    uint32_t *words;               /* [vector_rows, ldw] */
+    size_t ldw;
+} vptq_pack_args;
+typedef vptq_status vptq_op_vq_pack(vptq_dev *dev, const vptq_pack_args *a, vptq_err *err);
+
+/* clang-format off */
+#define VPTQ_ARRAY_OPS(OP)                                                                     \
+    OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(reverse_upper)              \
+    OP(subtract) OP(affine) OP(column_dots) OP(solve_upper)                                    \
+    OP(dot) OP(cg_step) OP(cg_turn) OP(add_rounded)                                            \
+    OP(move_centroids) OP(worst_vectors) OP(vq_pack)
+/* clang-format on */
+
+#endif
