@@ -68,7 +68,8 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
                                  .first_layer = a->layers.first,
                                  .last_layer = a->layers.last,
                                  .force = cli->common.force,
-                                 .dry_run = cli->common.dry_run};
+                                 .dry_run = cli->common.dry_run,
+                                 .predict = !strcmp(cli->common.backend, "cuda")};
 
     vptq_status st = VPTQ_OK;
     if (vptq_cli_calibrate_given(&a->calibrate)) {

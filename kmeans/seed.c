@@ -23,7 +23,7 @@ enum { TRIALS = VPTQ_SEED_TRIALS, CHUNK = VPTQ_SEED_CHUNK, TASK = 8 * CHUNK };
  * % less than 8 trials on that sample; later steps of the encoder recover nearly all of it.
  * Hence 8 per centroid, and fewer for large codebooks, so that seeding stays cheaper than
  * Lloyd. */
-static size_t default_sample(size_t k)
+size_t vptq_kmeans_seed_sample(size_t k)
 {
     const size_t min_sample = 32768;
     size_t bounded = ((size_t)1 << 30) / k > 2 * k ? ((size_t)1 << 30) / k : 2 * k;
@@ -281,7 +281,7 @@ vptq_status vptq_kmeans_seed(const vptq_kmeans_points *points, const vptq_kmeans
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
-    size_t count = opt->seed_sample ? opt->seed_sample : default_sample(opt->k);
+    size_t count = opt->seed_sample ? opt->seed_sample : vptq_kmeans_seed_sample(opt->k);
     if (opt->seeding == VPTQ_KMEANS_RANDOM || count < opt->k)
         count = opt->k;
     if (count > points->n)

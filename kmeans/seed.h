@@ -5,9 +5,11 @@
 
 #include <stddef.h>
 
+#include "kmeans/kmeans.h"
+
 enum {
     VPTQ_SEED_LANES = 16,
-    VPTQ_SEED_TRIALS = 8,   /* candidates per centroid */
+    VPTQ_SEED_TRIALS = VPTQ_KMEANS_TRIALS,
     VPTQ_SEED_CHUNK = 1024, /* maximum points per call of a loop */
 };
 

@@ -135,6 +135,17 @@ vptq_quantize_options vptq_quantize_defaults(void)
                                    .last_layer = UINT32_MAX};
 }
 
+/* Predictions need no GPU. */
+static vptq_status predict(vptq_ctx *ctx, const vptq_quantize_options *opt,
+                           const vptq_output *out, vptq_quantize_result *result, vptq_err *err)
+{
+    vptq_device host;
+    VPTQ_CHECK(vptq_device_open(ctx, "cpu", &host, err));
+    vptq_status st = vptq_quantize_report(&host, opt, out, result, err);
+    vptq_device_close(&host);
+    return st;
+}
+
 vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
                           const vptq_output *out, vptq_quantize_result *result, vptq_err *err)
 {
@@ -146,6 +157,8 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
         o.settings = &best;
     if (o.calibrate && isnan(o.kv_factor))
         o.kv_factor = 0;
+    if (o.dry_run && o.predict)
+        return predict(ctx, &o, out, result ? result : &unused, err);
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     return vptq_quantize_report(dev, &o, out, result ? result : &unused, err);
 }

@@ -320,6 +320,7 @@ typedef struct vptq_quantize_options {
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start over in a directory of other settings */
     bool dry_run;                     /* report shapes and bits only */
+    bool predict;                     /* in a dry run: also the time that a GPU would take */
     bool no_size_warnings;            /* do not warn about codebooks too large for a matrix */
 } vptq_quantize_options;
 
@@ -335,6 +336,8 @@ typedef struct vptq_quantize_result {
     double predicted_kld;            /* 0 without VPTQ_ALLOCATE_KL */
     uint64_t packed_bytes;           /* expected size of the packed weights */
     double seconds;
+    /* options.predict: of the whole run, and of its calibration */
+    double predicted_seconds, predicted_calibration;
 } vptq_quantize_result;
 
 /* Quantizes the linear layers of a model into a work directory, matrix by matrix, and reports a

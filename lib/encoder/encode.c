@@ -6,14 +6,6 @@
 
 #include "lib/encoder/encoder.h"
 
-enum {
-    REFIT_SWEEPS = 2,      /* after each refit */
-    GRID_SWEEPS = 2,       /* after the second pass */
-    STORAGE_SWEEPS = 1,    /* after rounding; a second one gains less than a thousandth */
-    REFIT_ITERATIONS = 10, /* of conjugate gradients; sweeps undo what more would gain */
-    SCALE_ITERATIONS = 8,  /* the same, over scale and bias */
-};
-
 /* ---- one step: announced, measured, reported, reverted if it raised the objective ---- */
 
 typedef enum on_worse { KEEP, REVERT_IF_WORSE } on_worse;
@@ -176,14 +168,14 @@ static vptq_status minimize_error(vptq_encoder *enc, vptq_err *err)
     if (s->refits && s->scales && s->metric == VPTQ_METRIC_SCALED &&
         !(enc->problem.damping > 0)) {
         VPTQ_CHECK(begin(enc, &step, "scales", REVERT_IF_WORSE, err));
-        VPTQ_CHECK(vptq_refit_scales(enc, SCALE_ITERATIONS, err));
+        VPTQ_CHECK(vptq_refit_scales(enc, VPTQ_SCALE_ITERATIONS, err));
         VPTQ_CHECK(end(enc, &step, err));
     }
     for (uint32_t i = 0; i < s->refits; i++) {
         VPTQ_CHECK(begin(enc, &step, "refit", REVERT_IF_WORSE, err));
-        VPTQ_CHECK(vptq_refit(enc, NULL, NULL, REFIT_ITERATIONS, err));
+        VPTQ_CHECK(vptq_refit(enc, NULL, NULL, VPTQ_REFIT_ITERATIONS, err));
         VPTQ_CHECK(vptq_encoder_update(enc, err));
-        VPTQ_CHECK(vptq_sweeps(enc, REFIT_SWEEPS, err));
+        VPTQ_CHECK(vptq_sweeps(enc, VPTQ_REFIT_SWEEPS, err));
         VPTQ_CHECK(end(enc, &step, err));
     }
     return VPTQ_OK;
@@ -208,7 +200,7 @@ static vptq_status adapt_to_grid(vptq_encoder *enc, vptq_err *err)
     VPTQ_CHECK(begin(enc, &step, "repass", REVERT_IF_WORSE, err));
     VPTQ_CHECK(vptq_column_pass(enc, false, err));
     VPTQ_CHECK(vptq_encoder_update(enc, err));
-    VPTQ_CHECK(vptq_sweeps(enc, GRID_SWEEPS, err));
+    VPTQ_CHECK(vptq_sweeps(enc, VPTQ_GRID_SWEEPS, err));
     return end(enc, &step, err);
 }
 
@@ -221,7 +213,7 @@ static vptq_status round_for_storage(vptq_encoder *enc, vptq_err *err)
     VPTQ_CHECK(round_codebooks(enc, err));
     if (enc->settings->rounding == VPTQ_ROUND_LOOP) {
         VPTQ_CHECK(vptq_encoder_update(enc, err));
-        VPTQ_CHECK(vptq_sweeps(enc, STORAGE_SWEEPS, err));
+        VPTQ_CHECK(vptq_sweeps(enc, VPTQ_STORAGE_SWEEPS, err));
     }
     return end(enc, &step, err);
 }

@@ -212,7 +212,20 @@ vptq_status vptq_refit(vptq_encoder *enc, const vptq_column_group *only, const f
 vptq_status vptq_grid_codebooks(vptq_encoder *enc, bool residual,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
-enum { VPTQ_PASS_BLOCK = 128 }; /* columns between two updates of all others by one product */
+/* How much the steps do. */
+enum {
+    VPTQ_PASS_BLOCK = 128,     /* columns between two updates of all others by one product */
+    VPTQ_JOINT_ITERATIONS = 8, /* of conjugate gradients; each round continues the last */
+    /* While codebooks still change a lot, pairs need not be the best: all but the last
+     * WIDE_ROUNDS rounds try only a fraction 1 / NARROWING of the main centroids. */
+    VPTQ_WIDE_ROUNDS = 2,
+    VPTQ_NARROWING = 4,
+    VPTQ_REFIT_ITERATIONS = 10, /* of conjugate gradients; sweeps undo what more would gain */
+    VPTQ_REFIT_SWEEPS = 2,      /* after each refit */
+    VPTQ_SCALE_ITERATIONS = 8,  /* of conjugate gradients over scale and bias */
+    VPTQ_GRID_SWEEPS = 2,       /* after the second pass */
+    VPTQ_STORAGE_SWEEPS = 1     /* after rounding; a second one gains less than a thousandth */
+};
 
 /* Brings down the stored form of columns and problem (store.c).  Codebooks must have been
  * rounded; scale and bias are rounded here if they are not yet. */

@@ -4,14 +4,6 @@
 #include "kmeans/kmeans.h"
 #include "lib/encoder/encoder.h"
 
-enum {
-    JOINT_ITERATIONS = 8, /* of conjugate gradients per round; each round continues the last */
-    /* While codebooks still change a lot, pairs need not be the best: all but the last
-     * WIDE_ROUNDS try only a fraction 1 / NARROWING of the main centroids. */
-    WIDE_ROUNDS = 2,
-    NARROWING = 4
-};
-
 /* w [count][run] = diag [count], each value `run` times. */
 static vptq_status repeat(const vptq_device *dev, const float *diag, size_t count, size_t run,
                           float *w, vptq_err *err)
@@ -149,7 +141,7 @@ static vptq_status choose_pairs(vptq_encoder *enc, const vptq_column_group *g, c
     vptq_codebooks codebooks = vptq_group_codebooks(g, enc->settings->beam);
 
     if (narrow)
-        codebooks.beam = (codebooks.beam + NARROWING - 1) / NARROWING;
+        codebooks.beam = (codebooks.beam + VPTQ_NARROWING - 1) / VPTQ_NARROWING;
     VPTQ_TRY(vptq_check_cancel(enc->dev->ctx, err));
     VPTQ_TRY(ops->search_index_open(enc->dev->state, &codebooks, &index, err));
     const vptq_search_args args = {.n = g->cols * g->vector_rows,
@@ -175,8 +167,8 @@ static vptq_status train_group(vptq_encoder *enc, const vptq_column_group *g,
 
     VPTQ_TRY(vptq_group_vectors(g, target, enc->columns.rows, &m, &x, err));
     for (uint32_t round = 0; round < rounds; round++) {
-        VPTQ_TRY(choose_pairs(enc, g, x, round + WIDE_ROUNDS < rounds, err));
-        VPTQ_TRY(vptq_refit(enc, g, target, JOINT_ITERATIONS, err));
+        VPTQ_TRY(choose_pairs(enc, g, x, round + VPTQ_WIDE_ROUNDS < rounds, err));
+        VPTQ_TRY(vptq_refit(enc, g, target, VPTQ_JOINT_ITERATIONS, err));
     }
 out:
     return vptq_mirror_end(&m, st, err);

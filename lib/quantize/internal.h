@@ -1,13 +1,14 @@
 /* Internal to lib/quantize: the state of a quantize run and the steps that share it.
  *
  * quantize.c runs it.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
- * the run, manifest.c keeps quantize.json and the work directory, rows.c the rows of
- * report.jsonl. */
+ * the run, predict.c says how long it takes on a GPU, manifest.c keeps quantize.json and the
+ * work directory, rows.c the rows of report.jsonl. */
 #ifndef VPTQ_QUANTIZE_INTERNAL_H
 #define VPTQ_QUANTIZE_INTERNAL_H
 
 #include <limits.h>
 
+#include "lib/backend/cuda/plan_cost.h"
 #include "lib/base/buf.h"
 #include "lib/quantize/hessians.h"
 #include "lib/quantize/quantize.h"
@@ -89,6 +90,11 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CH
 vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians *h,
                                     vptq_quantize_row *row, vptq_arena *arena, const float **w,
                                     vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- predictions (predict.c) ---- */
+
+/* Seconds that the calibration of q->opt takes on a GPU. */
+double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *c);
 
 /* ---- the work directory (manifest.c) ---- */
 

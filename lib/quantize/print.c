@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/backend/cuda/plan_cost.h"
 #include "lib/quantize/quantize.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
@@ -90,7 +91,7 @@ typedef struct quantize_line {
 } quantize_line;
 
 /* Conditions of columns. */
-enum { PLAN = 1, RUN = 2, HELD_OUT = 4, PREDICTED = 8 };
+enum { PLAN = 1, RUN = 2, HELD_OUT = 4, PREDICTED = 8, TIMES = 16 };
 
 #define TEXT(key, field, columns, bits)                                                        \
     {                                                                                          \
@@ -118,6 +119,14 @@ static const vptq_column columns[] = {
      VPTQ_OBJECT(quantize_line, seconds),
      .formats = VPTQ_IN_JSON,
      .when = offsetof(quantize_line, quantized)},
+    {.name = "predicted_seconds",
+     VPTQ_REAL(quantize_line, r.report.seconds),
+     MILLISECONDS,
+     .needs = TIMES},
+    {.name = "predicted_step_seconds",
+     VPTQ_OBJECT(quantize_line, seconds),
+     .formats = VPTQ_IN_JSON,
+     .needs = TIMES},
 
     TEXT("layer", VPTQ_INTEGER(quantize_line, r.layer), 5, 0),
     TEXT("name", VPTQ_TEXT(quantize_line, r.name), 9, 0),
@@ -133,6 +142,7 @@ static const vptq_column columns[] = {
     REAL("total", r.bits.per_weight, 4, 8, PLAN),
     TEXT("bytes", VPTQ_INTEGER(quantize_line, bytes), 10, PLAN),
     REAL("loss", r.predicted, 6, 8, PLAN | PREDICTED),
+    REAL("seconds", r.report.seconds, 2, 7, PLAN | TIMES),
     REAL("bits", r.bits.per_weight, 4, 7, RUN),
     REAL("k-means", loss, 6, 8, RUN),
     REAL("loss", r.report.loss, 6, 8, RUN),
@@ -196,7 +206,7 @@ static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *er
                           .loss = r->report.steps[0].loss,
                           .bytes = b->total / 8,
                           .quantized = run && !r->reused};
-    if (line.quantized) {
+    if (line.quantized || (p->printer.has & TIMES)) {
         add_steps(&p->steps, &r->report);
         line.seconds = make_step_columns(&r->report, &steps);
     }
@@ -235,6 +245,21 @@ static vptq_status print_predictions(const vptq_output *out, const vptq_quantize
     return divergence ? vptq_print_text(out, err, " %.4f\n", r->predicted_kld) : VPTQ_OK;
 }
 
+/* What the run would take on a GPU, and the shares of the encoder's steps. */
+static vptq_status print_times(const row_printer *p, const vptq_quantize_result *r,
+                               vptq_err *err)
+{
+    char all[32], calibration[32], note[64] = "";
+
+    vptq_human_seconds(all, r->predicted_seconds);
+    vptq_human_seconds(calibration, r->predicted_calibration);
+    if (r->predicted_calibration > 0)
+        snprintf(note, sizeof note, ", of which calibration %s", calibration);
+    VPTQ_CHECK(vptq_print_text(p->printer.out, err, "predicted on one %s: %s%s\n",
+                               vptq_cuda_costs_default()->chip, all, note));
+    return print_shares(p->printer.out, &p->steps, err);
+}
+
 static vptq_status print_summary(const vptq_quantize_options *opt, const row_printer *p,
                                  const vptq_quantize_result *r, vptq_err *err)
 {
@@ -248,8 +273,10 @@ static vptq_status print_summary(const vptq_quantize_options *opt, const row_pri
     VPTQ_CHECK(vptq_print_text(
         out, err, "%u matrices%s, %.4f bits per weight, weights file about %s, %s\n",
         r->matrices, kept, r->bits_per_weight, bytes, seconds));
-    if (opt->dry_run)
-        return print_predictions(out, r, err);
+    if (opt->dry_run) {
+        VPTQ_CHECK(print_predictions(out, r, err));
+        return opt->predict ? print_times(p, r, err) : VPTQ_OK;
+    }
     VPTQ_CHECK(print_mean_losses(out, r, p->printer.has & HELD_OUT, err));
     return print_shares(out, &p->steps, err);
 }
@@ -259,6 +286,8 @@ vptq_status vptq_quantize_report(vptq_device *dev, const vptq_quantize_options *
 {
     row_printer p = {.printer = vptq_printer_make(out, VPTQ_COLUMNS(columns))};
     p.printer.has = opt->dry_run ? PLAN : RUN;
+    if (opt->dry_run && opt->predict)
+        p.printer.has |= TIMES;
     p.printer.gap = 1;
     VPTQ_CHECK(vptq_quantize_model(dev, opt, out ? print_row : NULL, &p, r, err));
     return out && !is_json(out) ? print_summary(opt, &p, r, err) : VPTQ_OK;

@@ -6,6 +6,7 @@
 
 #include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
+#include "lib/encoder/predict.h"
 #include "lib/quantize/internal.h"
 
 /* ---- one matrix ---- */
@@ -184,11 +185,19 @@ static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    const vptq_cuda_costs *costs = q->opt->predict ? vptq_cuda_costs_default() : NULL;
+
+    if (costs && q->opt->calibrate)
+        q->result->predicted_calibration = vptq_predict_calibration(q, costs);
+    q->result->predicted_seconds = q->result->predicted_calibration;
 
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
             char *text = NULL;
             vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
+            if (costs)
+                vptq_encoder_predict(costs, row.settings, row.rows, row.columns, &row.report);
+            q->result->predicted_seconds += row.report.seconds;
             st = vptq_row_json(&row, true, &text, err);
             if (!st)
                 st = vptq_row_account(q, &row, text, err);
