@@ -85,8 +85,7 @@ vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens,
 
     (void)sequence;
     (void)dim;
-    memset(c->host_mass, 0, tokens * sizeof *c->host_mass);
-    VPTQ_CHECK(ops->upload(dev, c->mass, c->host_mass, tokens * sizeof *c->mass, err));
+    VPTQ_CHECK(ops->clear(dev, c->mass, tokens * sizeof *c->mass, err));
     VPTQ_CHECK(ops->attention_mass(dev, a, c->mass, err));
     VPTQ_CHECK(ops->download(dev, c->host_mass, c->mass, tokens * sizeof *c->mass, err));
     for (size_t t = 0; t < tokens; t++)

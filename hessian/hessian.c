@@ -1,8 +1,6 @@
 /* Sums of second moments: adding tokens, dividing, pooling. */
 #include "hessian/hessian.h"
 
-#include <string.h>
-
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
                                   vptq_err *err)
 {
@@ -41,36 +39,14 @@ void vptq_hessian_sum_release(vptq_hessian_sum *s)
     *s = (vptq_hessian_sum){0};
 }
 
-/* Zeroes `count` doubles in device memory. */
-static vptq_status zero(vptq_device *dev, double *to, size_t count, vptq_err *err)
-{
-    enum { PIECE = 1 << 16 };
-    vptq_status st = VPTQ_OK;
-    if (dev->ops->host_memory) {
-        memset(to, 0, count * sizeof *to);
-        return VPTQ_OK;
-    }
-    double *zeros = vptq_mem_alloc(dev->ctx->mem, PIECE, sizeof *zeros, err);
-    if (!zeros)
-        return VPTQ_E_NOMEM;
-    memset(zeros, 0, PIECE * sizeof *zeros);
-    for (size_t i = 0; i < count && !st; i += PIECE) {
-        const size_t n = count - i < PIECE ? count - i : PIECE;
-        st = dev->ops->upload(dev->state, to + i, zeros, n * sizeof *to, err);
-    }
-    if (!st)
-        st = dev->ops->sync(dev->state, err);
-    vptq_mem_free(dev->ctx->mem, zeros);
-    return st;
-}
-
 static vptq_status add(vptq_hessian_sum *s, size_t t, const float *x, const float *w,
                        uint64_t tokens, vptq_err *err)
 {
     vptq_device *dev = s->dev;
     if (s->clear) {
-        VPTQ_CHECK(zero(dev, s->h, (size_t)s->n * s->n, err));
-        VPTQ_CHECK(zero(dev, s->x, s->n, err));
+        const size_t row = s->n * sizeof(double);
+        VPTQ_CHECK(dev->ops->clear(dev->state, s->h, s->n * row, err));
+        VPTQ_CHECK(dev->ops->clear(dev->state, s->x, row, err));
         s->clear = false;
     }
     VPTQ_CHECK(dev->ops->syrk_add(

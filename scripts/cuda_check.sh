@@ -17,7 +17,7 @@ out=${OUT:-$(mktemp -d)}
 mkdir -p "$out"
 newest=$("$nvcc" --list-gpu-arch | sort -V | tail -n 1)
 targets=(-gencode "arch=compute_80,code=sm_80" -gencode "arch=compute_90,code=sm_90"
-    -gencode "arch=$newest,code=$newest")
+    -gencode "arch=$newest,code=sm_${newest#compute_}")
 bad=0
 
 # judge FILE REPORT: prints one line for each violation.

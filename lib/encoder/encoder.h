@@ -212,7 +212,7 @@ vptq_status vptq_refit(vptq_encoder *enc, const vptq_column_group *only, const f
 vptq_status vptq_grid_codebooks(vptq_encoder *enc, bool residual,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
-/* How much the steps do. */
+/* Sizes of the steps. */
 enum {
     VPTQ_PASS_BLOCK = 128,     /* columns between two updates of all others by one product */
     VPTQ_JOINT_ITERATIONS = 8, /* of conjugate gradients; each round continues the last */

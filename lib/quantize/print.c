@@ -245,7 +245,7 @@ static vptq_status print_predictions(const vptq_output *out, const vptq_quantize
     return divergence ? vptq_print_text(out, err, " %.4f\n", r->predicted_kld) : VPTQ_OK;
 }
 
-/* What the run would take on a GPU, and the shares of the encoder's steps. */
+/* The time that the run would take on a GPU, and the shares of the encoder's steps. */
 static vptq_status print_times(const row_printer *p, const vptq_quantize_result *r,
                                vptq_err *err)
 {
