@@ -189,7 +189,7 @@ static vptq_status round_codebooks(vptq_encoder *enc, vptq_err *err)
 }
 
 /* A grid is coarser than the storage type: with the main codebooks on theirs, a second pass and
- * sweeps decide anew.  The residual codebooks, whose steps are smaller, follow with storage. */
+ * sweeps decide anew, and the residual codebooks, which follow with storage, compensate. */
 static vptq_status adapt_to_grid(vptq_encoder *enc, vptq_err *err)
 {
     running_step step;
@@ -199,6 +199,13 @@ static vptq_status adapt_to_grid(vptq_encoder *enc, vptq_err *err)
     VPTQ_CHECK(end(enc, &step, err));
     VPTQ_CHECK(begin(enc, &step, "repass", REVERT_IF_WORSE, err));
     VPTQ_CHECK(vptq_column_pass(enc, false, err));
+    VPTQ_CHECK(vptq_encoder_update(enc, err));
+    VPTQ_CHECK(vptq_sweeps(enc, VPTQ_GRID_SWEEPS, err));
+    VPTQ_CHECK(end(enc, &step, err));
+    if (!enc->settings->k_res)
+        return VPTQ_OK;
+    VPTQ_CHECK(begin(enc, &step, "adapt", REVERT_IF_WORSE, err));
+    VPTQ_CHECK(vptq_grid_refit_residual(enc, VPTQ_REFIT_ITERATIONS, err));
     VPTQ_CHECK(vptq_encoder_update(enc, err));
     VPTQ_CHECK(vptq_sweeps(enc, VPTQ_GRID_SWEEPS, err));
     return end(enc, &step, err);

@@ -211,6 +211,10 @@ vptq_status vptq_refit(vptq_encoder *enc, const vptq_column_group *only, const f
  * in the storage type (grid.c); needs indices. */
 vptq_status vptq_grid_codebooks(vptq_encoder *enc, bool residual,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+/* Least squares as vptq_refit, over the residual codebooks and that of outlier columns, while
+ * the main codebooks stay; needs q and a fresh gradient. */
+vptq_status vptq_grid_refit_residual(vptq_encoder *enc, int iterations,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Sizes of the steps. */
 enum {

@@ -66,3 +66,30 @@ vptq_status vptq_grid_codebooks(vptq_encoder *enc, bool residual, vptq_err *err)
     }
     return VPTQ_OK;
 }
+
+/* Least squares over groups in which the residual codebook and its indices stand for the main
+ * ones: a direction of the refit then has no part in the main codebooks. */
+vptq_status vptq_grid_refit_residual(vptq_encoder *enc, int iterations, vptq_err *err)
+{
+    const vptq_arena_mark mark = vptq_arena_get_mark(&enc->scratch);
+    vptq_column_group *all = enc->columns.groups;
+    vptq_column_group *groups =
+        vptq_arena_alloc(&enc->scratch, enc->columns.num_groups, sizeof *groups, err);
+
+    if (!groups)
+        return VPTQ_E_NOMEM;
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
+        groups[i] = all[i];
+        if (!all[i].k_res)
+            continue;
+        groups[i].main = all[i].res;
+        groups[i].idx = all[i].idx_res;
+        groups[i].k = all[i].k_res;
+        groups[i].k_res = 0;
+    }
+    enc->columns.groups = groups;
+    const vptq_status st = vptq_refit(enc, NULL, NULL, iterations, err);
+    enc->columns.groups = all;
+    vptq_arena_rewind(&enc->scratch, mark);
+    return st;
+}
