@@ -6,34 +6,35 @@
 
 #include "lib/encoder/encoder.h"
 
-/* weights [k] = sum of H'_jj over the uses of each centroid. */
+/* weights [k], in host memory, = sum of H'_jj over the uses of each centroid. */
 static vptq_status weigh_uses(vptq_encoder *enc, const vptq_column_group *g, bool residual,
                               double *weights, vptq_err *err)
 {
     const vptq_device *dev = enc->dev;
-    const size_t rows = enc->columns.rows, n = g->cols * g->vector_rows;
-    const size_t k = residual ? g->k_res : g->k;
+    const size_t rows = enc->columns.rows, k = residual ? g->k_res : g->k, n = k * g->v;
     vptq_mirror m = vptq_mirror_of(enc->dev);
-    double *sums = vptq_arena_alloc(&enc->scratch, k * g->v, sizeof *sums, err);
-    if (!sums)
+    double *repeated = vptq_arena_alloc(&enc->scratch, n, sizeof *repeated, err);
+    if (!repeated)
         return VPTQ_E_NOMEM;
     const vptq_scatter_args s = {
         .cols = g->cols,
         .rows = g->rows,
         .v = g->v,
         .k = (uint32_t)k,
-        .y =
-            vptq_mirror_in(&m, enc->problem.z + g->first * rows, g->cols * rows, sizeof(float)),
-        .weight = vptq_mirror_in(&m, enc->problem.diag + g->first, g->cols, sizeof(float)),
-        .idx = vptq_mirror_in(&m, residual ? g->idx_res : g->idx, n, sizeof *g->idx),
-        .sums = vptq_mirror_take(&m, sums, k * g->v, sizeof *sums, 0),
-        .weights = vptq_mirror_take(&m, weights, k, sizeof *weights, VPTQ_MIRROR_DOWNLOAD),
+        .y = enc->problem.z + g->first * rows,
+        .weight = enc->problem.on.diag + g->first,
+        .idx = residual ? g->idx_res : g->idx,
+        .sums = vptq_mirror_alloc(&m, n, sizeof *repeated),
+        .weights = vptq_mirror_take(&m, repeated, n, sizeof *repeated, VPTQ_MIRROR_DOWNLOAD),
         .ldy = rows,
         .ldi = g->vector_rows};
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
         st = dev->ops->vq_scatter(dev->state, &s, err);
-    return vptq_mirror_end(&m, st, err);
+    st = vptq_mirror_end(&m, st, err);
+    for (size_t i = 0; !st && i < k; i++)
+        weights[i] = repeated[i * g->v];
+    return st;
 }
 
 /* A codebook out of the storage type's range is left to vptq_columns_round, which reports it.
@@ -43,17 +44,19 @@ static vptq_status grid_codebook(vptq_encoder *enc, const vptq_column_group *g, 
 {
     const vptq_arena_mark mark = vptq_arena_get_mark(&enc->scratch);
     const size_t k = residual ? g->k_res : g->k;
-    float *codebook = residual ? g->res : g->main;
+    const size_t bytes = k * g->v * sizeof(float);
+    float *codebook = residual ? g->res_stored : g->stored;
     double *weights = vptq_arena_alloc(&enc->scratch, k, sizeof *weights, err);
 
     if (!weights)
         return VPTQ_E_NOMEM;
     VPTQ_CHECK(weigh_uses(enc, g, residual, weights, err));
+    VPTQ_CHECK(vptq_mirror_pull(enc->columns.arrays, codebook, bytes, err));
     const float scale = vptq_grid_choose(enc->settings->storage, k, g->v, codebook, weights);
     if (scale > 0)
         vptq_grid_round(scale, codebook, k * g->v);
     vptq_arena_rewind(&enc->scratch, mark);
-    return VPTQ_OK;
+    return vptq_mirror_push(enc->columns.arrays, codebook, bytes, err);
 }
 
 vptq_status vptq_grid_codebooks(vptq_encoder *enc, bool residual, vptq_err *err)
