@@ -206,6 +206,10 @@ static void minimize(const matrix *a, vptq_encoder_report *r)
     if (loop && s->codebook_grid == VPTQ_GRID_INT8 && (s->retrain || s->sweeps || s->refits)) {
         add_step(a, r, "grid", 0);
         add_step(a, r, "repass", pass(a, false) + update(a) + sweeps(a, VPTQ_GRID_SWEEPS));
+        if (a->shape.k_res)
+            add_step(a, r, "adapt",
+                     refit(a, VPTQ_REFIT_ITERATIONS, false) + update(a) +
+                         sweeps(a, VPTQ_GRID_SWEEPS));
     }
     if (!loop || s->retrain || s->sweeps || s->refits)
         add_step(a, r, "storage", loop ? update(a) + sweeps(a, VPTQ_STORAGE_SWEEPS) : 0);

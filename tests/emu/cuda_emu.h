@@ -546,7 +546,6 @@ typedef struct cuda_emu_kernel {
 cudaError_t cuda_emu_queue_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                 cudaStream_t stream);
 void cuda_emu_queue_set(void *to, int value, size_t bytes, cudaStream_t stream);
-void cuda_emu_queue_kernel(const cuda_emu_kernel *kernel, cudaStream_t stream);
 /* Whether a graph is being recorded from the stream; then waiting for it, or copying to or from
  * pageable memory, spoils the recording. */
 bool cuda_emu_refuses(cudaStream_t stream);
