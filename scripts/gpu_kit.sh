@@ -31,7 +31,7 @@ cp "$data/models/stories260K-hf/tokenizer.json" "$out/data/"
 # libraries NAME..: those that these files load, without the machine's own libc.
 libraries()
 {
-    ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | grep -v -E '/(libc|libm|ld-linux[^/]*)\.so'
+    ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | grep -v -E '/(libc|libm|ld-linux[^/]*)\.so' || true
 }
 blas=$(PATH=$PATH:/sbin ldconfig -p | awk '/libopenblas\.so\.0 / { print $NF; exit }')
 {

@@ -89,11 +89,11 @@ run_one()
     [ ! -f "$base.exit" ] || want=$(cat "$base.exit")
     (
         cd "$WORK/dir" || exit 1
-        unset VPTQ_SIMD OMP_NUM_THREADS
+        unset VPTQ_SIMD OMP_NUM_THREADS TALLY WORK
         export BIN=$bin DATA=$data SRC LC_ALL=C TERM=dumb TMPDIR=$WORK/dir
         # The inner shell expands the single-quoted text.
         # shellcheck disable=SC2016
-        exec timeout --foreground "${TEST_TIMEOUT:-600}" bash -eu -c '. "$SRC/tests/cli/lib.sh"; . "$1"' \
+        exec timeout --foreground -k 10 "${TEST_TIMEOUT:-600}" bash -eu -c '. "$SRC/tests/cli/lib.sh"; . "$1"' \
             "$name" "$script"
     ) >"$WORK/stdout" 2>"$WORK/stderr" </dev/null
     status=$?

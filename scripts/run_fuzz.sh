@@ -13,7 +13,7 @@ run_one()
 {
     local program=$1 log=$WORK/log name
     name=$(basename "$program")
-    if timeout --foreground "${TEST_TIMEOUT:-600}" "$program" -m "${FUZZ_MUTATIONS:-200}" \
+    if timeout --foreground -k 10 "${TEST_TIMEOUT:-600}" "$program" -m "${FUZZ_MUTATIONS:-200}" \
         "$src/tests/fuzz/corpus/${name#fuzz_}" >"$log" 2>&1; then
         echo "ok $name: $(tail -n1 "$log")"
         pool_result "$name" 1 0 0

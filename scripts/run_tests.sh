@@ -19,7 +19,7 @@ run_one()
         pool_result "$name" 0 1 0
         return
     fi
-    CMOCKA_MESSAGE_OUTPUT=TAP timeout --foreground "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1
+    CMOCKA_MESSAGE_OUTPUT=TAP timeout --foreground -k 10 "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1
     status=$?
     plan=$(grep -a -m1 -E '^1\.\.[0-9]+' "$log" | sed 's/^1\.\.//')
     ok=$(grep -a -c -E '^ok [0-9]+' "$log")

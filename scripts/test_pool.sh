@@ -44,6 +44,7 @@ pool_job()
 pool_print()
 {
     local job=$pool_dir/$1
+    wait "$2" 2>/dev/null
     kill -KILL -- "-$2" 2>/dev/null # what it may have left running
     cat "$job.log" 2>/dev/null || cat "$job.part"
     if [ ! -s "$job.tally" ]; then
@@ -57,26 +58,24 @@ pool_print()
 
 pool()
 {
-    local run=$1 started=0 printed=0 running=0 item
+    local run=$1 started=0 printed=0 item
     local -a pids=()
     shift
     set -m # every job is a process group, which does not ignore SIGINT
     for item in "$@"; do
-        if [ "$running" -ge "$JOBS" ]; then
+        while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do
             wait -n
-            running=$((running - 1))
-        fi
+        done
         WORK=$pool_dir/$started pool_job "$run" "$item" &
         pids[started]=$!
         started=$((started + 1))
-        running=$((running + 1))
         while [ -f "$pool_dir/$printed.log" ]; do
             printed=$((printed + 1))
             pool_print "$((printed - 1))" "${pids[printed - 1]}" "${!printed}"
         done
     done
     while [ "$printed" -lt "$started" ]; do
-        wait "${pids[printed]}" 2>/dev/null
+        wait "${pids[printed]}" 2>/dev/null # then its output is complete, if it has one
         printed=$((printed + 1))
         pool_print "$((printed - 1))" "${pids[printed - 1]}" "${!printed}"
     done

@@ -133,7 +133,7 @@ float vptq_grid_choose(vptq_dtype storage, size_t k, size_t v, const float *c,
     while (VPTQ_GRID_MAX * scale_at(&s, i) < (double)most || scale_at(&s, i) < s.unit)
         i++;
     const int end = i - OCTAVES * s.steps;
-    for (i++; i >= end; i--) {
+    for (i += 2; i >= end; i--) {
         const double scale = scale_at(&s, i);
         if (!is_exact(&s, scale))
             continue;

@@ -31,10 +31,10 @@ bool vptq_grid_find(const float *c, size_t n, float *scale, int8_t *codes);
 
 /* The scale with which vptq_grid_round changes a codebook c [k, v] least, among the scales
  * above that are exact for `storage` (F16 or BF16): the smallest that reaches the largest
- * value, the next larger one, so that a codebook on a grid stays as it is, and smaller ones
- * down to a quarter, which clip.  The change is the sum of weight[i] |c_i - rounded c_i|^2 over
- * the centroids.  Returns 0 if a value is not finite in `storage`.  Equal inputs give equal
- * results on every processor. */
+ * value, the two next larger ones, so that a codebook on a grid stays as it is, and smaller
+ * ones down to a quarter, which clip.  The change is the sum of weight[i] |c_i - rounded c_i|^2
+ * over the centroids.  Returns 0 if a value is not finite in `storage`.  Equal inputs give
+ * equal results on every processor. */
 float vptq_grid_choose(vptq_dtype storage, size_t k, size_t v, const float *c,
                        const double *weight);
 

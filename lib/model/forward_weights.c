@@ -80,15 +80,15 @@ static vptq_status open_kept(vptq_forward *f, size_t rows, size_t samples, vptq_
     const vptq_weight head = vptq_forward_head_weight(f);
     const size_t logits = samples * (f->d->vocab + SAMPLE_WORDS) * sizeof(float);
     vptq_weight embedding = head;
-    for (uint32_t l = 0; l < f->d->layers; l++)
-        for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
-            const vptq_weight *w = &f->m->blocks[l].linear[i];
-            vptq_opened *o = &f->kept[(size_t)l * VPTQ_LINEAR_COUNT + (size_t)i];
-            vptq_status st = vptq_weight_open(w, f->dev, o, err);
-            if (!st)
-                st = store(f, w, o, rows, logits, err);
+    /* packed weights cannot move in tiles, so they come first */
+    for (int store_plain = 0; store_plain < 2; store_plain++)
+        for (size_t i = 0; i < (size_t)f->d->layers * VPTQ_LINEAR_COUNT; i++) {
+            const size_t layer = i / VPTQ_LINEAR_COUNT;
+            const vptq_weight *w = &f->m->blocks[layer].linear[i % VPTQ_LINEAR_COUNT];
+            const vptq_status st = store_plain ? store(f, w, &f->kept[i], rows, logits, err)
+                                               : vptq_weight_open(w, f->dev, &f->kept[i], err);
             if (st) {
-                vptq_err_context(err, "layer %u", l);
+                vptq_err_context(err, "layer %zu", layer);
                 return st;
             }
         }

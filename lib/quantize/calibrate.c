@@ -186,10 +186,11 @@ static vptq_status alloc_parts(calibration *k, vptq_err *err)
 }
 
 /* Estimates the bytes that the encoder needs for the largest matrix: some copies of the
- * weights, the factor and the metric. */
+ * weights; per entry of the Hessian three packed triangles (6), metric and factor (8), the raw
+ * Hessians of two losses (8), and one matrix in double (8). */
 static size_t encoder_memory(const vptq_model_desc *d)
 {
-    enum { PER_WEIGHT = 32, PER_ENTRY = 24 };
+    enum { PER_WEIGHT = 32, PER_ENTRY = 32 };
     size_t largest = 0;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         uint32_t out, in;

@@ -1,7 +1,7 @@
 /* Internal to lib/quantize: the state of a quantize run and the steps that share it.
  *
  * quantize.c runs it.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
- * the run, predict.c says how long it takes on a GPU, manifest.c keeps quantize.json and the
+ * the run, predict.c predicts its time on a GPU, manifest.c keeps quantize.json and the
  * work directory, rows.c the rows of report.jsonl. */
 #ifndef VPTQ_QUANTIZE_INTERNAL_H
 #define VPTQ_QUANTIZE_INTERNAL_H

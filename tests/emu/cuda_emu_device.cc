@@ -13,7 +13,7 @@ enum {
     KERNELS = 256              /* with the attribute */
 };
 
-static const cuda_emu_machine default_machine = {true, 13000, 13000, 9, 0};
+static const cuda_emu_machine default_machine = {true, 13000, 13000, 9, 0, 0};
 
 static struct {
     cudaError_t last_error;
@@ -41,11 +41,16 @@ size_t cuda_emu_dynamic_limit(const void *kernel)
     return DEFAULT_SHARED;
 }
 
+static size_t shared_bytes(void)
+{
+    return emulated.machine.shared ? emulated.machine.shared : (size_t)CUDA_EMU_SHARED_BYTES;
+}
+
 size_t cuda_emu_shared_limit(const void *kernel)
 {
     for (unsigned i = 0; i < emulated.allowed_count; i++)
         if (emulated.allowed[i].kernel == kernel)
-            return CUDA_EMU_SHARED_BYTES;
+            return shared_bytes();
     return DEFAULT_SHARED;
 }
 
@@ -126,7 +131,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     snprintf(p->name, sizeof p->name, "emulated device");
     size_t left;
     (void)cudaMemGetInfo(&left, &p->totalGlobalMem);
-    p->sharedMemPerBlockOptin = CUDA_EMU_SHARED_BYTES;
+    p->sharedMemPerBlockOptin = shared_bytes();
     p->major = emulated.machine.major;
     p->minor = emulated.machine.minor;
     p->multiProcessorCount = 4;
@@ -151,7 +156,7 @@ cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute, int value)
     unsigned i = 0;
     while (i < emulated.allowed_count && emulated.allowed[i].kernel != kernel)
         i++;
-    if (i == KERNELS || value < 0 || value > CUDA_EMU_SHARED_BYTES)
+    if (i == KERNELS || value < 0 || (size_t)value > shared_bytes())
         return cuda_emu_remember(cudaErrorInvalidValue);
     emulated.allowed[i] = {kernel, (size_t)value};
     emulated.allowed_count = i == emulated.allowed_count ? i + 1 : emulated.allowed_count;

@@ -32,10 +32,12 @@ bool cuda_emu_mma_model(const char *name);
  * checked). */
 void cuda_emu_guard(bool on);
 /* The machine to emulate: whether it has a device, versions of driver and run time (12020 for
- * 12.2; driver 0: none) and the compute capability. NULL: the default. */
+ * 12.2; driver 0: none), the compute capability, and the bytes of shared memory of a block (0:
+ * 227 KB). NULL: the default. */
 typedef struct cuda_emu_machine {
     bool device;
     int driver, runtime, major, minor;
+    size_t shared;
 } cuda_emu_machine;
 void cuda_emu_be(const cuda_emu_machine *machine);
 /* Whether cuBLAS and cuSOLVER can be loaded (default: yes). */

@@ -305,6 +305,19 @@ static void test_syrk(void **state)
     check_syrk(4099, 9, true); /* more tokens than are split at a time */
 }
 
+/* Devices whose blocks have 99 KB of shared memory. */
+static void test_products_in_little_shared_memory(void **state)
+{
+    (void)state;
+    const cuda_emu_machine small = {true, 13000, 13000, 8, 6, 99 << 10};
+    devices_skip_if_only();
+    cuda_emu_be(&small);
+    check_gemm(70, 70, 70, 0);
+    check_gemm(20, 70, 70, 0);
+    check_syrk(40, 70, false);
+    cuda_emu_be(NULL);
+}
+
 static void test_syrk_by_hand(void **state)
 {
     (void)state;
@@ -520,6 +533,7 @@ static void test_quad_trace(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_gemm_by_hand), cmocka_unit_test(test_gemm_forms),
            cmocka_unit_test(test_gemm_shapes), cmocka_unit_test(test_gemm_scales),
+           cmocka_unit_test(test_products_in_little_shared_memory),
            cmocka_unit_test(test_gemm_not_finite), cmocka_unit_test(test_syrk),
            cmocka_unit_test(test_syrk_by_hand), cmocka_unit_test(test_factor),
            cmocka_unit_test(test_factor_by_hand), cmocka_unit_test(test_factor_errors),

@@ -171,14 +171,14 @@ static void test_devices_that_do_not_open(void **state)
         cuda_emu_machine machine;
         const char *why;
     } cases[] = {
-        {{false, 0, 13000, 0, 0}, "no CUDA device answers: no driver is installed"},
-        {{true, 12020, 13000, 9, 0},
+        {{false, 0, 13000, 0, 0, 0}, "no CUDA device answers: no driver is installed"},
+        {{true, 12020, 13000, 9, 0, 0},
          "no CUDA device answers: the driver is for CUDA 12.2, this build needs one for 13.0 "
          "or "
          "newer"},
-        {{false, 13000, 13000, 0, 0},
+        {{false, 13000, 13000, 0, 0, 0},
          "no CUDA device answers: no CUDA-capable device is detected"},
-        {{true, 13000, 13000, 7, 5},
+        {{true, 13000, 13000, 7, 5, 0},
          "emulated device has compute capability 7.5, this build needs 8.0 or newer"},
     };
     vptq_mem mem;

@@ -57,7 +57,7 @@ typedef struct vptq_grid_block {
 
 typedef struct vptq_grid_kernels {
     void (*block)(const vptq_grid_block *b);
-    /* NULL if this level has none.  Needs vptq_grid_has_digits(). */
+    /* NULL if this level has none.  Needs vptq_grid_uses_digits(). */
     void (*block_digits)(const vptq_grid_block *b);
 } vptq_grid_kernels;
 

@@ -389,7 +389,7 @@ static vptq_status prepare(vptq_dev *dev, const vptq_assign_args *a, unsigned st
 
 vptq_status vptq_cuda_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
-    VPTQ_BUG_IF(a->v > MAX_V);
+    VPTQ_BUG_IF(a->v > MAX_V || a->k > 1u << (32 - ROW_BITS));
     search_args s = {};
     s.v = a->v;
     s.k = a->k;

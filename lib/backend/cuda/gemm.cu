@@ -7,6 +7,7 @@
 
 /* Few rows of A: more blocks along B. */
 template <bool B_LO> using large = product_shape<4, 2, 8, B_LO>;
+using narrow = product_shape<4, 2, 4, true>; /* fits into the 99 KB of smaller devices */
 template <bool B_LO> using small = product_shape<1, 4, 2, B_LO>;
 enum { SMALL_ROWS = 64, UNIT = 128 /* rows of a piece of work */ };
 
@@ -79,8 +80,11 @@ static vptq_status multiply(vptq_dev *dev, const char *op, const split_rows &a,
         part.rows = count;
         result.c += first * to.ldc;
         const bool few = count <= SMALL_ROWS;
-        const auto start = few ? (b.lo ? launch<small<true>> : launch<small<false>>)
-                               : (b.lo ? launch<large<true>> : launch<large<false>>);
+        const bool fits = dev->properties.sharedMemPerBlockOptin >= large<true>::shared;
+        const auto start = few     ? (b.lo ? launch<small<true>> : launch<small<false>>)
+                           : !b.lo ? launch<large<false>>
+                           : fits  ? launch<large<true>>
+                                   : launch<narrow>;
         return start(dev, part, b, k, result);
     };
     return vptq_cuda_in_pieces(dev, op, a.rows, (double)b.rows * (double)(k + 1), UNIT, piece,

@@ -45,8 +45,9 @@
 
 #define MEMBER(member, function) decltype(function) *member;
 struct vptq_cuda_library {
-    cublasHandle_t blas;       /* NULL: not open */
-    cusolverDnHandle_t solver; /* NULL: not open */
+    cublasHandle_t blas;             /* NULL: not open */
+    cusolverDnHandle_t solver;       /* NULL: not open */
+    bool solver_tried, solver_found; /* its file */
     cusolverDnParams_t params;
     void *half_workspace; /* HALF_WORKSPACE bytes of device memory, or NULL */
     BLAS_FUNCTIONS(MEMBER)
@@ -182,7 +183,12 @@ bool vptq_cuda_library_has_solver(vptq_dev *dev)
 {
     vptq_cuda_library *l = NULL;
     vptq_err err;
-    return !solver_open(dev, &l, &err);
+    if (library_of(dev, &l, &err))
+        return true; /* its call reports the same failure */
+    if (!l->solver_tried)
+        l->solver_found = !load(solver_file, l, &err);
+    l->solver_tried = true;
+    return l->solver_found;
 }
 
 void vptq_cuda_library_close(vptq_dev *dev)

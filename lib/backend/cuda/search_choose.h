@@ -19,14 +19,15 @@ static __device__ inline uint32_t search_main(const search_mains &t, uint32_t i)
 }
 
 /* SEARCH_MAINS main centroids as operand A of port_mma_f16: y = -2 (x - c) 2^e in a high and a
- * low half.  A lane has elements of centroids g and g + 8, g = lane / 4.  If V <= 8, `high` has
- * both halves, one in each half of the operand, and `low` is not used. */
+ * low half, with an exponent e for each centroid.  A lane has elements of centroids g and g +
+ * 8, g = lane / 4.  If V <= 8, `high` has both halves, one in each half of the operand, and
+ * `low` is not used. */
 template <unsigned V> struct search_unit {
     uint32_t high[search_steps<V>][4], low[search_steps<V>][4];
     uint32_t main[2];
     float distance[2]; /* |x - c|^2 of both, INFINITY for an empty place */
-    float scale;       /* 2^e */
-    int undo;          /* the exponent that takes products back */
+    float scale[2];    /* 2^e */
+    int undo[2];       /* the exponent that takes products back */
 };
 
 /* 2^e for -126 <= e <= 127. */
@@ -103,24 +104,29 @@ static __device__ inline void search_unit_start(const search_layout &l, const fl
                                                 uint32_t res_size, search_unit<V> &u)
 {
     search_offsets<V> y;
-    uint32_t size = 0;
+    uint32_t size[2] = {0, 0};
     search_subtract(l, x, t, first, u, y);
 #pragma unroll
     for (unsigned n = 0; n < sizeof y / sizeof(float); n++)
-        size = max(size, search_size((&y.of[0][0][0][0])[n]));
-    /* no more than the residual codebook can follow: |r|^2 is scaled, too */
+        size[n / 2 % 2] = max(size[n / 2 % 2], search_size((&y.of[0][0][0][0])[n]));
     const int res = search_fit(res_size, 14);
-    const int e = min(search_fit(__reduce_max_sync(port_all, size), 13), res + 40);
-    u.scale = search_power(e);
-    u.undo = -e - res;
+#pragma unroll
+    for (unsigned r = 0; r < 2; r++) {
+        size[r] = max(size[r], __shfl_xor_sync(port_all, size[r], 1));
+        size[r] = max(size[r], __shfl_xor_sync(port_all, size[r], 2));
+        /* no more than the residual codebook can follow: |r|^2 is scaled, too */
+        const int e = min(search_fit(size[r], 13), res + 40);
+        u.scale[r] = search_power(e);
+        u.undo[r] = -e - res;
+    }
 #pragma unroll
     for (unsigned p = 0; p < search_steps<V>; p++)
 #pragma unroll
         for (unsigned h = 0; h < (V <= 8 ? 1 : 2); h++)
 #pragma unroll
             for (unsigned r = 0; r < 2; r++) {
-                float pair[2] = {-2 * y.of[p][h][r][0] * u.scale,
-                                 -2 * y.of[p][h][r][1] * u.scale};
+                float pair[2] = {-2 * y.of[p][h][r][0] * u.scale[r],
+                                 -2 * y.of[p][h][r][1] * u.scale[r]};
                 u.high[p][r + 2 * h] = search_halves(pair);
                 (V <= 8 ? u.high[p][r + 2] : u.low[p][r + 2 * h]) = search_halves(pair);
             }
@@ -150,8 +156,10 @@ static __device__ inline void search_tile(const search_unit<V> &u, const search_
                                           uint32_t tile, float d[4])
 {
     const float2 norm = b.norms[4 * tile];
-    d[0] = d[2] = norm.x * u.scale;
-    d[1] = d[3] = norm.y * u.scale;
+    d[0] = norm.x * u.scale[0];
+    d[1] = norm.y * u.scale[0];
+    d[2] = norm.x * u.scale[1];
+    d[3] = norm.y * u.scale[1];
 #pragma unroll
     for (unsigned p = 0; p < search_steps<V>; p++) {
         const uint32_t at = (tile * search_steps<V> + p) * PORT_LANES;
@@ -261,12 +269,14 @@ static __device__ inline void search_try_pairs(const search_layout &l, const flo
             : search_scan_tiles(u, b, from, to);
     search_join_row(&best);
 
-    const int half = u.undo / 2;
-    const float undo[2] = {search_power(half), search_power(u.undo - half)};
+    float unscaled[2];
     uint64_t key[2];
 #pragma unroll
-    for (unsigned r = 0; r < 2; r++)
-        key[r] = search_key(u.distance[r] + best.score[r] * undo[0] * undo[1], u.main[r]);
+    for (unsigned r = 0; r < 2; r++) {
+        const int half = u.undo[r] / 2;
+        unscaled[r] = best.score[r] * search_power(half) * search_power(u.undo[r] - half);
+        key[r] = search_key(u.distance[r] + unscaled[r], u.main[r]);
+    }
     const uint64_t main = search_least(min(key[0], key[1]));
     if (main == search_none || main > least->main)
         return;
@@ -279,7 +289,8 @@ static __device__ inline void search_try_pairs(const search_layout &l, const flo
         __shfl_sync(port_all, upper ? best.chunk[1] : best.chunk[0], (int)winner);
     const unsigned row = winner / 4 + 8 * __shfl_sync(port_all, (unsigned)upper, (int)winner);
     const uint32_t at = search_find(u, b, chunk, to, row, score);
-    search_keep_better(least, {main, search_key(score * undo[0] * undo[1], at)});
+    const float second = __shfl_sync(port_all, upper ? unscaled[1] : unscaled[0], (int)winner);
+    search_keep_better(least, {main, search_key(second, at)});
 }
 
 /* The smallest pair of a warp, in all lanes. */

@@ -1,7 +1,7 @@
 /* Internal: input and output of the kernels that multiply by a packed matrix. For vq_*.cu only.
  */
-#ifndef VPTQ_BACKEND_CUDA_PRODUCT_H
-#define VPTQ_BACKEND_CUDA_PRODUCT_H
+#ifndef VPTQ_BACKEND_CUDA_VQ_PRODUCT_H
+#define VPTQ_BACKEND_CUDA_VQ_PRODUCT_H
 
 #include "lib/backend/cuda/matrix.h"
 

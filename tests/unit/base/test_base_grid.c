@@ -222,6 +222,21 @@ static void test_rounding_twice(void **state)
     }
 }
 
+/* 1397.4 needs the scale 12, 13 fits the others; 107 * 13 then needs only 11, two scales less.
+ */
+static void test_rounding_twice_by_two_scales(void **state)
+{
+    (void)state;
+    float c[] = {1397.4F, 13, 26, 39, 52, 65, 78, 91};
+    const float expected[] = {1391, 13, 26, 39, 52, 65, 78, 91};
+
+    for (int round = 0; round < 2; round++) {
+        assert_float_equal(choose(VPTQ_F16, c, 8), 13, 0);
+        vptq_grid_round(13, c, 8);
+        assert_same_f32(c, expected, 8);
+    }
+}
+
 static void test_nothing_to_choose(void **state)
 {
     (void)state;
@@ -245,4 +260,6 @@ VTEST_MAIN(cmocka_unit_test(test_known_scales), cmocka_unit_test(test_common_div
            cmocka_unit_test(test_zeros), cmocka_unit_test(test_not_on_a_grid),
            cmocka_unit_test(test_random_values), cmocka_unit_test(test_written_is_recognized),
            cmocka_unit_test(test_best_scale), cmocka_unit_test(test_rounding),
-           cmocka_unit_test(test_rounding_twice), cmocka_unit_test(test_nothing_to_choose))
+           cmocka_unit_test(test_rounding_twice),
+           cmocka_unit_test(test_rounding_twice_by_two_scales),
+           cmocka_unit_test(test_nothing_to_choose))
