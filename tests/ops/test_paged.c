@@ -219,7 +219,10 @@ static const paged_case cases[] = {{1, 1, 1, 0, 1, {1}, {0}, VPTQ_F32},
                                    {4, 4, 32, 7, 4, {1, 1, 40, 2}, {3, 700, 30, 64}, VPTQ_F32},
                                    {6, 2, 24, 512, 3, {1, 1, 130}, {1023, 1024, 517}, VPTQ_F16},
                                    {5, 1, 17, 100, 3, {1, 1, 9}, {400, 0, 260}, VPTQ_F16},
-                                   {10, 2, 80, 1, 3, {1, 300, 1}, {0, 0, 65}, VPTQ_F16}};
+                                   {10, 2, 80, 1, 3, {1, 300, 1}, {0, 0, 65}, VPTQ_F16},
+                                   /* on a GPU only static and dynamic shared memory
+                                      together exceed 48 KB */
+                                   {1, 1, 1024, 0, 1, {1}, {40}, VPTQ_F16}};
 
 static void test_paged(void **state)
 {
