@@ -245,7 +245,7 @@ static __device__ void finish_panel(panel<T> &t, const attention_job &job, size_
 
 /* Block (panel, kv head, split and value dimensions). The last panels see the most keys, so
  * they start first. */
-/* budget: attention_kernel 128 registers */
+/* budget: attention_kernel 128 registers, no dynamic shared memory */
 template <class T>
 __global__ static void __launch_bounds__(THREADS, 2) attention_kernel(attention_job job)
 {
@@ -369,7 +369,7 @@ struct mass_job {
 };
 
 /* Block (panel, kv head): the softmax statistics of its rows. */
-/* budget: mass_stat_kernel 96 registers */
+/* budget: mass_stat_kernel 96 registers, no dynamic shared memory */
 __global__ static void __launch_bounds__(THREADS, 2) mass_stat_kernel(mass_job mass)
 {
     typedef mass_tiling T;
@@ -421,7 +421,7 @@ static __device__ void add_squares(panel<mass_tiling> &t, const mass_job &mass, 
 }
 
 /* Block (tile of keys, kv head): the mass of its keys over all rows, panels in order. */
-/* budget: mass_receive_kernel 112 registers */
+/* budget: mass_receive_kernel 112 registers, no dynamic shared memory */
 __global__ static void __launch_bounds__(THREADS, 2) mass_receive_kernel(mass_job mass)
 {
     typedef mass_tiling T;
