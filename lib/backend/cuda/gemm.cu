@@ -29,15 +29,8 @@ __global__ static void __launch_bounds__(S::threads, 1)
 {
     const size_t i0 = (size_t)blockIdx.x * S::rows, j0 = (size_t)blockIdx.y * S::columns;
     float sum[2][S::groups][4] = {};
-    product<S>(a, b, k, i0, j0, [&](const product_sums<S> &part, size_t) {
-#pragma unroll
-        for (unsigned r = 0; r < 2; r++)
-#pragma unroll
-            for (unsigned c = 0; c < S::groups; c++)
-#pragma unroll
-                for (unsigned i = 0; i < 4; i++)
-                    sum[r][c][i] += part[r][c][i];
-    });
+    product<S>(a, b, k, i0, j0,
+               [&](const product_sums<S> &part, size_t) { product_add<S>(sum, part); });
     product_each<S>(i0, j0, [&](size_t i, size_t j, unsigned r, unsigned c, unsigned at) {
         if (i >= a.rows)
             return;

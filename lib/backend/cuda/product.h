@@ -44,6 +44,19 @@ struct product_shape {
  * and 8 columns each. */
 template <class S> using product_sums = float[2][S::groups][4];
 
+/* sum += part, element by element. */
+template <class S>
+static __device__ inline void product_add(product_sums<S> &sum, const product_sums<S> &part)
+{
+#pragma unroll
+    for (unsigned r = 0; r < 2; r++)
+#pragma unroll
+        for (unsigned c = 0; c < S::groups; c++)
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++)
+                sum[r][c][i] += part[r][c][i];
+}
+
 /* First row and column of C of this thread's warp. */
 template <class S> static __device__ inline size_t product_row(size_t i0)
 {

@@ -60,13 +60,7 @@ __global__ static void __launch_bounds__(syrk_shape::threads, 1)
     float part[2][S::groups][4] = {};
     product<S>(a, b, k, i0, j0, [&](const product_sums<S> &run, size_t l) {
         const bool last = l % EXACT_TOKENS == 0 || l == k;
-#pragma unroll
-        for (unsigned r = 0; r < 2; r++)
-#pragma unroll
-            for (unsigned c = 0; c < S::groups; c++)
-#pragma unroll
-                for (unsigned i = 0; i < 4; i++)
-                    part[r][c][i] += run[r][c][i];
+        product_add<S>(part, run);
         if (!last)
             return;
 #pragma unroll
