@@ -491,7 +491,7 @@ typedef struct vptq_backend {
                            vptq_err *err);
     /* The dense yardstick of a device (cuda: way 0 is cublasGemmEx, the others are what
      * cuBLASLt's heuristic offers, its favourite first).  VPTQ_E_UNSUPPORTED after the last
-     * way, and for way 0 with the reason if there is no library. */
+     * way; without a library, for way 0 with the reason. */
     vptq_status (*library_half)(vptq_dev *dev, const vptq_half_args *a, vptq_err *err);
 
     vptq_op_assign *reassign;

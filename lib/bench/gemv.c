@@ -460,7 +460,7 @@ static vptq_status time_row(bench *b, bool has_library, samples s[KINDS], vptq_e
 }
 
 /* Chooses the fastest routine of a device's library for one matrix: a cycle through the copies
- * with each.  VPTQ_E_UNSUPPORTED if there is no library. */
+ * with each.  VPTQ_E_UNSUPPORTED without a library. */
 static vptq_status choose_way(bench *b, vptq_err *err)
 {
     bench one = *b;

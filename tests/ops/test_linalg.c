@@ -160,6 +160,25 @@ static float *scaled_rows(size_t rows, size_t k, double spread, uint64_t seed)
     return x;
 }
 
+/* c [m, n] = a [m, k] b [n, k]^T without gaps. */
+static void multiply(const vptq_device *dev, size_t m, size_t n, size_t k, const float *a,
+                     const float *b, float *c)
+{
+    vptq_err err;
+    const vptq_gemm_args g = {.m = m,
+                              .n = n,
+                              .k = k,
+                              .a = a,
+                              .b = b,
+                              .c = c,
+                              .lda = k,
+                              .ldb = k,
+                              .ldc = n,
+                              .trans_b = true,
+                              .alpha = 1};
+    assert_ok(dev->ops->gemm(dev->state, &g, &err), &err);
+}
+
 /* No result is further from the sum in double than 2^-17 of its own terms: twice the worst
  * case of 24 truncations in a run on tensor cores (docs/numerics.md), which also truncate the
  * products. A number below 2^-18 of the largest of its row counts as that large. */
@@ -168,20 +187,8 @@ static void check_scales(const char *name, double spread)
     enum { M = 70, N = 11, K = 100 };
     float *a = scaled_rows(M, K, spread, 31), *b = scaled_rows(N, K, spread, 32), c[M * N];
     devices_one d;
-    vptq_err err;
     devices_open(&d, name, vptq_cpu_simd(), 1);
-    const vptq_gemm_args g = {.m = M,
-                              .n = N,
-                              .k = K,
-                              .a = a,
-                              .b = b,
-                              .c = c,
-                              .lda = K,
-                              .ldb = K,
-                              .ldc = N,
-                              .trans_b = true,
-                              .alpha = 1};
-    assert_ok(d.dev.ops->gemm(d.dev.state, &g, &err), &err);
+    multiply(&d.dev, M, N, K, a, b, c);
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < N; j++) {
             double sum = 0, size = 0, max_a = 0, max_b = 0;
@@ -219,24 +226,12 @@ static void test_gemm_not_finite(void **state)
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     float *a = vtest_normals(M * K, 41), *b = vtest_normals(N * K, 42), c[M * N];
     devices_one d;
-    vptq_err err;
     devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
     for (size_t i = 0; i < 3; i++) {
         a[(20 * i + 1) * K + i] = bad[i];
         b[(20 * i + 2) * K + 2 * i] = bad[i];
     }
-    const vptq_gemm_args g = {.m = M,
-                              .n = N,
-                              .k = K,
-                              .a = a,
-                              .b = b,
-                              .c = c,
-                              .lda = K,
-                              .ldb = K,
-                              .ldc = N,
-                              .trans_b = true,
-                              .alpha = 1};
-    assert_ok(d.dev.ops->gemm(d.dev.state, &g, &err), &err);
+    multiply(&d.dev, M, N, K, a, b, c);
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < N; j++) {
             const bool spoiled = (i < 60 && i % 20 == 1) || (j < 60 && j % 20 == 2);

@@ -394,16 +394,24 @@ __global__ static void __launch_bounds__(THREADS) dot_kernel(vptq_dot_args a, do
         parts[blockIdx.x] = sum;
 }
 
-vptq_status vptq_cuda_dot(vptq_dev *dev, const vptq_dot_args *a, vptq_err *err)
+/* Sums what the blocks of kernel(args, parts) leave, for n elements. */
+template <class A>
+static vptq_status sum_parts(vptq_dev *dev, const char *op, void (*kernel)(A, double *),
+                             const A &args, double *sum, vptq_err *err)
 {
-    const unsigned chunks = vptq_cuda_blocks(a->n, CHUNK);
+    const unsigned chunks = vptq_cuda_blocks(args.n, CHUNK);
     void *memory = NULL;
     VPTQ_CHECK(vptq_cuda_scratch(dev, (chunks + 1) * sizeof(double), &memory, err));
     double *total = static_cast<double *>(memory), *parts = total + 1;
     if (chunks)
         VPTQ_CHECK(vptq_cuda_check(
-            port_launch(dot_kernel, chunks, THREADS, 0, dev->stream, *a, parts), "dot", err));
-    return fetch_total(dev, "dot", chunks, parts, total, a->sum, err);
+            port_launch(kernel, chunks, THREADS, 0, dev->stream, args, parts), op, err));
+    return fetch_total(dev, op, chunks, parts, total, sum, err);
+}
+
+vptq_status vptq_cuda_dot(vptq_dev *dev, const vptq_dot_args *a, vptq_err *err)
+{
+    return sum_parts(dev, "dot", dot_kernel, *a, a->sum, err);
 }
 
 /* budget: cg_step_kernel 40 registers */
@@ -426,15 +434,7 @@ __global__ static void __launch_bounds__(THREADS)
 
 vptq_status vptq_cuda_cg_step(vptq_dev *dev, const vptq_cg_step_args *a, vptq_err *err)
 {
-    const unsigned chunks = vptq_cuda_blocks(a->n, CHUNK);
-    void *memory = NULL;
-    VPTQ_CHECK(vptq_cuda_scratch(dev, (chunks + 1) * sizeof(double), &memory, err));
-    double *total = static_cast<double *>(memory), *parts = total + 1;
-    if (chunks)
-        VPTQ_CHECK(vptq_cuda_check(
-            port_launch(cg_step_kernel, chunks, THREADS, 0, dev->stream, *a, parts), "cg_step",
-            err));
-    return fetch_total(dev, "cg_step", chunks, parts, total, a->rho, err);
+    return sum_parts(dev, "cg_step", cg_step_kernel, *a, a->rho, err);
 }
 
 /* budget: cg_turn_kernel 32 registers */

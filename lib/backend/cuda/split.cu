@@ -11,7 +11,7 @@ enum {
     UNROLL = 4,
 };
 
-/* Where an operand goes. */
+/* The arrays of an operand that the kernels write. */
 struct halves {
     __half *hi, *lo; /* lo NULL: not wanted */
     int *e;
