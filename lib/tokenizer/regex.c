@@ -1,6 +1,5 @@
-/* Runs the regular expressions of tokenizers with PCRE2. They are written for Oniguruma: `^`
- * and
- * `$` match at line ends, and \s, \d, \w, \p follow Unicode. */
+/* Runs the regular expressions of tokenizers with PCRE2. They are written for Oniguruma:
+ * `^` and `$` match at line ends, and \s, \d, \w, \p follow Unicode. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
