@@ -69,54 +69,61 @@ vptq_status vptq_hessian_sum_add_window(vptq_hessian_sum *s, size_t t, const flo
     return add(s, t, x, w, 1, err);
 }
 
-/* Rows [first, first + n) of the sum, in host memory: in `buffer` unless they are there. */
-static vptq_status sum_rows(const vptq_hessian_sum *s, size_t first, size_t n, double *buffer,
-                            const double **rows, vptq_err *err)
+/* The divided lower triangle, `step` rows at a time through packed, device memory that holds
+ * the last of them; at once on a host device, which has none. */
+static vptq_status finish_lower(const vptq_hessian_sum *s, size_t step, float *packed,
+                                float *lower, vptq_err *err)
 {
-    const double *from = s->h + first * s->n;
-    *rows = buffer ? buffer : from;
-    return buffer ? s->dev->ops->download(s->dev->state, buffer, from,
-                                          n * s->n * sizeof *buffer, err)
-                  : VPTQ_OK;
+    vptq_device *dev = s->dev;
+    vptq_lower_args a = {.n = s->n, .a = s->h, .divisor = (double)s->tokens};
+    for (; a.first < a.n; a.first += a.rows) {
+        const size_t left = a.n - a.first;
+        a.rows = packed && step < left ? step : left;
+        a.packed = packed ? packed : lower;
+        const size_t entries = a.rows * (2 * a.first + a.rows + 1) / 2;
+        VPTQ_CHECK(dev->ops->pack_lower(dev->state, &a, err));
+        if (packed)
+            VPTQ_CHECK(
+                dev->ops->download(dev->state, lower, packed, entries * sizeof *packed, err));
+        lower += entries;
+    }
+    return VPTQ_OK;
 }
 
-/* As vptq_hessian_sum_finish; downloads `step` rows at a time into buffer [step, n], which is
- * NULL on a host device. */
-static vptq_status finish(const vptq_hessian_sum *s, size_t step, double *buffer, float *lower,
-                          float *mean, vptq_err *err)
+static vptq_status finish_mean(const vptq_hessian_sum *s, double *buffer, float *mean,
+                               vptq_err *err)
 {
-    const double t = (double)s->tokens;
-    const size_t n = s->n;
-    const double *rows, *x = buffer ? buffer : s->x;
-    for (size_t first = 0, count; first < n; first += count) {
-        count = n - first < step ? n - first : step;
-        VPTQ_CHECK(sum_rows(s, first, count, buffer, &rows, err));
-        for (size_t i = first; i < first + count; i++, rows += n)
-            for (size_t j = 0; j <= i; j++)
-                *lower++ = (float)(rows[j] / t);
-    }
+    const double *x = buffer ? buffer : s->x;
     if (buffer)
-        VPTQ_CHECK(s->dev->ops->download(s->dev->state, buffer, s->x, n * sizeof *buffer, err));
-    for (size_t i = 0; i < n; i++)
-        mean[i] = (float)(x[i] / t);
+        VPTQ_CHECK(
+            s->dev->ops->download(s->dev->state, buffer, s->x, s->n * sizeof *buffer, err));
+    for (size_t i = 0; i < s->n; i++)
+        mean[i] = (float)(x[i] / (double)s->tokens);
     return VPTQ_OK;
 }
 
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err)
 {
-    enum { DOWNLOAD_DOUBLES = 4 << 20 }; /* at a time; each download waits for the device */
-    const size_t fit = DOWNLOAD_DOUBLES / s->n + 1, step = fit < s->n ? fit : s->n;
+    enum { DOWNLOAD_FLOATS = 4 << 20 }; /* at a time, about; each waits for the device */
+    vptq_device *dev = s->dev;
+    const size_t fit = DOWNLOAD_FLOATS / s->n + 1, step = fit < s->n ? fit : s->n;
     double *buffer = NULL;
+    void *packed = NULL;
+    vptq_status st = VPTQ_OK;
     if (!s->tokens)
         return vptq_fail(err, VPTQ_E_ARG, "no tokens went into the hessian");
-    if (!s->dev->ops->host_memory) {
-        buffer = vptq_mem_alloc(s->dev->ctx->mem, step, s->n * sizeof *buffer, err);
+    if (!dev->ops->host_memory) {
+        buffer = vptq_mem_alloc(dev->ctx->mem, s->n, sizeof *buffer, err);
         if (!buffer)
             return VPTQ_E_NOMEM;
+        VPTQ_TRY(dev->ops->alloc(dev->state, step * s->n, sizeof(float), &packed, err));
     }
-    const vptq_status st = finish(s, step, buffer, lower, mean, err);
-    vptq_mem_free(s->dev->ctx->mem, buffer);
+    VPTQ_TRY(finish_lower(s, step, packed, lower, err));
+    VPTQ_TRY(finish_mean(s, buffer, mean, err));
+out:
+    dev->ops->release(dev->state, packed);
+    vptq_mem_free(dev->ctx->mem, buffer);
     return st;
 }
 

@@ -70,6 +70,16 @@ typedef struct vptq_metric_args {
 } vptq_metric_args;
 typedef vptq_status vptq_op_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err *err);
 
+/* Packs rows [first, first + rows) of a lower triangle: their entries a[i][j], j <= i, one
+ * after the other, divided and rounded. */
+typedef struct vptq_lower_args {
+    size_t n, first, rows;
+    const double *a; /* [n, n] */
+    double divisor;
+    float *packed;
+} vptq_lower_args;
+typedef vptq_status vptq_op_pack_lower(vptq_dev *dev, const vptq_lower_args *a, vptq_err *err);
+
 /* u = J A J with J the reversal of rows and columns, A lower triangular: u[i][j] = a[n - 1 -
  * i][n - 1 - j] for i <= j, rounded, and 0 below the diagonal. */
 typedef struct vptq_upper_args {
@@ -206,8 +216,8 @@ typedef vptq_status vptq_op_vq_pack(vptq_dev *dev, const vptq_pack_args *a, vptq
 
 /* clang-format off */
 #define VPTQ_ARRAY_OPS(OP)                                                                     \
-    OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(reverse_upper)              \
-    OP(subtract) OP(affine) OP(column_dots) OP(solve_upper)                                    \
+    OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(pack_lower)                 \
+    OP(reverse_upper) OP(subtract) OP(affine) OP(column_dots) OP(solve_upper)                  \
     OP(dot) OP(cg_step) OP(cg_turn) OP(add_rounded)                                            \
     OP(move_centroids) OP(worst_vectors) OP(vq_pack)
 /* clang-format on */

@@ -36,7 +36,9 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
     }
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const double n = vptq_input_size(d, (vptq_input)i);
-        copies += vptq_cuda_cost_copy(c, sizeof(double) * n * n);
+        const double triangle = n * (n + 1) / 2;
+        copies += vptq_cuda_cost_stream(c, (sizeof(double) + sizeof(float)) * triangle) +
+                  vptq_cuda_cost_copy(c, sizeof(float) * triangle);
     }
     return layers * (copies + groups * block_seconds(q, c, GROUP_TOKENS, (double)o->length));
 }

@@ -117,6 +117,22 @@ static inline void port_mma_s8(int32_t d[4], const uint32_t a[4], const uint32_t
     }
 }
 
+static inline void port_mma_f64(double d[2], double a, double b, CUDA_EMU_SITE)
+{
+    struct elements {
+        double a, b;
+    };
+    const cuda_emu_words *all =
+        cuda_emu_exchange("mma.f64", port_emu_warp, cuda_emu_pack(elements{a, b}), false, site);
+    const unsigned lane = cuda_emu_lane();
+    for (unsigned i = 0; i < 2; i++)
+        for (unsigned k = 0; k < 4; k++) {
+            const unsigned row = lane / 4, column = lane % 4 * 2 + i;
+            d[i] = fma(cuda_emu_unpack<elements>(all[row * 4 + k]).a,
+                       cuda_emu_unpack<elements>(all[column * 4 + k]).b, d[i]);
+        }
+}
+
 static inline uint32_t port_permute(uint32_t a, uint32_t b, uint32_t select)
 {
     const uint64_t both = a | (uint64_t)b << 32;

@@ -320,6 +320,31 @@ static void mma_multiplies_bytes(void **)
     assert_int_equal(port_permute(0x33221100, 0x77665544, 0x7250), 0x77225500);
 }
 
+__global__ static void multiply_doubles(const double *a, const double *b, double *d)
+{
+    const unsigned g = port_lane() / 4, t = port_lane() % 4;
+    double sum[2] = {d[g * 8 + 2 * t], d[g * 8 + 2 * t + 1]};
+    port_mma_f64(sum, a[g * 4 + t], b[t * 8 + g]);
+    d[g * 8 + 2 * t] = sum[0];
+    d[g * 8 + 2 * t + 1] = sum[1];
+}
+
+static void mma_multiplies_doubles(void **)
+{
+    double a[8 * 4], b[4 * 8], d[8 * 8], want[8 * 8];
+    for (unsigned i = 0; i < 8 * 4; i++) {
+        a[i] = (double)(i * 37 % 64) - 31;
+        b[i] = 1 + (double)(i * 29 % 32) * 0x1p-40;
+    }
+    for (unsigned i = 0; i < 8 * 8; i++) {
+        want[i] = d[i] = (double)i - 30;
+        for (unsigned k = 0; k < 4; k++) /* exact: 2^-40 to 2^9 */
+            want[i] += a[i / 8 * 4 + k] * b[k * 8 + i % 8];
+    }
+    run(multiply_doubles, 1, 32, 0, a, b, d);
+    assert_memory_equal(d, want, sizeof d);
+}
+
 /* The sum of c and products[k] x 1 or x 4096, as the model adds it. */
 static float sum_of(const char *model, float c, const float *products)
 {
@@ -826,7 +851,7 @@ VTEST_MAIN(cmocka_unit_test(every_thread_runs_once),
            cmocka_unit_test(correct_kernels_do_not_depend_on_order),
            cmocka_unit_test(shared_memory_is_poisoned),
            cmocka_unit_test(ldmatrix_follows_its_layout), cmocka_unit_test(mma_multiplies),
-           cmocka_unit_test(mma_multiplies_bytes),
+           cmocka_unit_test(mma_multiplies_bytes), cmocka_unit_test(mma_multiplies_doubles),
            cmocka_unit_test(mma_rounds_like_tensor_cores),
            cmocka_unit_test(copies_complete_when_waited_for),
            cmocka_unit_test(divergent_barriers_are_found),

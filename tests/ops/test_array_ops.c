@@ -165,6 +165,16 @@ static void check_metric_of(const vptq_device *dev, const vptq_metric_args *m)
     CALL(dev, metric, to_diag);
     assert_true(diag[n - 1] == a[n * n - 1]);
 
+    const size_t first = n / 3, at_first = first * (first + 1) / 2;
+    const vptq_lower_args rows = {
+        .n = n, .first = first, .rows = n - first, .a = a, .divisor = 3, .packed = h};
+    memset(h, 0, n * n * sizeof *h);
+    CALL(dev, pack_lower, rows);
+    for (size_t i = first; i < n; i++)
+        for (size_t j = 0; j <= i; j++)
+            assert_true(h[i * (i + 1) / 2 + j - at_first] == (float)(a[i * n + j] / 3));
+    assert_true(n == 1 || h[n * (n + 1) / 2 - at_first] == 0);
+
     const vptq_upper_args upper = {.n = n, .a = a, .u = u};
     CALL(dev, reverse_upper, upper);
     for (size_t i = 0; i < n; i++)

@@ -477,6 +477,14 @@ static void metric_arrays(shadow *s, const vptq_metric_args *a, vptq_metric_args
 }
 SHADOW_OP(metric, vptq_metric_args)
 
+static void pack_lower_arrays(shadow *s, const vptq_lower_args *a, vptq_lower_args *d)
+{
+    const size_t last = a->first + a->rows;
+    IN(a, a->n * a->n);
+    OUT(packed, last * (last + 1) / 2 - a->first * (a->first + 1) / 2);
+}
+SHADOW_OP(pack_lower, vptq_lower_args)
+
 static void reverse_upper_arrays(shadow *s, const vptq_upper_args *a, vptq_upper_args *d)
 {
     IN(a, a->n * a->n);

@@ -125,6 +125,25 @@ vptq_status vptq_cpu_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err *
     return in_chunks(dev, a->n, a->n / 2, ROWS, metric_rows, a);
 }
 
+static void pack_lower_rows(void *arg, size_t begin, size_t end, int thread)
+{
+    const vptq_lower_args *a = arg;
+    (void)thread;
+    for (size_t i = a->first + begin; i < a->first + end; i++) {
+        const double *from = a->a + i * a->n;
+        float *to = a->packed + i * (i + 1) / 2 - a->first * (a->first + 1) / 2;
+        for (size_t j = 0; j <= i; j++)
+            to[j] = (float)(from[j] / a->divisor);
+    }
+}
+
+vptq_status vptq_cpu_pack_lower(vptq_dev *dev, const vptq_lower_args *a, vptq_err *err)
+{
+    enum { ROWS = 16 };
+    (void)err;
+    return in_chunks(dev, a->rows, a->n / 2, ROWS, pack_lower_rows, a);
+}
+
 static void reverse_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const vptq_upper_args *a = arg;

@@ -242,6 +242,23 @@ vptq_status vptq_cuda_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err 
                         : VPTQ_OK;
 }
 
+/* Part of row `column` of those to pack. */
+/* budget: pack_lower_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS)
+    pack_lower_kernel(vptq_lower_args a, unsigned chunks)
+{
+    const share s = share_of(a.n, chunks);
+    const size_t i = a.first + s.column;
+    float *to = a.packed + i * (i + 1) / 2 - a.first * (a.first + 1) / 2;
+    for (size_t j = s.first; j < s.last && j <= i; j += THREADS)
+        to[j] = (float)(a.a[i * a.n + j] / a.divisor);
+}
+
+vptq_status vptq_cuda_pack_lower(vptq_dev *dev, const vptq_lower_args *a, vptq_err *err)
+{
+    return over_columns(dev, "pack_lower", pack_lower_kernel, *a, a->rows, a->n, err);
+}
+
 /* budget: reverse_kernel 32 registers */
 __global__ static void __launch_bounds__(THREADS)
     reverse_kernel(vptq_upper_args a, unsigned chunks)

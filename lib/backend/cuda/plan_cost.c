@@ -8,7 +8,7 @@ static const vptq_cuda_costs h200 = {.chip = "H200",
                                      .memory = 4.3e12,
                                      .link = 12e9,
                                      .products = 2.5e14,
-                                     .doubles = 8.5e12,
+                                     .doubles = 1.6e13,
                                      .factoring = 1e13,
                                      .issued = 2.7e13,
                                      .columns = 1.7e13,
@@ -70,7 +70,8 @@ double vptq_cuda_cost_factor(const vptq_cuda_costs *c, double n)
 
 double vptq_cuda_cost_quad_trace(const vptq_cuda_costs *c, double m, double n)
 {
-    return seconds(c, 2, m * n * n / c->doubles, sizeof(float) * m * n);
+    /* E^T E is symmetric: only its lower triangle is computed */
+    return seconds(c, 2, m * n * (n + 1) / 2 / c->doubles, sizeof(float) * m * n);
 }
 
 double vptq_cuda_cost_assign(const vptq_cuda_costs *c, double n, uint32_t v, uint32_t k)

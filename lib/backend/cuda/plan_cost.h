@@ -20,7 +20,7 @@ typedef struct vptq_cuda_costs {
     double memory;    /* bytes */
     double link;      /* bytes between host and device, through pinned buffers */
     double products;  /* multiplications of float16 in our kernels, with float sums */
-    double doubles;   /* multiplications in double, in our kernels */
+    double doubles;   /* multiplications in double on tensor cores, in our kernels */
     double factoring; /* the same in cuSOLVER's */
     double issued;    /* instructions of one lane, in kernels that fill the device */
     double columns;   /* the same in the column kernels, which have few vectors at a time */

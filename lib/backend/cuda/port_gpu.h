@@ -137,6 +137,16 @@ static __device__ inline void port_mma_s8(int32_t d[4], const uint32_t a[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* mma.m8n8k4: d [8, 8] += A [8, 4] B [4, 8] in double, with fused multiplications.  Lane l,
+ * with g = l / 4 and t = l % 4, holds a = A(g, t), b = B(t, g) and d[0], d[1] = d(g, 2t..). */
+static __device__ inline void port_mma_f64(double d[2], double a, double b)
+{
+    asm volatile(
+        "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+d"(d[0]), "+d"(d[1])
+        : "d"(a), "d"(b));
+}
+
 /* Byte i of the result is byte (select >> 4 i) % 8 of the eight of a (0..3) and b (4..7). */
 static __device__ inline uint32_t port_permute(uint32_t a, uint32_t b, uint32_t select)
 {

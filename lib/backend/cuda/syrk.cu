@@ -3,12 +3,7 @@
  * (split.h) and multiplies them on tensor cores (product.h); quad_trace computes in double. */
 #include "lib/backend/cuda/product.h"
 
-enum {
-    SIDE = 16,
-    THREADS = SIDE * SIDE,
-    WARPS = 8,
-    STEP = 16, /* tokens, or rows of E, per step through shared memory */
-};
+enum { THREADS = 256, WARPS = 8 };
 
 struct lower_tile {
     size_t row, column; /* in units of tiles */
@@ -148,9 +143,19 @@ vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err 
 
 /* ---- quad_trace ---- */
 
-/* tr(E H E^T) = sum over i, j of H_ij (E^T E)_ij. Computes tiles of E^T E in double and keeps
- * only their sum with H. */
-enum { EACH = 4, TILE = SIDE * EACH, CHUNK = 1024 /* rows of E per block */ };
+/* tr(E H E^T) = sum over i, j of H_ij (E^T E)_ij. Computes tiles of E^T E in double, on tensor
+ * cores, and keeps only their sum with H. A warp has QUAD x QUAD products of 8 x 8. */
+enum {
+    QUAD = 4,
+    QUAD_SIDE = 8,  /* of one product */
+    QUAD_DEPTH = 4, /* rows of E in one product */
+    QUAD_ROWS = 128,
+    QUAD_COLUMNS = 64, /* of a tile: 4 x 2 warps */
+    QUAD_STEP = 8,     /* rows of E through shared memory at a time */
+    QUAD_PAD = 4,      /* keeps the lanes of a load in separate banks */
+    QUAD_LOADS = QUAD_STEP * (QUAD_ROWS + QUAD_COLUMNS) / THREADS,
+    CHUNK = 1024 /* rows of E per block */
+};
 
 struct quad {
     size_t m, n, lde, ldh;
@@ -160,16 +165,53 @@ struct quad {
     size_t tile0, tiles; /* first tile of the launch; number of all */
 };
 
+/* Columns of E: those of the tile's rows, then those of its columns. */
 struct quad_tiles {
-    double a[STEP][TILE + 2], b[STEP][TILE + 2];
+    double e[QUAD_STEP][QUAD_ROWS + QUAD_COLUMNS + QUAD_PAD];
 };
 
-static __device__ inline void load_errors(double to[STEP][TILE + 2], const quad &q, size_t r0,
-                                          size_t last, size_t first)
+/* Loads rows from r of E for a thread's part of the tiles; 0 from row `last` on. */
+static __device__ inline void quad_load(const quad &q, size_t r, size_t last, size_t i0,
+                                        size_t j0, float e[QUAD_LOADS])
 {
-    for (unsigned i = threadIdx.x; i < STEP * TILE; i += THREADS) {
-        const size_t r = r0 + i / TILE, j = first + i % TILE;
-        to[i / TILE][i % TILE] = r < last && j < q.n ? (double)q.e[r * q.lde + j] : 0;
+#pragma unroll
+    for (unsigned l = 0; l < QUAD_LOADS; l++) {
+        const unsigned at = threadIdx.x + l * THREADS, column = at % (QUAD_ROWS + QUAD_COLUMNS);
+        const size_t row = r + at / (QUAD_ROWS + QUAD_COLUMNS);
+        const size_t j = column < QUAD_ROWS ? i0 + column : j0 + column - QUAD_ROWS;
+        e[l] = row < last && j < q.n ? q.e[row * q.lde + j] : 0;
+    }
+}
+
+static __device__ inline void quad_store(quad_tiles &t, const float e[QUAD_LOADS])
+{
+#pragma unroll
+    for (unsigned l = 0; l < QUAD_LOADS; l++) {
+        const unsigned at = threadIdx.x + l * THREADS;
+        t.e[at / (QUAD_ROWS + QUAD_COLUMNS)][at % (QUAD_ROWS + QUAD_COLUMNS)] = (double)e[l];
+    }
+}
+
+/* Adds the products of the rows in shared memory; ti, tj: the first row and column of the warp
+ * there. */
+static __device__ inline void quad_multiply(const quad_tiles &t, unsigned ti, unsigned tj,
+                                            double sum[QUAD][QUAD][2])
+{
+    const unsigned g = port_lane() / 4;
+#pragma unroll
+    for (unsigned l = 0; l < QUAD_STEP; l += QUAD_DEPTH) {
+        const double *e = t.e[l + port_lane() % 4];
+        double a[QUAD], b[QUAD];
+#pragma unroll
+        for (unsigned i = 0; i < QUAD; i++) {
+            a[i] = e[ti + i * QUAD_SIDE + g];
+            b[i] = e[tj + i * QUAD_SIDE + g];
+        }
+#pragma unroll
+        for (unsigned i = 0; i < QUAD; i++)
+#pragma unroll
+            for (unsigned j = 0; j < QUAD; j++)
+                port_mma_f64(sum[i][j], a[i], b[j]);
     }
 }
 
@@ -177,36 +219,42 @@ static __device__ inline void load_errors(double to[STEP][TILE + 2], const quad 
 __global__ static void __launch_bounds__(THREADS, 2) quad_kernel(quad q)
 {
     quad_tiles &t = port_shared<quad_tiles>();
-    const lower_tile tile = lower_tile_at(q.tile0 + blockIdx.x, 1);
-    const size_t i0 = tile.row * TILE, j0 = tile.column * TILE;
+    const lower_tile tile = lower_tile_at(q.tile0 + blockIdx.x, QUAD_ROWS / QUAD_COLUMNS);
+    const size_t i0 = tile.row * QUAD_ROWS, j0 = tile.column * QUAD_COLUMNS;
     const size_t first = (size_t)blockIdx.y * CHUNK, last = min(first + CHUNK, q.m);
-    const unsigned thread = threadIdx.x, ti = thread / SIDE * EACH, tj = thread % SIDE * EACH;
-    double product[EACH][EACH] = {};
+    const unsigned ti = port_warp() / 2 * QUAD * QUAD_SIDE,
+                   tj = port_warp() % 2 * QUAD * QUAD_SIDE;
+    double product[QUAD][QUAD][2] = {};
+    float next[QUAD_LOADS];
 
-    for (size_t r = first; r < last; r += STEP) {
-        load_errors(t.a, q, r, last, i0);
-        load_errors(t.b, q, r, last, j0);
+    quad_load(q, first, last, i0, j0, next);
+    for (size_t r = first; r < last; r += QUAD_STEP) {
+        quad_store(t, next);
         __syncthreads();
-        port_multiply_tile<STEP, EACH, EACH>(product, t.a, t.b, ti, tj);
+        quad_load(q, r + QUAD_STEP, last, i0, j0, next);
+        quad_multiply(t, ti, QUAD_ROWS + tj, product);
         __syncthreads();
     }
     double sum = 0;
 #pragma unroll
-    for (unsigned i = 0; i < EACH; i++)
+    for (unsigned i = 0; i < QUAD; i++)
 #pragma unroll
-        for (unsigned j = 0; j < EACH; j++) {
-            const size_t row = i0 + ti + i, column = j0 + tj + j;
+        for (unsigned j = 0; j < 2 * QUAD; j++) {
+            const size_t row = i0 + ti + i * QUAD_SIDE + port_lane() / 4;
+            const size_t column = j0 + tj + j / 2 * QUAD_SIDE + port_lane() % 4 * 2 + j % 2;
             if (row < q.n && column <= row)
-                sum += (column < row ? 2 : 1) * product[i][j] * q.h[row * q.ldh + column];
+                sum += (column < row ? 2 : 1) * product[i][j / 2][j % 2] *
+                       q.h[row * q.ldh + column];
         }
     sum = port_block_sum(sum);
-    if (thread == 0)
+    if (threadIdx.x == 0)
         q.partial[blockIdx.y * q.tiles + q.tile0 + blockIdx.x] = sum;
 }
 
 vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err)
 {
-    const size_t tiles = lower_count(vptq_cuda_blocks(a->n, TILE), 1);
+    const size_t tiles =
+        lower_count(vptq_cuda_blocks(a->n, QUAD_ROWS), QUAD_ROWS / QUAD_COLUMNS);
     const size_t chunks = vptq_cuda_blocks(a->m, CHUNK);
     void *memory = NULL;
     *a->trace = 0;
@@ -215,7 +263,7 @@ vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, v
     VPTQ_CHECK(vptq_cuda_scratch(dev, (chunks * tiles + 1) * sizeof(double), &memory, err));
     double *total = static_cast<double *>(memory);
     quad q = {a->m, a->n, a->lde, a->ldh, a->e, a->h, total + 1, 0, tiles};
-    const double tile = (double)(a->m * TILE * TILE);
+    const double tile = (double)(a->m * QUAD_ROWS * QUAD_COLUMNS);
     const auto launch = [&](size_t first, size_t count) {
         q.tile0 = first;
         return port_launch(quad_kernel, dim3((unsigned)count, (unsigned)chunks), THREADS, 0,

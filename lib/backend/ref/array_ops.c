@@ -114,6 +114,17 @@ vptq_status vptq_ref_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err *
     return VPTQ_OK;
 }
 
+vptq_status vptq_ref_pack_lower(vptq_dev *dev, const vptq_lower_args *a, vptq_err *err)
+{
+    float *packed = a->packed;
+    (void)dev;
+    (void)err;
+    for (size_t i = a->first; i < a->first + a->rows; i++)
+        for (size_t j = 0; j <= i; j++)
+            *packed++ = (float)(a->a[i * a->n + j] / a->divisor);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_ref_reverse_upper(vptq_dev *dev, const vptq_upper_args *a, vptq_err *err)
 {
     const size_t n = a->n;

@@ -600,7 +600,7 @@ static vptq_status finish_sums(void *arg, vptq_calibrator *c, vptq_part part, vp
         float *lower = vtest_alloc(n * (n + 1) / 2, sizeof *lower);
         float *mean = vtest_alloc(n, sizeof *mean);
         assert_ok(vptq_hessian_sum_finish(&c->sum[i], lower, mean, err), err);
-        *bytes += (n * n + n) * sizeof(double);
+        *bytes += n * (n + 1) / 2 * sizeof *lower + n * sizeof(double);
         free(mean);
         free(lower);
     }

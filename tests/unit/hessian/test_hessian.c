@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/vcount.h"
 #include "tests/support/vtest.h"
 
 #include "hessian/hessian.h"
@@ -65,6 +66,37 @@ static void test_sum_is_the_batch(void **state)
         vptq_device_close(&dev);
     }
     assert_int_equal(mem.used, 0);
+    free(x);
+}
+
+/* A sum that comes down in several pieces is the one of a device in host memory. */
+static void test_sum_in_pieces(void **state)
+{
+    (void)state;
+    enum { WIDE = 2100 }; /* 2.2 million entries: a piece of 1998 rows and one of 102 */
+    const size_t packed = (size_t)WIDE * (WIDE + 1) / 2;
+    float *x = vtest_normals(2 * WIDE, 4), *lower[2], mean[2][WIDE];
+    vptq_mem mem;
+    vptq_ctx ctx = make_ctx(&mem);
+
+    for (int counted = 0; counted < 2; counted++) {
+        vptq_err err = {0};
+        vptq_device dev;
+        vptq_hessian_sum s;
+        assert_ok(vptq_device_open(&ctx, "ref", &dev, &err), &err);
+        if (counted)
+            vcount_start(&dev, SIZE_MAX);
+        assert_ok(vptq_hessian_sum_init(&dev, WIDE, &s, &err), &err);
+        assert_ok(vptq_hessian_sum_add(&s, 2, x, &err), &err);
+        lower[counted] = vtest_alloc(packed, sizeof **lower);
+        assert_ok(vptq_hessian_sum_finish(&s, lower[counted], mean[counted], &err), &err);
+        vptq_hessian_sum_release(&s);
+        vptq_device_close(&dev);
+    }
+    assert_memory_equal(lower[0], lower[1], packed * sizeof **lower);
+    assert_memory_equal(mean[0], mean[1], sizeof *mean);
+    for (int i = 0; i < 2; i++)
+        free(lower[i]);
     free(x);
 }
 
@@ -254,6 +286,7 @@ static void test_describe(void **state)
     assert_int_equal(mem.used, 0);
 }
 
-VTEST_MAIN(cmocka_unit_test(test_sum_is_the_batch), cmocka_unit_test(test_pool_is_the_union),
+VTEST_MAIN(cmocka_unit_test(test_sum_is_the_batch), cmocka_unit_test(test_sum_in_pieces),
+           cmocka_unit_test(test_pool_is_the_union),
            cmocka_unit_test(test_factor_is_upper_and_inverts),
            cmocka_unit_test(test_factor_raises_damping), cmocka_unit_test(test_describe))
