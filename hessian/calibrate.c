@@ -225,6 +225,7 @@ static void clear_sums(vptq_calibrator *c)
 vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void *arg,
                                 vptq_err *err)
 {
+    const int last_part = c->windows[VPTQ_PART_HELD_OUT] ? VPTQ_PART_HELD_OUT : VPTQ_PART_MAIN;
     size_t first = 0;
 
     VPTQ_BUG_IF(c->opt.sequential);
@@ -234,6 +235,8 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
         clear_sums(c);
         vptq_forward_hold(c->forward, true); /* for the other part */
         VPTQ_CHECK(run_part(c, first, c->windows[part], fn != NULL, err));
+        if (part == last_part && c->layer < c->last)
+            VPTQ_CHECK(vptq_forward_ahead(c->forward, c->layer + 1, c->reserve, err));
         if (fn)
             VPTQ_CHECK(fn(arg, c, (vptq_part)part, err));
     }

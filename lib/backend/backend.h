@@ -473,6 +473,9 @@ typedef struct vptq_backend {
     size_t (*left)(const vptq_dev *dev);
     vptq_status (*upload)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                           vptq_err *err);
+    /* The same into memory of alloc that no op has used yet: does not wait for earlier ops. */
+    vptq_status (*upload_new)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                              vptq_err *err);
     vptq_status (*download)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                             vptq_err *err);
     /* copy: from device memory to device memory; clear: sets bytes to 0. */

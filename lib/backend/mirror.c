@@ -41,7 +41,7 @@ void *vptq_mirror_take(vptq_mirror *m, void *host, size_t count, size_t size, un
     item->download = copies & VPTQ_MIRROR_DOWNLOAD;
     if (copies & VPTQ_MIRROR_UPLOAD)
         m->status =
-            m->dev->ops->upload(m->dev->state, item->device, host, item->bytes, &m->err);
+            m->dev->ops->upload_new(m->dev->state, item->device, host, item->bytes, &m->err);
     return m->status ? NULL : item->device;
 }
 

@@ -429,6 +429,8 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
         VPTQ_TRY(name_layer(layer, run_group(f, &p, group_hidden, err), err));
     }
     forget_weights(&f->m->blocks[layer]);
+    if (!f->block.held)
+        VPTQ_TRY(vptq_forward_ahead(f, layer + 1, 0, err));
 out:
     if (!f->block.held)
         vptq_forward_block_close(f);

@@ -117,6 +117,12 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
  * of the block over parts of its sequences; hooks.linear of these runs must not change
  * meanwhile. They are closed by a run of another block and by a call without `hold`. */
 void vptq_forward_hold(vptq_forward *f, bool hold);
+/* Stores weights of block `layer`, the next to run, on a device with its own memory, while it
+ * still works on the block before: those that leave room for the activations and `reserved`
+ * bytes. Runs of blocks that are not held do so themselves. Nothing happens after the last
+ * block. */
+vptq_status vptq_forward_ahead(vptq_forward *f, uint32_t layer, size_t reserved,
+                               vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Allocates memory for groups of at most `rows` rows, which blocks otherwise do on demand. Does
  * nothing on a device with its own memory: there, groups are cut into pieces that fit into the

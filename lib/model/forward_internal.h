@@ -30,13 +30,19 @@ struct vptq_forward {
      * step. */
     vptq_opened *kept;
     /* Those of the block that runs over windows: of the model, and of weights in their place.
-     * Opened by their first product. */
+     * Opened by their first product, or stored ahead. */
     struct {
         bool held;      /* stay open after a run (vptq_forward_hold) */
         uint32_t layer; /* of those that are open */
         bool open[2][VPTQ_LINEAR_COUNT];
         vptq_opened linear[2][VPTQ_LINEAR_COUNT];
     } block;
+    /* Those of the next block that are stored already (vptq_forward_ahead). */
+    struct {
+        uint32_t layer;
+        const vptq_tensor *of[VPTQ_LINEAR_COUNT]; /* NULL: not stored */
+        vptq_opened linear[VPTQ_LINEAR_COUNT];
+    } ahead;
     size_t group_rows;     /* of the largest group of the run */
     vptq_opened head;      /* closed when a block is opened, unless steps keep it */
     vptq_opened embedding; /* only for steps; not stored if it is the head */

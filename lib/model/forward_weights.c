@@ -9,12 +9,35 @@ static vptq_status store(vptq_forward *f, const vptq_weight *w, vptq_opened *o, 
                          size_t reserved, vptq_err *err)
 {
     const size_t bytes = vptq_weight_bytes(w, f->dev);
-    if (!bytes || o->stored || !vptq_forward_has_room(f, bytes + reserved, rows))
+    if (!bytes || o->stored || reserved > SIZE_MAX - bytes ||
+        !vptq_forward_has_room(f, bytes + reserved, rows))
         return VPTQ_OK;
     return vptq_weight_store(w, f->dev, o, err);
 }
 
 /* ---- one block ---- */
+
+static void close_ahead(vptq_forward *f)
+{
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        if (f->ahead.of[l])
+            vptq_weight_close(f->dev, &f->ahead.linear[l]);
+        f->ahead.of[l] = NULL;
+    }
+}
+
+/* Moves a weight that was stored ahead to *o; false if it was not. */
+static bool take_stored(vptq_forward *f, uint32_t layer, vptq_linear l, const vptq_weight *w,
+                        vptq_opened *o)
+{
+    if (f->ahead.layer != layer)
+        close_ahead(f);
+    if (!f->ahead.of[l] || w->packed || w->tensor != f->ahead.of[l])
+        return false;
+    *o = f->ahead.linear[l];
+    f->ahead.of[l] = NULL;
+    return true;
+}
 
 vptq_status vptq_forward_block_weight(vptq_forward *f, uint32_t layer, vptq_linear l,
                                       const vptq_weight *w, const vptq_opened **opened,
@@ -29,6 +52,10 @@ vptq_status vptq_forward_block_weight(vptq_forward *f, uint32_t layer, vptq_line
     if (f->block.open[other][l])
         return VPTQ_OK;
     f->block.layer = layer;
+    if (take_stored(f, layer, l, w, o)) {
+        f->block.open[other][l] = true;
+        return VPTQ_OK;
+    }
     VPTQ_CHECK(vptq_weight_open(w, f->dev, o, err));
     f->block.open[other][l] = true;
     if (!f->kept)
@@ -44,6 +71,19 @@ void vptq_forward_block_close(vptq_forward *f)
                 vptq_weight_close(f->dev, &f->block.linear[other][l]);
             f->block.open[other][l] = false;
         }
+}
+
+vptq_status vptq_forward_ahead(vptq_forward *f, uint32_t layer, size_t reserved, vptq_err *err)
+{
+    close_ahead(f);
+    f->ahead.layer = layer;
+    for (int l = 0; layer < f->d->layers && l < VPTQ_LINEAR_COUNT; l++) {
+        const vptq_weight *w = &f->m->blocks[layer].linear[l];
+        f->ahead.linear[l] = (vptq_opened){.matrix = NULL};
+        VPTQ_CHECK(store(f, w, &f->ahead.linear[l], f->group_rows, reserved, err));
+        f->ahead.of[l] = f->ahead.linear[l].stored ? w->tensor : NULL;
+    }
+    return VPTQ_OK;
 }
 
 void vptq_forward_hold(vptq_forward *f, bool hold)
@@ -128,6 +168,7 @@ vptq_status vptq_forward_keep(vptq_forward *f, size_t rows, size_t samples, vptq
 
 void vptq_forward_weights_close(vptq_forward *f)
 {
+    close_ahead(f);
     vptq_forward_block_close(f);
     close_kept(f);
 }

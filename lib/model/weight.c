@@ -91,15 +91,18 @@ static void narrow(vptq_dtype type, float *x, size_t n)
     }
 }
 
-/* dst = rows [r0, r0 + n) of a plain weight in the device's own memory, as
- * vptq_weight_type. */
+/* dst = rows [r0, r0 + n) of a plain weight in the device's own memory, as vptq_weight_type. An
+ * unused dst is one of upload_new. */
 static vptq_status upload_rows(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
-                               void *dst, vptq_err *err)
+                               void *dst, bool unused, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t row = row_bytes(w), step = step_rows(w);
+    const vptq_backend *ops = dev->ops;
+    vptq_status (*const upload)(vptq_dev *, void *, const void *, size_t, vptq_err *) =
+        unused ? ops->upload_new : ops->upload;
     if (is_raw(w->tensor))
-        return dev->ops->upload(dev->state, dst, w->tensor->data + r0 * row, n * row, err);
+        return upload(dev->state, dst, w->tensor->data + r0 * row, n * row, err);
     float *stage = vptq_mem_alloc(dev->ctx->mem, step, w->cols * sizeof *stage, err);
     if (!stage)
         return VPTQ_E_NOMEM;
@@ -107,7 +110,7 @@ static vptq_status upload_rows(const vptq_weight *w, vptq_device *dev, size_t r0
         rows = n - r < step ? n - r : step;
         VPTQ_TRY(read_to_host(dev->ctx, w->tensor, r0 + r, rows, stage, err));
         narrow(vptq_weight_type(w), stage, rows * w->cols);
-        VPTQ_TRY(dev->ops->upload(dev->state, (char *)dst + r * row, stage, rows * row, err));
+        VPTQ_TRY(upload(dev->state, (char *)dst + r * row, stage, rows * row, err));
     }
 out:
     vptq_mem_free(dev->ctx->mem, stage);
@@ -135,7 +138,7 @@ vptq_status vptq_weight_store(const vptq_weight *w, vptq_device *dev, vptq_opene
     vptq_status st = VPTQ_OK;
     VPTQ_BUG_IF(w->packed || dev->ops->host_memory || o->stored);
     VPTQ_TRY(dev->ops->alloc(dev->state, w->rows, row_bytes(w), &o->stored, err));
-    VPTQ_TRY(upload_rows(w, dev, 0, w->rows, o->stored, err));
+    VPTQ_TRY(upload_rows(w, dev, 0, w->rows, o->stored, true, err));
 out:
     if (st)
         vptq_weight_close(dev, o);
@@ -159,7 +162,7 @@ vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_opened *o, vptq_de
     if (dev->ops->host_memory)
         return read_to_host(dev->ctx, w->tensor, r0, n, buffer, err);
     if (!o->stored)
-        return upload_rows(w, dev, r0, n, buffer, err);
+        return upload_rows(w, dev, r0, n, buffer, false, err);
     *rows = (const char *)o->stored + r0 * row_bytes(w);
     return VPTQ_OK;
 }

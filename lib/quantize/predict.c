@@ -1,4 +1,6 @@
 /* Predicts the time of calibrating on a GPU (docs/gpu.md, "Predicted times"). */
+#include <math.h>
+
 #include "lib/backend/cuda/plan_cost.h"
 #include "lib/quantize/internal.h"
 
@@ -28,17 +30,19 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
     const double tokens = (double)o->windows * (double)o->length;
     const double groups = tokens / GROUP_TOKENS;
     const double layers = q->last + 1.0;
-    double copies = 0;
+    double weights = 0, sums = 0;
 
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_weight *w = &q->model.blocks[0].linear[l];
-        copies += vptq_cuda_cost_copy(c, sizeof(uint16_t) * (double)w->rows * (double)w->cols);
+        weights += vptq_cuda_cost_copy(c, sizeof(uint16_t) * (double)w->rows * (double)w->cols);
     }
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const double n = vptq_input_size(d, (vptq_input)i);
         const double triangle = n * (n + 1) / 2;
-        copies += vptq_cuda_cost_stream(c, (sizeof(double) + sizeof(float)) * triangle) +
-                  vptq_cuda_cost_copy(c, sizeof(float) * triangle);
+        sums += vptq_cuda_cost_stream(c, (sizeof(double) + sizeof(float)) * triangle) +
+                vptq_cuda_cost_copy(c, sizeof(float) * triangle);
     }
-    return layers * (copies + groups * block_seconds(q, c, GROUP_TOKENS, (double)o->length));
+    /* the weights of the next block are uploaded meanwhile */
+    const double block = groups * block_seconds(q, c, GROUP_TOKENS, (double)o->length);
+    return weights + layers * (sums + fmax(block, weights));
 }

@@ -226,7 +226,39 @@ static void test_failed_transfers(void **state)
     }
 }
 
+/* An upload into new memory does not wait for what is queued; the emulator does that as late as
+ * it may. */
+static void test_new_memory(void **state)
+{
+    (void)state;
+    devices_skip_if_only();
+    for (int new = 0; new < 2; new ++) {
+        rig r;
+        vptq_err err;
+        unsigned char *host = pattern(MAX_BYTES, 8), *got = malloc(MAX_BYTES);
+        rig_open(&r);
+        cuda_emu_guard(false); /* to look at x */
+        const vptq_backend *ops = r.dev.ops;
+        unsigned char *x = device_bytes(&r, 1), *to = device_bytes(&r, MAX_BYTES);
+        assert_non_null(got);
+        assert_ok(ops->upload(r.dev.state, x, "a", 1, &err), &err);
+        assert_ok(ops->sync(r.dev.state, &err), &err);
+        assert_ok(ops->clear(r.dev.state, x, 1, &err), &err);
+        assert_ok((new ? ops->upload_new : ops->upload)(r.dev.state, to, host, MAX_BYTES, &err),
+                  &err);
+        assert_int_equal(*x, new ? 'a' : 0);
+        assert_ok(ops->download(r.dev.state, got, to, MAX_BYTES, &err), &err);
+        assert_memory_equal(got, host, MAX_BYTES);
+        assert_int_equal(*x, 0);
+        ops->release(r.dev.state, x);
+        ops->release(r.dev.state, to);
+        free(host);
+        free(got);
+        rig_close(&r);
+    }
+}
+
 VTEST_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_small_uploads),
            cmocka_unit_test(test_without_pinned_memory),
-           cmocka_unit_test(test_order_of_ops_and_uploads),
+           cmocka_unit_test(test_order_of_ops_and_uploads), cmocka_unit_test(test_new_memory),
            cmocka_unit_test(test_failed_transfers))

@@ -737,6 +737,7 @@ static const vptq_backend shadow_table = {
     .release = shadow_release,
     .left = shadow_left,
     .upload = shadow_upload,
+    .upload_new = shadow_upload,
     .download = shadow_download,
     .copy = shadow_copy,
     .clear = shadow_clear,

@@ -41,7 +41,7 @@ void vcount_start(vptq_device *dev, size_t free_bytes)
     count.table = vptq_backend_ref;
     count.table.host_memory = false;
     count.table.left = left;
-    count.table.upload = upload;
+    count.table.upload = count.table.upload_new = upload;
     count.table.download = download;
     count.left = free_bytes;
     count.uploads = 0;

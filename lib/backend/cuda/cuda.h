@@ -65,6 +65,8 @@ static inline vptq_status vptq_cuda_in_pieces(vptq_dev *dev, const char *op, siz
 /* Copies from host to device memory. The host memory may change as soon as it returns. */
 vptq_status vptq_cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                              vptq_err *err);
+vptq_status vptq_cuda_upload_new(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                                 vptq_err *err);
 void vptq_cuda_stage_close(vptq_dev *dev);
 
 /* Copies from device to host memory and waits for the copy. */

@@ -2,8 +2,9 @@
  * call returns. Large ones, usually from a mapped file, go through two buffers in turn on a
  * stream of their own: while one is being transferred, the host fills the other (and reads the
  * file). The host continues after filling the last buffer. The device's stream waits for the
- * transfers, and the transfers for earlier work of that stream. Small ones are put side by side
- * into the halves of a third buffer, in turn, and transferred on the device's stream. */
+ * transfers, and the transfers for earlier work of that stream unless the memory is new. Small
+ * ones are put side by side into the halves of a third buffer, in turn, and transferred on the
+ * device's stream. */
 #include <string.h>
 
 #include "lib/backend/cuda/cuda.h"
@@ -110,15 +111,19 @@ static cudaError_t send(vptq_cuda_stage *s, unsigned char *to, const unsigned ch
     return e ? e : cudaEventRecord(*done, s->stream);
 }
 
+static cudaError_t wait_for_work(vptq_dev *dev, vptq_cuda_stage *s)
+{
+    const cudaError_t e = cudaEventRecord(s->before, dev->stream);
+    return e ? e : cudaStreamWaitEvent(s->stream, s->before, 0);
+}
+
 static cudaError_t send_all(vptq_dev *dev, vptq_cuda_stage *s, void *dst, const void *src,
                             size_t bytes)
 {
     unsigned char *to = static_cast<unsigned char *>(dst);
     const unsigned char *from = static_cast<const unsigned char *>(src);
     cudaEvent_t done = NULL;
-    cudaError_t e = cudaEventRecord(s->before, dev->stream);
-    if (!e)
-        e = cudaStreamWaitEvent(s->stream, s->before, 0);
+    cudaError_t e = cudaSuccess;
     for (size_t at = 0, n; at < bytes && !e; at += n) {
         n = bytes - at < BUFFER ? bytes - at : (size_t)BUFFER;
         e = send(s, to + at, from + at, n, &done);
@@ -152,14 +157,30 @@ static cudaError_t send_unpinned(vptq_dev *dev, void *dst, const void *src, size
     return e ? e : cudaStreamSynchronize(dev->stream); /* src may change afterwards */
 }
 
-vptq_status vptq_cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
-                             vptq_err *err)
+static vptq_status upload(vptq_dev *dev, void *dst, const void *src, size_t bytes, bool used,
+                          vptq_err *err)
 {
+    cudaError_t e = cudaSuccess;
     if (!bytes)
         return VPTQ_OK;
     vptq_cuda_stage *s = stage_of(dev);
-    return vptq_cuda_check(!s                   ? send_unpinned(dev, dst, src, bytes)
-                           : bytes <= MAX_SMALL ? send_small(dev, s, dst, src, bytes)
-                                                : send_all(dev, s, dst, src, bytes),
-                           "an upload", err);
+    if (s && bytes > MAX_SMALL) {
+        e = used ? wait_for_work(dev, s) : cudaSuccess;
+        e = e ? e : send_all(dev, s, dst, src, bytes);
+    } else {
+        e = s ? send_small(dev, s, dst, src, bytes) : send_unpinned(dev, dst, src, bytes);
+    }
+    return vptq_cuda_check(e, "an upload", err);
+}
+
+vptq_status vptq_cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                             vptq_err *err)
+{
+    return upload(dev, dst, src, bytes, true, err);
+}
+
+vptq_status vptq_cuda_upload_new(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                                 vptq_err *err)
+{
+    return upload(dev, dst, src, bytes, false, err);
 }

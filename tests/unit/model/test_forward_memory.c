@@ -112,7 +112,7 @@ static vptq_backend checked_backend(void)
     b.host_memory = false;
     b.alloc = checked_alloc;
     b.release = checked_release;
-    b.upload = checked_upload;
+    b.upload = b.upload_new = checked_upload;
     b.download = checked_download;
     b.gemm = checked_gemm;
     b.gemv = checked_gemv;

@@ -99,5 +99,38 @@ static void test_generation_with_little_memory(void **state)
     }
 }
 
+/* A block is uploaded after the one before it was queued, if both fit, and only once; the
+ * results are the same. */
+static void test_blocks_are_uploaded_ahead(void **state)
+{
+    (void)state;
+    float hidden[2][LENGTH * HIDDEN];
+    for (int fits = 0; fits < 2; fits++) {
+        vrig r;
+        vptq_err err;
+        int32_t ids[LENGTH];
+        const size_t starts[] = {0, LENGTH};
+        vrig_open_forward(&r, VRIG_TINY, "emu", 1, LENGTH);
+        const uint32_t layers = r.m.desc->layers;
+        for (int i = 0; i < LENGTH; i++)
+            ids[i] = i * 5 % VOCAB;
+        assert_ok(vptq_forward_embed(r.f, ids, LENGTH, hidden[fits], &err), &err);
+        for (uint32_t layer = 0; layer < layers; layer++) {
+            const size_t before = uploaded(), own = block_bytes(&r.m, layer);
+            const size_t next = layer + 1 < layers ? block_bytes(&r.m, layer + 1) : 0;
+            const size_t others = sizeof *hidden; /* the group's hidden states */
+            if (!fits)                            /* activations and one block */
+                cuda_emu_memory(cuda_emu_memory_used() + (layer ? 0 : 40000) + own);
+            assert_ok(vptq_forward_block(r.f, layer, starts, 1, hidden[fits], &err), &err);
+            assert_int_equal(uploaded() - before,
+                             others + (fits ? (layer ? 0 : own) + next : own));
+        }
+        cuda_emu_memory(0);
+        vrig_close(&r);
+    }
+    assert_memory_equal(hidden[0], hidden[1], sizeof *hidden);
+}
+
 VTEST_MAIN(cmocka_unit_test(test_generation_uploads_the_model_once),
-           cmocka_unit_test(test_generation_with_little_memory))
+           cmocka_unit_test(test_generation_with_little_memory),
+           cmocka_unit_test(test_blocks_are_uploaded_ahead))
