@@ -21,11 +21,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     vptq_template *t;
     vptq_buf out;
     static json_t *variables; /* of all inputs */
+    vptq_mem mem;             /* bounded, as most of the time goes into long texts */
+
     if (!variables &&
         vptq_json_parse(conversation, strlen(conversation), "conversation", &variables, &err))
         abort();
-    vptq_buf_init(&out, NULL);
-    if (!vptq_template_parse((const char *)data, size, "template", NULL, &t, &err)) {
+    vptq_mem_init(&mem, (size_t)1 << 20);
+    vptq_buf_init(&out, &mem);
+    if (!vptq_template_parse((const char *)data, size, "template", &mem, &t, &err)) {
         vptq_template_input in = {variables, size % 2 ? "2026-02-03" : NULL, NULL};
         if (!vptq_template_render(t, &in, &out, &err) &&
             vptq_utf8_valid_prefix(out.data, out.len) < out.len)
@@ -33,5 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         vptq_template_free(t);
     }
     vptq_buf_release(&out);
+    if (mem.used)
+        abort();
     return 0;
 }
