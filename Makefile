@@ -246,10 +246,9 @@ $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 	$(Q)mkdir -p $(@D)
 	$(Q)$(if $(V),,echo "  NVCC  $<";) $(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.o=.d) -MP -c $< -o $@
 
-$(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_device.o $(OBJ)/tests/emu/cuda_emu_memory.o \
-           $(OBJ)/tests/emu/cuda_emu_faults.o $(OBJ)/tests/emu/cuda_emu_streams.o $(OBJ)/tests/emu/cuda_emu_mma.o \
-           $(OBJ)/tests/emu/cuda_emu_alignment.o $(OBJ)/tests/emu/cuda_emu_graphs.o \
-           $(OBJ)/backend_emu.o
+EMU_PARTS := cuda_emu cuda_emu_stacks cuda_emu_device cuda_emu_memory cuda_emu_faults cuda_emu_streams cuda_emu_mma \
+             cuda_emu_alignment cuda_emu_graphs
+$(LIBEMU): $(EMU_PARTS:%=$(OBJ)/tests/emu/%.o) $(OBJ)/backend_emu.o
 LIB_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(filter-out $(SIMD_SRC),$(LIB_SRC))) \
            $(foreach level,$(SIMD_LEVELS),$(SIMD_SRC:%.c=$(OBJ)/%.$(level).o))
 $(LIBVPTQ): $(LIB_OBJ) $(if $(HAVE_CUDA),$(CU_SRC:%.cu=$(OBJ)/%.cuda.o))

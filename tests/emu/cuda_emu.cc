@@ -1,32 +1,14 @@
-/* The emulator's run time: fibers, their scheduler and shared memory. */
+/* The emulator's run time: threads of blocks, their scheduler and shared memory. */
 #include "tests/emu/cuda_emu.h"
 
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <ucontext.h>
 
-extern "C" {
-/* Sanitizer interfaces, if the program has them. */
-__attribute__((weak)) void *__tsan_create_fiber(unsigned flags);
-__attribute__((weak)) void __tsan_destroy_fiber(void *fiber);
-__attribute__((weak)) void *__tsan_get_current_fiber(void);
-__attribute__((weak)) void __tsan_switch_to_fiber(void *fiber, unsigned flags);
-__attribute__((weak)) void __tsan_acquire(void *address);
-__attribute__((weak)) void __tsan_release(void *address);
-__attribute__((weak)) void __sanitizer_start_switch_fiber(void **save, const void *bottom,
-                                                          size_t size);
-__attribute__((weak)) void __sanitizer_finish_switch_fiber(void *save, const void **bottom,
-                                                           size_t *size);
-__attribute__((weak)) void __asan_poison_memory_region(void const volatile *p, size_t size);
-__attribute__((weak)) void __asan_unpoison_memory_region(void const volatile *p, size_t size);
-}
+#include "tests/emu/cuda_emu_stacks.h"
 
 enum {
-    STACK = 256 << 10,
-    GUARD = 4 << 10,
     MAX_THREADS = 1024,
     LANES = CUDA_EMU_LANES,
     SHARED_BYTES = CUDA_EMU_SHARED_BYTES,
@@ -36,8 +18,7 @@ enum {
     RESIDENT = 3, /* blocks of a grid in flight, fewer if they are large */
     SLOTS = 2 * RESIDENT,
     PATIENCE = 100, /* rounds in which all running threads sleep */
-    COPIES = 256,   /* cp.async copies in flight per thread */
-    TSAN_NO_SYNC = 1
+    COPIES = 256    /* cp.async copies in flight per thread */
 };
 
 enum fiber_state { READY, AT_BARRIER, AT_WARP, AT_GRID, LEFT };
@@ -72,12 +53,7 @@ struct fiber {
     unsigned operations;
     async_copy copies[COPIES];
     unsigned copy_count, group;
-    bool started;
-    void *sp; /* of the suspended fiber */
-    ucontext_t context;
-    unsigned char *memory; /* guard, then stack */
-    size_t offset; /* unused at the top of the stack, so that stacks differ in cache sets */
-    void *tsan, *asan;
+    cuda_emu_stack stack;
 };
 
 struct warp {
@@ -120,100 +96,36 @@ struct emulator {
     grid grids[2];
     grid *ahead; /* started before its predecessor */
     fiber *running;
-    size_t fiber_count;
     unsigned long progress; /* grows unless threads only sleep */
     bool slept;
     char done; /* address for ThreadSanitizer */
     bool failed;
     char report[512];
-    void *scheduler_sp, *scheduler_tsan, *scheduler_asan;
-    ucontext_t scheduler_context;
-    const void *scheduler_bottom;
-    size_t scheduler_size;
 };
 
 static emulator emu = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- switching ---- */
 
-#if defined(__x86_64__)
-/* Saves the callee-saved registers on the stack and switches stacks. */
-extern "C" void cuda_emu_switch(void **save, void *load);
-__asm__(".text\n.globl cuda_emu_switch\n.type cuda_emu_switch,@function\ncuda_emu_switch:\n"
-        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
-        "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
-        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
-        ".size cuda_emu_switch,.-cuda_emu_switch\n");
-static void prepare(fiber *f, void (*entry)(void))
-{
-    void **top = reinterpret_cast<void **>(f->memory + GUARD + STACK - f->offset);
-    *--top = NULL; /* aligned as after a call */
-    *--top = reinterpret_cast<void *>(entry);
-    for (int i = 0; i < 6; i++)
-        *--top = NULL;
-    f->sp = top;
-}
-static void switch_to(fiber *f)
-{
-    cuda_emu_switch(&emu.scheduler_sp, f->sp);
-}
-static void switch_back(fiber *f)
-{
-    cuda_emu_switch(&f->sp, emu.scheduler_sp);
-}
-#else
-static void prepare(fiber *f, void (*entry)(void))
-{
-    getcontext(&f->context);
-    f->context.uc_stack.ss_sp = f->memory + GUARD;
-    f->context.uc_stack.ss_size = STACK - f->offset;
-    makecontext(&f->context, entry, 0);
-}
-static void switch_to(fiber *f)
-{
-    swapcontext(&emu.scheduler_context, &f->context);
-}
-static void switch_back(fiber *f)
-{
-    swapcontext(&f->context, &emu.scheduler_context);
-}
-#endif
-
 /* Switches from a thread to the scheduler; returns when the thread is resumed. */
 static void stop(fiber *f)
 {
-    if (__sanitizer_start_switch_fiber)
-        __sanitizer_start_switch_fiber(&f->asan, emu.scheduler_bottom, emu.scheduler_size);
-    if (__tsan_switch_to_fiber)
-        __tsan_switch_to_fiber(emu.scheduler_tsan, TSAN_NO_SYNC);
-    switch_back(f);
-    if (__sanitizer_finish_switch_fiber)
-        __sanitizer_finish_switch_fiber(f->asan, NULL, NULL);
+    cuda_emu_stack_leave(&f->stack);
 }
 
-/* Resumes a thread. Its first run is ordered after everything that the scheduler has done;
- * later only barriers order it. */
 static void resume(fiber *f)
 {
     emu.running = f;
-    if (__sanitizer_start_switch_fiber)
-        __sanitizer_start_switch_fiber(&emu.scheduler_asan, f->memory + GUARD, STACK);
-    if (__tsan_switch_to_fiber)
-        __tsan_switch_to_fiber(f->tsan, f->started ? TSAN_NO_SYNC : 0);
-    f->started = true;
     emu.slept = false;
-    switch_to(f);
+    cuda_emu_stack_run(&f->stack);
     emu.progress += !emu.slept;
-    if (__sanitizer_finish_switch_fiber)
-        __sanitizer_finish_switch_fiber(emu.scheduler_asan, NULL, NULL);
     emu.running = NULL;
 }
 
 static void fiber_main(void)
 {
     fiber *f = emu.running;
-    if (__sanitizer_finish_switch_fiber)
-        __sanitizer_finish_switch_fiber(NULL, &emu.scheduler_bottom, &emu.scheduler_size);
+    cuda_emu_stack_begin();
     for (;;) {
         f->home->of->kernel->body(f->home->of->kernel->arg);
         if (__tsan_release)
@@ -226,18 +138,10 @@ static void fiber_main(void)
 static fiber *fiber_new(resident *home)
 {
     fiber *f = static_cast<fiber *>(calloc(1, sizeof *f));
-    void *m = mmap(NULL, GUARD + STACK, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (!f || m == MAP_FAILED || mprotect(m, GUARD, PROT_NONE)) {
-        perror("cuda_emu: no memory for a fiber");
+    if (!f)
         abort();
-    }
-    f->memory = static_cast<unsigned char *>(m);
     f->home = home;
-    f->offset = emu.fiber_count++ * 7 % 256 * 64;
-    if (__tsan_create_fiber)
-        f->tsan = __tsan_create_fiber(0);
-    prepare(f, fiber_main);
+    cuda_emu_stack_open(&f->stack, fiber_main);
     return f;
 }
 
@@ -245,18 +149,8 @@ static fiber *fiber_new(resident *home)
 static void fibers_free(resident *r)
 {
     for (unsigned i = 0; i < MAX_THREADS && r->fibers[i]; i++) {
-        fiber *f = r->fibers[i];
-        if (__tsan_switch_to_fiber) { /* order its work before what follows */
-            __tsan_switch_to_fiber(f->tsan, TSAN_NO_SYNC);
-            __tsan_release(&emu.done);
-            __tsan_switch_to_fiber(emu.scheduler_tsan, TSAN_NO_SYNC);
-            __tsan_acquire(&emu.done);
-            __tsan_destroy_fiber(f->tsan);
-        }
-        if (__asan_unpoison_memory_region)
-            __asan_unpoison_memory_region(f->memory, GUARD + STACK);
-        munmap(f->memory, GUARD + STACK);
-        free(f);
+        cuda_emu_stack_close(&r->fibers[i]->stack, &emu.done);
+        free(r->fibers[i]);
         r->fibers[i] = NULL;
     }
     r->of = NULL;
@@ -625,7 +519,7 @@ static void start_block(resident *r, grid *g)
                          i / (k->block.x * k->block.y)};
         f->place = {t, index, k->block, k->grid, i};
         f->state = READY;
-        f->started = false;
+        f->stack.started = false;
         f->got = NULL;
         f->copy_count = f->group = 0;
     }
@@ -701,8 +595,7 @@ bool cuda_emu_run(const cuda_emu_kernel *k, const cuda_emu_kernel *next)
 {
     pthread_mutex_lock(&emu.lock);
     emu.failed = false;
-    if (__tsan_get_current_fiber)
-        emu.scheduler_tsan = __tsan_get_current_fiber();
+    cuda_emu_stack_schedule();
     cuda_emu_enter();
     grid *g = emu.ahead ? emu.ahead : begin(k);
     emu.ahead = g;
