@@ -481,6 +481,32 @@ static void products_with_unaligned_weights(void **state)
     free(x);
 }
 
+/* Large and tiny float16 weights in one row: both are exact. */
+static void check_range(void *arg, const vptq_device *dev, bool is_ref)
+{
+    enum { IN = 66, N = 20 }; /* not a multiple of what tiles take, and many tokens */
+    uint16_t w[IN];
+    float x[N * IN], y[N];
+    (void)arg;
+    (void)is_ref;
+    w[0] = vptq_f32_to_f16(65504);
+    for (int i = 1; i < IN; i++)
+        w[i] = 3; /* 3 * 2^-24 */
+    for (int i = 0; i < N * IN; i++)
+        x[i] = i % IN ? 1 : 0;
+    const vptq_gemv_args g = {.n = N, .x = x, .ldx = IN, .y = y, .ldy = 1};
+    vptq_err err;
+    assert_ok(dev->ops->gemv(dev->state, 1, IN, VPTQ_F16, w, &g, &err), &err);
+    for (int i = 0; i < N; i++)
+        assert_true(y[i] == 65 * 3 * 0x1p-24F);
+}
+
+static void products_with_weights_of_every_size(void **state)
+{
+    (void)state;
+    devices_each_emu(check_range, NULL);
+}
+
 /* ---- many tokens ---- */
 
 enum { MANY = 70 };
@@ -583,5 +609,6 @@ VTEST_MAIN(cmocka_unit_test(products_with_packed_matrices),
            cmocka_unit_test(products_with_plain_matrices),
            cmocka_unit_test(parts_of_a_matrix_give_the_same_bits),
            cmocka_unit_test(products_with_unaligned_weights),
+           cmocka_unit_test(products_with_weights_of_every_size),
            cmocka_unit_test(products_with_many_rows),
            cmocka_unit_test(many_rows_survive_failed_allocations))

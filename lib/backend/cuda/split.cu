@@ -32,6 +32,10 @@ template <> __device__ inline float to_float(__nv_bfloat16 x)
     return __bfloat162float(x);
 }
 
+/* float16 is its own half: it is not scaled down, which would round it. */
+template <class E> static const int exponent_limit = 1 << 10;
+template <> const int exponent_limit<__half> = 0;
+
 static __device__ inline float finite_magnitude(float x)
 {
     const float size = fabsf(x);
@@ -75,7 +79,7 @@ __global__ static void __launch_bounds__(THREADS) split_rows_kernel(split_source
 #pragma unroll UNROLL
     for (size_t l = lane; l < s.k; l += PORT_LANES)
         largest = fmaxf(largest, finite_magnitude(to_float(row[l])));
-    const int e = exponent_of(port_warp_max(largest));
+    const int e = min(exponent_of(port_warp_max(largest)), exponent_limit<E>);
     if (lane == 0)
         to.e[i] = e;
 #pragma unroll UNROLL

@@ -2,7 +2,8 @@
  *
  *     x = (hi + lo) 2^e       with hi = fp16(x 2^-e), lo = fp16(x 2^-e - hi)
  *
- * and e such that the largest finite magnitude of the row lies in [2^14, 2^15) after scaling.
+ * and e such that the largest finite magnitude of the row lies in [2^14, 2^15) after scaling;
+ * float16 is not scaled down, so that it is exact in hi alone.
  * hi and lo hold 22 bits: the rest is at most 2^-22 |x| for elements down to 2^-18 of the
  * largest of their row, and at most 2^-40 of the largest for smaller ones. Elements with 8
  * bits, such as BF16, are exact in hi alone down to 2^-31 of the largest (2^-39 below). If a
