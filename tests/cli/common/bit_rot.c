@@ -51,9 +51,11 @@ int main(int argc, char **argv)
     } else {
         const size_t first[] = {0, 1 % size, size / 2, size - 1};
         keep = number < 4 ? first[number] : (size_t)(place % size);
-        /* a line that is missing as a whole is not damage */
+        /* lines that are missing as a whole are not damage */
         if (strcmp(argv[3], "line") == 0 && (keep == 0 || data[keep - 1] == '\n'))
             keep += keep + 1 < size;
+        else if (strcmp(argv[3], "line") == 0 && data[keep] == '\n')
+            keep--;
         printf("cut to %zu of %zu bytes\n", keep, size);
     }
     (void)remove(argv[2]); /* which may be a link to the file */
