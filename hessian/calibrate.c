@@ -163,9 +163,9 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
                                          &c->sum[i], err));
     if (c->opt.weights)
         VPTQ_CHECK(vptq_calibrator_open_term(c, err));
-    VPTQ_CHECK(vptq_calibrator_open_stream(c, dir, &c->states, err));
     if (c->opt.sequential)
         VPTQ_CHECK(vptq_calibrator_open_second(c, dir, err));
+    VPTQ_CHECK(vptq_calibrator_open_stream(c, dir, 1, &c->states, err));
     VPTQ_CHECK(load_states(c, wanted, err));
     c->state_time = vptq_seconds();
     return VPTQ_OK;

@@ -106,8 +106,8 @@ typedef enum {
 } vptq_shift_kind;
 /* Whether that sum exists at that input. */
 bool vptq_calibrator_has(const vptq_calibrator *c, vptq_input input, vptq_shift_kind kind);
-void vptq_calibrator_shift(const vptq_calibrator *c, vptq_input input, vptq_shift_kind kind,
-                           float *shift);
+vptq_status vptq_calibrator_shift(vptq_calibrator *c, vptq_input input, vptq_shift_kind kind,
+                                  float *shift, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Converts a sum to the means that a Hessian file holds, lower [n (n + 1) / 2] and mean [n];
  * VPTQ_E_NUMERIC naming `layer` and `input` if one is not finite. */

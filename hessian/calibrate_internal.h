@@ -14,16 +14,17 @@ static inline size_t vptq_calibrator_windows(const vptq_calibrator *c)
 
 /* ---- calibrate_sums.c ---- */
 
-/* Opens a stream of hidden states of all windows. */
+/* Opens a stream of hidden states of all windows, in device memory if `streams` of them fit. */
 vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *dir,
-                                        vptq_hidden_states *s, vptq_err *err) VPTQ_MUST_CHECK;
+                                        size_t streams, vptq_hidden_states *s,
+                                        vptq_err *err) VPTQ_MUST_CHECK;
 /* Allocates the term of k and v and the arrays for token weights. */
 vptq_status vptq_calibrator_open_term(vptq_calibrator *c, vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds one window's x [tokens, dim of input] (device memory) to the sums. */
 vptq_status vptq_calibrator_add(vptq_calibrator *c, vptq_input input, size_t tokens,
                                 const float *x, vptq_err *err) VPTQ_MUST_CHECK;
 /* An attention hook (lib/model/forward.h): T += sum_t a_t x_t x_t^T over one window, a_t the
- * mean squared attention that token t receives.  Leaves a in c->host_weight [tokens]. */
+ * mean squared attention that token t receives.  Leaves a in c->weight [tokens]. */
 vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens, size_t dim,
                                       const float *x, const vptq_attention_args *a,
                                       vptq_err *err) VPTQ_MUST_CHECK;

@@ -6,26 +6,23 @@
 #include <string.h>
 
 #include "hessian/calibrate_internal.h"
-#include "lib/base/parallel.h"
 
 enum {
-    PRODUCT_TOKENS = 256,         /* summed in float, as in the Hessians */
-    MAX_PRODUCT_FLOATS = 1 << 22, /* computed at a time */
-    ADD_ROWS = 16                 /* that one thread adds at a time */
+    PRODUCT_TOKENS = 256,        /* summed in float, as in the Hessians */
+    MAX_PRODUCT_FLOATS = 1 << 22 /* computed, and downloaded, at a time */
 };
 
+/* All arrays are in device memory. */
 typedef struct vptq_second_stream {
     vptq_hidden_states states;     /* x~ */
     double *sum[VPTQ_SHIFT_COUNT]; /* of the input that was run last */
-    float *record;                 /* [group_rows, largest n] host: x, then x - x~, or x~ */
-    float *after;   /* [group_rows, hidden] host: h~ after the half, then h - h~ */
-    float *scaled;  /* [length, hidden] host: weighted x - x~; NULL = no weights */
-    float *product; /* [product_floats] device */
+    float *record;                 /* [group_rows, largest n]: x, then x - x~, or x~ */
+    float *after;                  /* [group_rows, hidden]: h~ after the half, then h - h~ */
+    float *rows;    /* [group_rows, hidden]: a group of x if its stream is elsewhere; NULL on
+                       devices that work in host memory */
+    float *scaled;  /* [length, hidden]: weighted x - x~; NULL = no weights */
+    float *product; /* [product_floats] */
     size_t product_floats;
-    /* NULL on devices that work in host memory */
-    float *host_product; /* [product_floats] host */
-    float *left, *right; /* [length, largest n] of a window, device */
-    float *host_tokens;  /* [length, largest n] host */
 } second_stream;
 
 /* ---- memory ---- */
@@ -47,27 +44,33 @@ static vptq_status device_floats(vptq_calibrator *c, size_t rows, size_t n, floa
     return st;
 }
 
-static vptq_status host_floats(vptq_calibrator *c, size_t rows, size_t n, float **out,
-                               vptq_err *err)
-{
-    *out = vptq_arena_alloc(&c->arena, rows, n * sizeof **out, err);
-    return *out ? VPTQ_OK : VPTQ_E_NOMEM;
-}
-
 static vptq_status open_sums(vptq_calibrator *c, second_stream *s, size_t n, vptq_err *err)
 {
     const size_t hidden = c->model->desc->hidden;
     const size_t columns[VPTQ_SHIFT_COUNT] = {hidden, c->opt.weights ? hidden : 0, n};
 
     for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++) {
+        void *p = NULL;
         if (!columns[kind])
             continue;
-        s->sum[kind] =
-            vptq_arena_alloc(&c->arena, hidden, columns[kind] * sizeof *s->sum[kind], err);
-        if (!s->sum[kind])
-            return VPTQ_E_NOMEM;
+        VPTQ_CHECK(c->dev->ops->alloc(c->dev->state, hidden,
+                                      columns[kind] * sizeof *s->sum[kind], &p, err));
+        s->sum[kind] = p;
     }
     return VPTQ_OK;
+}
+
+/* Memory in which the forward pass changes hidden states where they are. */
+static vptq_status open_after(vptq_calibrator *c, second_stream *s, vptq_err *err)
+{
+    const size_t hidden = c->model->desc->hidden;
+
+    if (c->dev->ops->host_memory)
+        return device_floats(c, c->group_rows, hidden, &s->after, err);
+    s->after = vptq_forward_hidden_alloc(c->forward, c->group_rows);
+    if (!s->after)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of device memory for a group of windows");
+    return device_floats(c, c->group_rows, hidden, &s->rows, err);
 }
 
 vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vptq_err *err)
@@ -79,21 +82,15 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vpt
         return VPTQ_E_NOMEM;
     s->states.fd = -1;
     c->second = s;
-    VPTQ_CHECK(vptq_calibrator_open_stream(c, dir, &s->states, err));
     VPTQ_CHECK(open_sums(c, s, n, err));
-    VPTQ_CHECK(host_floats(c, c->group_rows, n, &s->record, err));
-    VPTQ_CHECK(host_floats(c, c->group_rows, hidden, &s->after, err));
+    VPTQ_CHECK(device_floats(c, c->group_rows, n, &s->record, err));
+    VPTQ_CHECK(open_after(c, s, err));
     if (c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
-        VPTQ_CHECK(host_floats(c, c->opt.length, hidden, &s->scaled, err));
+        VPTQ_CHECK(device_floats(c, c->opt.length, hidden, &s->scaled, err));
     s->product_floats =
         n * n < MAX_PRODUCT_FLOATS ? n * n : MAX_PRODUCT_FLOATS; /* more than one row */
     VPTQ_CHECK(device_floats(c, 1, s->product_floats, &s->product, err));
-    if (c->dev->ops->host_memory)
-        return VPTQ_OK;
-    VPTQ_CHECK(device_floats(c, c->opt.length, n, &s->left, err));
-    VPTQ_CHECK(device_floats(c, c->opt.length, n, &s->right, err));
-    VPTQ_CHECK(host_floats(c, c->opt.length, n, &s->host_tokens, err));
-    return host_floats(c, 1, s->product_floats, &s->host_product, err);
+    return vptq_calibrator_open_stream(c, dir, 2, &s->states, err);
 }
 
 void vptq_calibrator_close_second(vptq_calibrator *c)
@@ -101,10 +98,17 @@ void vptq_calibrator_close_second(vptq_calibrator *c)
     second_stream *s = c->second;
     if (!s)
         return;
+    const vptq_backend *ops = c->dev->ops;
     vptq_hidden_states_close(&s->states);
-    c->dev->ops->release(c->dev->state, s->product);
-    c->dev->ops->release(c->dev->state, s->left);
-    c->dev->ops->release(c->dev->state, s->right);
+    if (ops->host_memory)
+        ops->release(c->dev->state, s->after);
+    else
+        vptq_forward_hidden_free(c->forward, s->after);
+    float *const arrays[] = {s->record, s->rows, s->scaled, s->product};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        ops->release(c->dev->state, arrays[i]);
+    for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
+        ops->release(c->dev->state, s->sum[kind]);
     c->second = NULL;
 }
 
@@ -115,29 +119,15 @@ vptq_hidden_states *vptq_calibrator_second(const vptq_calibrator *c)
 
 /* ---- sums of products ---- */
 
-typedef struct add_job {
-    size_t n;
-    const float *product;
-    double *sum;
-} add_job;
-
-static void add_rows(void *arg, size_t begin, size_t end, int thread)
-{
-    const add_job *job = arg;
-    (void)thread;
-    for (size_t i = begin * job->n; i < end * job->n; i++)
-        job->sum[i] += (double)job->product[i];
-}
-
 /* sum [m, n] += d^T x. */
 typedef struct product {
     size_t tokens, m, n;
     const float *d; /* [tokens, m] */
-    const float *x; /* [tokens, n] in device memory */
+    const float *x; /* [tokens, n] */
     double *sum;
 } product;
 
-/* For at most PRODUCT_TOKENS tokens, with d in device memory; some rows at a time. */
+/* For at most PRODUCT_TOKENS tokens; some rows at a time. */
 static vptq_status add_product(vptq_calibrator *c, const product *p, vptq_err *err)
 {
     const vptq_backend *ops = c->dev->ops;
@@ -157,33 +147,23 @@ static vptq_status add_product(vptq_calibrator *c, const product *p, vptq_err *e
                                   .ldc = n,
                                   .trans_a = true,
                                   .alpha = 1};
-        add_job job = {n, s->product, p->sum + i * n};
+        const vptq_widen_args add = {rows * n, s->product, p->sum + i * n};
         VPTQ_CHECK(ops->gemm(c->dev->state, &g, err));
-        if (s->host_product) {
-            job.product = s->host_product;
-            VPTQ_CHECK(ops->download(c->dev->state, s->host_product, s->product,
-                                     rows * n * sizeof *s->product, err));
-        }
-        vptq_parallel_for(c->dev->ctx->threads, rows, ADD_ROWS, add_rows, &job);
+        VPTQ_CHECK(ops->add_widened(c->dev->state, &add, err));
     }
     return VPTQ_OK;
 }
 
-/* For a window, with d in host memory. */
+/* For a window. */
 static vptq_status add_window(vptq_calibrator *c, product p, vptq_err *err)
 {
-    const size_t tokens = p.tokens, count = tokens * p.m;
-    float *left = c->second->left;
-    bool any = false;
+    const size_t tokens = p.tokens;
+    size_t first;
+    const vptq_outside_args nonzero = {.n = tokens * p.m, .x = p.d, .first = &first};
 
-    for (size_t i = 0; i < count && !any; i++)
-        any = p.d[i] != 0;
-    if (!any) /* before the first quantized matrix both streams are the same */
+    VPTQ_CHECK(c->dev->ops->first_outside(c->dev->state, &nonzero, err));
+    if (first == nonzero.n) /* before the first quantized matrix both streams are the same */
         return VPTQ_OK;
-    if (left) {
-        VPTQ_CHECK(c->dev->ops->upload(c->dev->state, left, p.d, count * sizeof *left, err));
-        p.d = left;
-    }
     for (size_t t = 0; t < tokens;
          t += p.tokens, p.d += p.tokens * p.m, p.x += p.tokens * p.n) {
         p.tokens = tokens - t < PRODUCT_TOKENS ? tokens - t : PRODUCT_TOKENS;
@@ -206,8 +186,8 @@ static vptq_status on_first(void *arg, vptq_input input, size_t sequence, size_t
     vptq_calibrator *c = arg;
     if (input != c->next)
         return VPTQ_OK;
-    return c->dev->ops->download(c->dev->state, record_of(c, sequence, dim), x,
-                                 tokens * dim * sizeof *x, err);
+    return c->dev->ops->copy(c->dev->state, record_of(c, sequence, dim), x,
+                             tokens * dim * sizeof *x, err);
 }
 
 static void report(const vptq_calibrator *c, size_t sequence)
@@ -222,19 +202,12 @@ static void report(const vptq_calibrator *c, size_t sequence)
                   (uint64_t)(c->last + 1) * VPTQ_INPUT_COUNT * windows, detail);
 }
 
-/* d -= x over `count` floats, d in host and x in device memory. */
-static vptq_status subtract(vptq_calibrator *c, size_t count, const float *x, float *d,
-                            vptq_err *err)
+/* z = x - y, arrays [rows, dim]; z may be either. */
+static vptq_status subtract(vptq_calibrator *c, size_t rows, size_t dim, const float *x,
+                            const float *y, float *z, vptq_err *err)
 {
-    float *copy = c->second->host_tokens;
-
-    if (copy) {
-        VPTQ_CHECK(c->dev->ops->download(c->dev->state, copy, x, count * sizeof *x, err));
-        x = copy;
-    }
-    for (size_t i = 0; i < count; i++)
-        d[i] -= x[i];
-    return VPTQ_OK;
+    const vptq_subtract_args a = {rows, dim, x, y, z, dim, dim, dim};
+    return c->dev->ops->subtract(c->dev->state, &a, err);
 }
 
 /* Second stream, same group: sums x~ and the shift, or keeps x~ for the drift. */
@@ -250,8 +223,8 @@ static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_
     VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, x, err));
     report(c, sequence);
     if (vptq_calibrator_has(c, input, VPTQ_DRIFT))
-        return c->dev->ops->download(c->dev->state, d, x, tokens * dim * sizeof *x, err);
-    VPTQ_CHECK(subtract(c, tokens * dim, x, d, err));
+        return c->dev->ops->copy(c->dev->state, d, x, tokens * dim * sizeof *x, err);
+    VPTQ_CHECK(subtract(c, tokens, dim, d, x, d, err));
     VPTQ_CHECK(add_window(c, (product){tokens, dim, dim, d, x, s->sum[VPTQ_SHIFT]}, err));
     if (input != VPTQ_INPUT_QKV || c->opt.weights != VPTQ_WEIGHTS_SINK)
         return VPTQ_OK;
@@ -266,17 +239,24 @@ static vptq_status on_attention(void *arg, size_t sequence, size_t tokens, size_
     second_stream *s = c->second;
     const float *d = record_of(c, sequence, dim);
 
+    const vptq_affine_args scale = {.cols = tokens,
+                                    .rows = dim,
+                                    .valid = dim,
+                                    .x = d,
+                                    .a = c->weight,
+                                    .y = s->scaled,
+                                    .ldx = dim,
+                                    .ldy = dim};
+
     VPTQ_CHECK(vptq_calibrator_attention(arg, sequence, tokens, dim, x, a, err));
-    for (size_t t = 0; t < tokens; t++)
-        for (size_t i = 0; i < dim; i++)
-            s->scaled[t * dim + i] = c->host_weight[t] * d[t * dim + i];
+    VPTQ_CHECK(c->dev->ops->affine(c->dev->state, &scale, err));
     return add_window(c, (product){tokens, dim, dim, s->scaled, x, s->sum[VPTQ_TERM_SHIFT]},
                       err);
 }
 
 /* ---- steps ---- */
 
-static void clear_sums(vptq_calibrator *c)
+static vptq_status clear_sums(vptq_calibrator *c, vptq_err *err)
 {
     vptq_hessian_sum *h = &c->sum[c->next];
     const size_t hidden = c->model->desc->hidden;
@@ -285,7 +265,9 @@ static void clear_sums(vptq_calibrator *c)
         vptq_hessian_sum_clear(&c->term);
     for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
         if (vptq_calibrator_has(c, c->next, (vptq_shift_kind)kind))
-            memset(c->second->sum[kind], 0, hidden * h->n * sizeof *c->second->sum[kind]);
+            VPTQ_CHECK(c->dev->ops->clear(c->dev->state, c->second->sum[kind],
+                                          hidden * h->n * sizeof *c->second->sum[kind], err));
+    return VPTQ_OK;
 }
 
 /* Windows that run together. */
@@ -307,6 +289,22 @@ static vptq_status run_rows(vptq_calibrator *c, vptq_hidden_states *states, cons
     if (keep)
         VPTQ_CHECK(vptq_hidden_states_keep(states, g->row, g->rows, err));
     return VPTQ_OK;
+}
+
+/* The rows of a group in device memory: where they are, or copied to `buffer`. */
+static vptq_status rows_on_device(vptq_calibrator *c, vptq_hidden_states *states,
+                                  const group *g, float *buffer, const float **rows,
+                                  vptq_err *err)
+{
+    const vptq_backend *ops = c->dev->ops;
+    float *p;
+
+    VPTQ_CHECK(vptq_hidden_states_get(states, g->row, g->rows, false, &p, err));
+    *rows = p;
+    if (ops->host_memory || states->resident)
+        return VPTQ_OK;
+    *rows = buffer;
+    return ops->upload(c->dev->state, buffer, p, g->rows * states->dim * sizeof *p, err);
 }
 
 /* The half that an input belongs to. */
@@ -347,25 +345,21 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
     const size_t n = c->sum[c->next].n;
     const vptq_block_hooks hooks = {
         .arg = c, .hook = on_second, .linear = g->linear, .half = half_of(c->next)};
-    float *rows;
+    const float *rows;
 
-    VPTQ_CHECK(vptq_hidden_states_get(&s->states, g->row, g->rows, false, &rows, err));
-    memcpy(s->after, rows, g->rows * hidden * sizeof *rows);
+    VPTQ_CHECK(rows_on_device(c, &s->states, g, s->after, &rows, err));
+    if (rows != s->after)
+        VPTQ_CHECK(c->dev->ops->copy(c->dev->state, s->after, rows,
+                                     g->rows * hidden * sizeof *rows, err));
     VPTQ_CHECK(vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, s->after,
                                        &hooks, err));
-    VPTQ_CHECK(vptq_hidden_states_get(&c->states, g->row, g->rows, false, &rows, err));
-    for (size_t i = 0; i < g->rows * hidden; i++)
-        s->after[i] = rows[i] - s->after[i];
-    for (size_t w = 0; w < g->windows; w++) {
-        const float *x = record_of(c, w, n);
-        if (s->right) {
-            VPTQ_CHECK(
-                c->dev->ops->upload(c->dev->state, s->right, x, length * n * sizeof *x, err));
-            x = s->right;
-        }
-        const float *d = s->after + w * length * hidden;
-        VPTQ_CHECK(add_window(c, (product){length, hidden, n, d, x, s->sum[VPTQ_DRIFT]}, err));
-    }
+    VPTQ_CHECK(rows_on_device(c, &c->states, g, s->rows, &rows, err));
+    VPTQ_CHECK(subtract(c, g->rows, hidden, rows, s->after, s->after, err));
+    for (size_t w = 0; w < g->windows; w++)
+        VPTQ_CHECK(add_window(c,
+                              (product){length, hidden, n, s->after + w * length * hidden,
+                                        record_of(c, w, n), s->sum[VPTQ_DRIFT]},
+                              err));
     return VPTQ_OK;
 }
 
@@ -412,7 +406,7 @@ static vptq_status run_step(vptq_calibrator *c, const vptq_weight *linear,
         if (!c->windows[part])
             continue;
         if (sum)
-            clear_sums(c);
+            VPTQ_CHECK(clear_sums(c, err));
         VPTQ_CHECK(run_part(c, first, c->windows[part], &g, err));
         if (sum)
             VPTQ_CHECK(fn(arg, c, (vptq_part)part, err));
@@ -451,11 +445,28 @@ bool vptq_calibrator_has(const vptq_calibrator *c, vptq_input input, vptq_shift_
     }
 }
 
-void vptq_calibrator_shift(const vptq_calibrator *c, vptq_input input, vptq_shift_kind kind,
-                           float *shift)
+vptq_status vptq_calibrator_shift(vptq_calibrator *c, vptq_input input, vptq_shift_kind kind,
+                                  float *shift, vptq_err *err)
 {
+    const vptq_backend *ops = c->dev->ops;
     const size_t count = (size_t)c->model->desc->hidden * c->sum[input].n;
     const uint64_t tokens = kind == VPTQ_TERM_SHIFT ? c->term.tokens : c->sum[input].tokens;
-    for (size_t i = 0; i < count; i++)
-        shift[i] = (float)(c->second->sum[kind][i] / (double)tokens);
+    float *there = NULL; /* the product is not in use now */
+    size_t step = count;
+
+    if (!ops->host_memory) {
+        there = c->second->product;
+        step = c->second->product_floats;
+    }
+    for (size_t i = 0, n; i < count; i += n) {
+        n = count - i < step ? count - i : step;
+        const vptq_narrow_args a = {.n = n,
+                                    .divisor = (double)tokens,
+                                    .x = c->second->sum[kind] + i,
+                                    .y = there ? there : shift + i};
+        VPTQ_CHECK(ops->narrow(c->dev->state, &a, err));
+        if (there)
+            VPTQ_CHECK(ops->download(c->dev->state, shift + i, there, n * sizeof *shift, err));
+    }
+    return VPTQ_OK;
 }

@@ -35,14 +35,13 @@ vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weigh
 }
 
 vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *dir,
-                                        vptq_hidden_states *s, vptq_err *err)
+                                        size_t streams, vptq_hidden_states *s, vptq_err *err)
 {
     s->rows = c->starts[vptq_calibrator_windows(c)];
     s->dim = c->model->desc->hidden;
     s->max_rows = c->group_rows;
     s->dev = c->dev;
-    if (!c->opt.sequential && /* two streams are compared on the host */
-        vptq_forward_hidden_fit(c->forward, c->group_rows, 1, c->reserve) >= s->rows)
+    if (vptq_forward_hidden_fit(c->forward, c->group_rows, 1, c->reserve) / streams >= s->rows)
         s->resident = vptq_forward_hidden_alloc(c->forward, s->rows);
     return vptq_hidden_states_open(c->dev->ctx, dir, c->reserve, s, err);
 }

@@ -90,40 +90,26 @@ static vptq_status finish_lower(const vptq_hessian_sum *s, size_t step, float *p
     return VPTQ_OK;
 }
 
-static vptq_status finish_mean(const vptq_hessian_sum *s, double *buffer, float *mean,
-                               vptq_err *err)
-{
-    const double *x = buffer ? buffer : s->x;
-    if (buffer)
-        VPTQ_CHECK(
-            s->dev->ops->download(s->dev->state, buffer, s->x, s->n * sizeof *buffer, err));
-    for (size_t i = 0; i < s->n; i++)
-        mean[i] = (float)(x[i] / (double)s->tokens);
-    return VPTQ_OK;
-}
-
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err)
 {
     enum { DOWNLOAD_FLOATS = 4 << 20 }; /* at a time, about; each waits for the device */
     vptq_device *dev = s->dev;
     const size_t fit = DOWNLOAD_FLOATS / s->n + 1, step = fit < s->n ? fit : s->n;
-    double *buffer = NULL;
+    vptq_narrow_args means = {.n = s->n, .divisor = (double)s->tokens, .x = s->x};
     void *packed = NULL;
     vptq_status st = VPTQ_OK;
     if (!s->tokens)
         return vptq_fail(err, VPTQ_E_ARG, "no tokens went into the hessian");
-    if (!dev->ops->host_memory) {
-        buffer = vptq_mem_alloc(dev->ctx->mem, s->n, sizeof *buffer, err);
-        if (!buffer)
-            return VPTQ_E_NOMEM;
+    if (!dev->ops->host_memory)
         VPTQ_TRY(dev->ops->alloc(dev->state, step * s->n, sizeof(float), &packed, err));
-    }
     VPTQ_TRY(finish_lower(s, step, packed, lower, err));
-    VPTQ_TRY(finish_mean(s, buffer, mean, err));
+    means.y = packed ? packed : mean;
+    VPTQ_TRY(dev->ops->narrow(dev->state, &means, err));
+    if (packed)
+        VPTQ_TRY(dev->ops->download(dev->state, mean, packed, s->n * sizeof *mean, err));
 out:
     dev->ops->release(dev->state, packed);
-    vptq_mem_free(dev->ctx->mem, buffer);
     return st;
 }
 

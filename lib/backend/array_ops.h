@@ -131,7 +131,7 @@ typedef struct vptq_solve_args {
 } vptq_solve_args;
 typedef vptq_status vptq_op_solve_upper(vptq_dev *dev, const vptq_solve_args *a, vptq_err *err);
 
-/* ---- conjugate gradients in double ---- */
+/* ---- numbers in double, conjugate gradients ---- */
 
 /* *sum = x . y. */
 typedef struct vptq_dot_args {
@@ -160,6 +160,23 @@ typedef struct vptq_cg_turn_args {
     float *rounded;
 } vptq_cg_turn_args;
 typedef vptq_status vptq_op_cg_turn(vptq_dev *dev, const vptq_cg_turn_args *a, vptq_err *err);
+
+/* sum += x, in double. */
+typedef struct vptq_widen_args {
+    size_t n;
+    const float *x;
+    double *sum;
+} vptq_widen_args;
+typedef vptq_status vptq_op_add_widened(vptq_dev *dev, const vptq_widen_args *a, vptq_err *err);
+
+/* y = x / divisor, rounded. */
+typedef struct vptq_narrow_args {
+    size_t n;
+    double divisor;
+    const double *x;
+    float *y;
+} vptq_narrow_args;
+typedef vptq_status vptq_op_narrow(vptq_dev *dev, const vptq_narrow_args *a, vptq_err *err);
 
 /* y += x, added in double. */
 typedef struct vptq_add_args {
@@ -218,7 +235,7 @@ typedef vptq_status vptq_op_vq_pack(vptq_dev *dev, const vptq_pack_args *a, vptq
 #define VPTQ_ARRAY_OPS(OP)                                                                     \
     OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(pack_lower)                 \
     OP(reverse_upper) OP(subtract) OP(affine) OP(column_dots) OP(solve_upper)                  \
-    OP(dot) OP(cg_step) OP(cg_turn) OP(add_rounded)                                            \
+    OP(dot) OP(cg_step) OP(cg_turn) OP(add_rounded) OP(add_widened) OP(narrow)                 \
     OP(move_centroids) OP(worst_vectors) OP(vq_pack)
 /* clang-format on */
 

@@ -11,7 +11,9 @@ typedef struct vptq_forward_block_params {
     const float *bias[VPTQ_LINEAR_COUNT];
 } vptq_forward_block_params;
 
-enum { VPTQ_FORWARD_RESIDENT = 2 }; /* arrays of vptq_forward_hidden_alloc: all rows, a group */
+enum {
+    VPTQ_FORWARD_RESIDENT = 3
+}; /* arrays of vptq_forward_hidden_alloc: two streams, a group */
 
 struct vptq_forward {
     const vptq_model *m;

@@ -116,7 +116,8 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
                 take_sum(k, &c->sum[i], vptq_input_name((vptq_input)i), m->lower[i], err));
     for (int kind = 0; sequential && kind < VPTQ_SHIFT_COUNT; kind++)
         if (m->shift[kind] && vptq_calibrator_has(c, c->next, (vptq_shift_kind)kind))
-            vptq_calibrator_shift(c, c->next, (vptq_shift_kind)kind, m->shift[kind]);
+            VPTQ_CHECK(
+                vptq_calibrator_shift(c, c->next, (vptq_shift_kind)kind, m->shift[kind], err));
     if (m->kv && (!sequential || c->next == VPTQ_INPUT_QKV))
         VPTQ_CHECK(take_kv(k, m, err));
     return VPTQ_OK;

@@ -370,6 +370,14 @@ static void check_conjugate(void *arg, const vptq_device *dev, bool is_ref)
     CALL(dev, add_rounded, add);
     for (size_t i = 0; i < UNKNOWNS; i++)
         assert_true(f0[i] == (float)((double)before[i] + x[i]));
+    const vptq_widen_args widen = {.n = UNKNOWNS, .x = f0, .sum = d0};
+    const vptq_narrow_args narrow = {.n = UNKNOWNS, .divisor = 3, .x = d0, .y = before};
+    CALL(dev, add_widened, widen);
+    CALL(dev, narrow, narrow);
+    for (size_t i = 0; i < UNKNOWNS; i++) {
+        assert_true(d0[i] == d[i] + (double)f0[i]);
+        assert_true(before[i] == (float)(d0[i] / 3));
+    }
     void *const all[] = {x, r, s, d, ad, m, x0, r0, d0, f, f0, before};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);

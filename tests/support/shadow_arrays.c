@@ -109,6 +109,20 @@ static void cg_turn_arrays(shadow *s, const vptq_cg_turn_args *a, vptq_cg_turn_a
 }
 SHADOW_OP(cg_turn, vptq_cg_turn_args)
 
+static void add_widened_arrays(shadow *s, const vptq_widen_args *a, vptq_widen_args *d)
+{
+    IN(x, a->n);
+    OUT(sum, a->n);
+}
+SHADOW_OP(add_widened, vptq_widen_args)
+
+static void narrow_arrays(shadow *s, const vptq_narrow_args *a, vptq_narrow_args *d)
+{
+    IN(x, a->n);
+    OUT(y, a->n);
+}
+SHADOW_OP(narrow, vptq_narrow_args)
+
 static void add_rounded_arrays(shadow *s, const vptq_add_args *a, vptq_add_args *d)
 {
     IN(x, a->n);

@@ -326,6 +326,8 @@ RUN(dot, vptq_dot_args, .n = N, .x = r->d, .y = r->d, .sum = &sum)
 RUN(cg_step, vptq_cg_step_args, .n = N, .d = r->d, .ad = r->d, .m = r->d, .x = r->d + N,
     .r = r->d + 2 * N, .s = r->d + 3 * N, .rho = &sum)
 RUN(cg_turn, vptq_cg_turn_args, .n = N, .s = r->d, .d = r->d + N, .rounded = r->y)
+RUN(add_widened, vptq_widen_args, .n = N, .x = r->y, .sum = r->d)
+RUN(narrow, vptq_narrow_args, .n = N, .divisor = 2, .x = r->d, .y = r->y)
 RUN(add_rounded, vptq_add_args, .n = N, .x = r->d, .y = r->y)
 RUN(move_centroids, vptq_move_args, .k = K, .v = V, .sums = r->d, .weights = r->d,
     .centroids = r->y, .before = r->y + N, .moved = &sum, .empty = &count)

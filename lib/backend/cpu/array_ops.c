@@ -248,6 +248,38 @@ vptq_status vptq_cpu_solve_upper(vptq_dev *dev, const vptq_solve_args *a, vptq_e
     return in_chunks(dev, a->rows, a->cols * a->cols, ROWS, solve_rows, a);
 }
 
+/* ---- numbers in double ---- */
+
+enum { NUMBERS = 1 << 14 }; /* that one thread takes at a time */
+
+static void add_widened(void *arg, size_t begin, size_t end, int thread)
+{
+    const vptq_widen_args *a = arg;
+    (void)thread;
+    for (size_t i = begin; i < end; i++)
+        a->sum[i] += (double)a->x[i];
+}
+
+vptq_status vptq_cpu_add_widened(vptq_dev *dev, const vptq_widen_args *a, vptq_err *err)
+{
+    (void)err;
+    return in_chunks(dev, a->n, 1, NUMBERS, add_widened, a);
+}
+
+static void narrow(void *arg, size_t begin, size_t end, int thread)
+{
+    const vptq_narrow_args *a = arg;
+    (void)thread;
+    for (size_t i = begin; i < end; i++)
+        a->y[i] = (float)(a->x[i] / a->divisor);
+}
+
+vptq_status vptq_cpu_narrow(vptq_dev *dev, const vptq_narrow_args *a, vptq_err *err)
+{
+    (void)err;
+    return in_chunks(dev, a->n, 1, NUMBERS, narrow, a);
+}
+
 /* ---- packing ---- */
 
 static void pack_rows(void *arg, size_t begin, size_t end, int thread)

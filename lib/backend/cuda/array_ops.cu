@@ -489,6 +489,39 @@ vptq_status vptq_cuda_add_rounded(vptq_dev *dev, const vptq_add_args *a, vptq_er
                 : VPTQ_OK;
 }
 
+/* budget: add_widened_kernel 32 registers */
+__global__ static void __launch_bounds__(THREADS) add_widened_kernel(vptq_widen_args a)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < a.n)
+        a.sum[i] += (double)a.x[i];
+}
+
+vptq_status vptq_cuda_add_widened(vptq_dev *dev, const vptq_widen_args *a, vptq_err *err)
+{
+    return a->n ? vptq_cuda_check(port_launch(add_widened_kernel,
+                                              vptq_cuda_blocks(a->n, THREADS), THREADS, 0,
+                                              dev->stream, *a),
+                                  "add_widened", err)
+                : VPTQ_OK;
+}
+
+/* budget: narrow_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS) narrow_kernel(vptq_narrow_args a)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < a.n)
+        a.y[i] = (float)(a.x[i] / a.divisor);
+}
+
+vptq_status vptq_cuda_narrow(vptq_dev *dev, const vptq_narrow_args *a, vptq_err *err)
+{
+    return a->n ? vptq_cuda_check(port_launch(narrow_kernel, vptq_cuda_blocks(a->n, THREADS),
+                                              THREADS, 0, dev->stream, *a),
+                                  "narrow", err)
+                : VPTQ_OK;
+}
+
 /* ---- packing ---- */
 
 /* Entry e of vector row i, or 0 beyond the last. */

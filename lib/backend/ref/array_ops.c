@@ -229,6 +229,24 @@ vptq_status vptq_ref_cg_turn(vptq_dev *dev, const vptq_cg_turn_args *a, vptq_err
     return VPTQ_OK;
 }
 
+vptq_status vptq_ref_add_widened(vptq_dev *dev, const vptq_widen_args *a, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t i = 0; i < a->n; i++)
+        a->sum[i] += (double)a->x[i];
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ref_narrow(vptq_dev *dev, const vptq_narrow_args *a, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t i = 0; i < a->n; i++)
+        a->y[i] = (float)(a->x[i] / a->divisor);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_ref_add_rounded(vptq_dev *dev, const vptq_add_args *a, vptq_err *err)
 {
     (void)dev;

@@ -90,8 +90,9 @@ static double *copy_of(const double *x, size_t n)
     return out;
 }
 
-static void keep_shifts(moments *m, const vptq_calibrator *c, vptq_part part, vptq_input input)
+static void keep_shifts(moments *m, vptq_calibrator *c, vptq_part part, vptq_input input)
 {
+    vptq_err err;
     const size_t count = (size_t)c->model->desc->hidden * c->sum[input].n;
     for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++) {
         float **shift = &m->shift[part][input][kind];
@@ -99,7 +100,7 @@ static void keep_shifts(moments *m, const vptq_calibrator *c, vptq_part part, vp
             continue;
         *shift = malloc(count * sizeof(float));
         assert_non_null(*shift);
-        vptq_calibrator_shift(c, input, (vptq_shift_kind)kind, *shift);
+        assert_ok(vptq_calibrator_shift(c, input, (vptq_shift_kind)kind, *shift, &err), &err);
     }
 }
 
@@ -600,7 +601,7 @@ static vptq_status finish_sums(void *arg, vptq_calibrator *c, vptq_part part, vp
         float *lower = vtest_alloc(n * (n + 1) / 2, sizeof *lower);
         float *mean = vtest_alloc(n, sizeof *mean);
         assert_ok(vptq_hessian_sum_finish(&c->sum[i], lower, mean, err), err);
-        *bytes += n * (n + 1) / 2 * sizeof *lower + n * sizeof(double);
+        *bytes += (n * (n + 1) / 2 + n) * sizeof *lower;
         free(mean);
         free(lower);
     }
@@ -640,35 +641,91 @@ static void test_uploads_of_one_stream(void **state)
     }
 }
 
-/* The quantized matrices are packed, and opened apart from this count. */
-static void test_uploads_of_two_streams(void **state)
+/* Runs all blocks of two streams with quantized matrices that lose something: `m` [layers]. */
+static void run_two(rig *r, vptq_calibrator *c, moments *m)
+{
+    vptq_arena arena;
+    vptq_arena_init(&arena, NULL);
+    for (uint32_t layer = 0; layer < r->m.desc->layers; layer++) {
+        vptq_packed_matrix coarse[VPTQ_LINEAR_COUNT];
+        vptq_weight linear[VPTQ_LINEAR_COUNT];
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            const vptq_weight *w = &r->m.blocks[layer].linear[l];
+            coarse_matrix(r, w, &arena, &coarse[l]);
+            linear[l] = (vptq_weight){w->rows, w->cols, NULL, &coarse[l]};
+        }
+        run(c, linear, &m[layer]);
+    }
+    vptq_arena_release(&arena);
+}
+
+static void expect_same_shifts(const rig *r, const moments *a, const moments *b)
+{
+    for (int part = 0; part < VPTQ_PART_COUNT; part++)
+        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+            const size_t n = vptq_input_size(r->m.desc, (vptq_input)i) * r->m.desc->hidden;
+            for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
+                if (a->shift[part][i][kind])
+                    assert_same_f32(a->shift[part][i][kind], b->shift[part][i][kind], n);
+        }
+}
+
+enum { LAYERS = 2 };
+typedef enum { HOST, FITS, AWAY, PLACES } place;
+
+/* Runs two streams in host memory, or in the memory of a device with or without room for them.
+ * Weights move once (the quantized matrices are packed, and opened apart from this count), and
+ * nothing of the size of hidden states if these fit. */
+static void run_in(place where, const char *dir, vptq_token_weights weights, moments *m)
 {
     rig r;
     vptq_calibrator c;
-    vptq_arena arena;
-    moments m;
-    rig_open(&r, *state, "ref");
-    vcount_start(&r.dev, SIZE_MAX);
-    vptq_arena_init(&arena, NULL);
-    start_with(&r, *state, VPTQ_WEIGHTS_SINK, true, 0, &c);
-    for (uint32_t layer = 0; layer < r.m.desc->layers; layer++) {
-        vptq_packed_matrix exact[VPTQ_LINEAR_COUNT];
-        vptq_weight linear[VPTQ_LINEAR_COUNT];
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            const vptq_weight *w = &r.m.blocks[layer].linear[l];
-            exact_matrix(&r, w, &arena, &exact[l]);
-            linear[l] = (vptq_weight){w->rows, w->cols, NULL, &exact[l]};
-        }
-        run(&c, linear, &m);
-        moments_free(&m);
+    vptq_err err = {0};
+    rig_open(&r, dir, "ref");
+    const uint32_t layers = r.m.desc->layers;
+    const size_t hidden = IDS * r.m.desc->hidden * sizeof(float);
+    assert_int_equal(layers, LAYERS);
+    if (where != HOST)
+        vcount_start(&r.dev, SIZE_MAX);
+    plan_with(&r, weights, true, &c);
+    c.reserve = where == AWAY ? SIZE_MAX : 0;
+    assert_ok(vptq_calibrator_start(&c, dir, 0, layers - 1, &err), &err);
+    const vcount before = where == HOST ? (vcount){0} : vcount_of(&r.m);
+    run_two(&r, &c, m);
+    if (where != HOST) {
+        const vcount after = vcount_of(&r.m);
+        const size_t moved = after.uploaded - before.uploaded - after.weights;
+        assert_true(where == FITS ? moved < hidden : moved > 4 * layers * hidden);
+        if (weights == VPTQ_WEIGHTS_SINK)
+            assert_int_equal(after.weights, vcount_block_weights(&r.m));
     }
-    assert_int_equal(vcount_of(&r.m).weights, vcount_block_weights(&r.m));
     vptq_calibrator_release(&c);
-    vptq_arena_release(&arena);
+    rig_close(&r);
+}
+
+static void test_two_streams_on_a_device(void **state)
+{
+    static const vptq_token_weights kinds[] = {VPTQ_WEIGHTS_SINK, VPTQ_WEIGHTS_ATTENTION};
+    rig r;
+    rig_open(&r, *state, "ref");
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        moments host[LAYERS], m[LAYERS];
+        run_in(HOST, *state, kinds[k], host);
+        for (int where = FITS; where < PLACES; where++) {
+            run_in((place)where, *state, kinds[k], m);
+            for (int layer = 0; layer < LAYERS; layer++) {
+                expect_same(&r, &host[layer], &m[layer]);
+                expect_same_shifts(&r, &host[layer], &m[layer]);
+                moments_free(&m[layer]);
+            }
+        }
+        for (int layer = 0; layer < LAYERS; layer++)
+            moments_free(&host[layer]);
+    }
     rig_close(&r);
 }
 
 VTEST_MAIN(scratch_test(test_exact_blocks_shift_nothing), scratch_test(test_shift),
            scratch_test(test_weighted_shift), scratch_test(test_refusals),
            scratch_test(test_out_of_memory), scratch_test(test_uploads_of_one_stream),
-           scratch_test(test_uploads_of_two_streams))
+           scratch_test(test_two_streams_on_a_device))
