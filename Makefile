@@ -296,6 +296,11 @@ $(OBJ)/kit/%.o: $(OBJ)/%.o
 $(OBJ)/kit/cmd/vptq-%.o: $(OBJ)/cmd/vptq_%.o
 	$(Q)mkdir -p $(@D)
 	$(Q)objcopy --redefine-sym main=kit_vptq_$* $< $@
+$(OBJ)/tests/kit/names: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q)echo '$(KIT_NAMES)' | cmp -s - $@ || echo '$(KIT_NAMES)' >$@
+.PHONY: FORCE
+$(OBJ)/tests/kit/kit.o: $(OBJ)/tests/kit/names
 $(OBJ)/tests/kit/kit.o: private override EXTRA_CFLAGS += -DKIT_PROGRAMS='$(foreach name,$(KIT_NAMES),PROGRAM($(name)))'
 $(KIT): LDLIBS += -lcmocka
 $(KIT): $(OBJ)/tests/kit/kit.o $(KIT_PROGRAMS:%=$(OBJ)/kit/%.o) $(BENCH_SRC:%.c=$(OBJ)/%.o) $(EVAL_SRC:%.c=$(OBJ)/%.o) \

@@ -11,7 +11,7 @@ set -u
 
 cd "$(dirname "$0")/.." || exit 1
 : "${MAKE:=make}"
-TALLY=$(mktemp)
+TALLY=$(mktemp) || exit 1
 export TALLY
 trap 'rm -f "$TALLY"' EXIT
 jobs=-j$(nproc)
@@ -51,19 +51,28 @@ title()
     printf '\n== %s\n' "$1"
 }
 
+# counted NAME TARGET SETTING..: runs tests that count themselves; a runner that does not is a failed test.
+counted()
+{
+    local name=$1 before
+    before=$(wc -l <"$TALLY")
+    title "$name ${*:3}"
+    "$MAKE" -s "${@:2}"
+    if [ "$(wc -l <"$TALLY")" -eq "$before" ]; then
+        echo "not ok $name: ended without a result"
+        echo "0 1 0 $name" >>"$TALLY"
+    fi
+}
+
 # suites SETTING..: builds and runs all test programs of one configuration; the runners count.
 suites()
 {
     echo "# $*" >>"$TALLY"
     part "build $*" "$MAKE" -k "$jobs" "$@" tools test-programs
-    title "unit tests $*"
-    "$MAKE" -s "$@" run-unit
-    title "op tests $*"
-    "$MAKE" -s "$@" run-ops
-    title "command-line tests $*"
-    "$MAKE" -s "$@" run-cli
-    title "hostile files $*"
-    "$MAKE" -s "$@" run-hostile
+    counted "unit tests" run-unit "$@"
+    counted "op tests" run-ops "$@"
+    counted "command-line tests" run-cli "$@"
+    counted "hostile files" run-hostile "$@"
 }
 
 title "dependencies"
@@ -92,10 +101,10 @@ title "sanitized build"
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_stack_use_after_return=1}"
 export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
 suites SANITIZE=address,undefined
-title "fuzz corpora"
-"$MAKE" -s SANITIZE=address,undefined run-fuzz
+counted "fuzz corpora" run-fuzz SANITIZE=address,undefined
 
 title "source checks"
+echo "#" >>"$TALLY"
 part layers "$MAKE" -s layers
 part style "$MAKE" -s style
 part symbols "$MAKE" -s symbols

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles every kernel for every architecture and compares the report of ptxas with the budgets
-# in comments next to the kernels:
+# Compiles every kernel for sm_80 and sm_90, and to PTX for the newest architecture, and compares the report of
+# ptxas with the budgets in comments next to the kernels:
 #     /* budget: NAME REGISTERS registers */      (for all instances of a template)
 #     /* budget: NAME REGISTERS registers, no dynamic shared memory */
 # Fails on register spills and stack frames, on a kernel without a budget or over it, and, unless it is

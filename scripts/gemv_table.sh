@@ -42,7 +42,7 @@ BEGIN {
     value["rate"] = sprintf("%.1f", value["gb_per_second"])
     value["floor"] = sprintf("%.2f", value["floor_fraction"])
     key = value["in_features"] " " value["out_features"] " " value["k"] " " value["k_res"]
-    known = key in their && value["v"] == 8 && value["batch"] == 1
+    known = key in their && value["v"] == 8 && value["batch"] == 1 && value["cache"] != "chain"
     value["their"] = known ? their[key] : "-"
     value["torch"] = known ? torch[key] : "-"
     value["their_ratio"] = known ? their_ratio[key] : "-"

@@ -24,7 +24,7 @@ case $call in
 esac
 work=$(mktemp -d "${TMPDIR:-/tmp}/vptq-kit.XXXXXX")
 dir=$work/vptq-call-$call
-mkdir -p "$dir" "$out"
+mkdir -p "$dir" "$out" || exit 1
 passed=0
 failed=0
 unfit=0
@@ -32,14 +32,20 @@ unfit=0
 # Packs what there is, however the call ends.
 finish()
 {
-    echo "$passed passed, $failed failed, $unfit did not fit" | tee -a "$dir/summary.txt"
-    tar -czf "$out/vptq-call-$call.tar.gz.new" -C "$work" "vptq-call-$call" &&
-        mv "$out/vptq-call-$call.tar.gz.new" "$out/vptq-call-$call.tar.gz"
-    rm -rf "$work"
-    echo "$out/vptq-call-$call.tar.gz"
+    local line="$passed passed, $failed failed, $unfit did not fit" archive=$out/vptq-call-$call.tar.gz
+    echo "$line" >>"$dir/summary.txt"
+    if tar -czf "$archive.new" -C "$work" "vptq-call-$call" && mv "$archive.new" "$archive"; then
+        rm -rf "$work"
+        echo "$archive"
+        echo "$line"
+    else
+        echo "gpu-kit: cannot write $archive; the results are in $dir" >&2
+        exit 1
+    fi
 }
 trap finish EXIT
-trap 'say "interrupted after $SECONDS s"; exit 1' INT TERM
+child=
+trap 'say "interrupted after $SECONDS s"; [ -z "$child" ] || kill "$child"; exit 1' INT TERM
 
 say()
 {
@@ -57,8 +63,12 @@ step()
         unfit=$((unfit + 1))
         return 1
     fi
-    timeout -k 5 "$limit" "$@" >"$dir/$name.log" 2>&1
+    timeout -k 5 "$limit" "$@" >"$dir/$name.log" 2>&1 & # a trap waits for a command, not for a job
+    child=$!
+    wait "$child"
     status=$?
+    child=
+    [ "$status" -ne 137 ] || [ $((SECONDS - start)) -lt "$limit" ] || status=124 # it had to be killed
     case $status in
     0)
         say "ok $name, $((SECONDS - start)) s"

@@ -11,7 +11,10 @@
 # without a result counts as one failed test.  With TALLY=FILE every result is appended to FILE as
 # "PASSED FAILED SKIPPED NAME".
 JOBS=${JOBS:-$(nproc)}
-pool_dir=$(mktemp -d)
+case $JOBS in
+0* | *[!0-9]*) echo "JOBS is '$JOBS', expected a number of tests at a time" >&2; exit 2 ;;
+esac
+pool_dir=$(mktemp -d) || exit 1
 trap 'chmod -R u+rwx "$pool_dir"; rm -rf "$pool_dir"' EXIT
 trap 'pool_stop' INT TERM HUP
 : >"$pool_dir/tally"

@@ -40,6 +40,21 @@ DEVICE=emu run 3 > run.txt || fail "$(cat run.txt)"
 [ "$(content 3 stages.txt | wc -l)" = 3 ] || fail "$(content 3 stages.txt)"
 expect_line run.txt '^5 passed, 0 failed, 0 did not fit$'
 
+# An archive that cannot be written keeps the results and is an error; an interrupted call has one.
+mkdir -p full/vptq-call-2.tar.gz.new
+expect_exit 1 env TMPDIR="$PWD" OUT=full DEVICE=emu BUDGET=4 kit/run 2 > run.txt 2> err.txt
+expect_line err.txt '^gpu-kit: cannot write full/vptq-call-2.tar.gz; the results are in '
+[ -s "$(sed -n 's/.*the results are in //p' err.txt | tail -n 1)/summary.txt" ] || fail "$(cat err.txt)"
+rm -rf out
+DEVICE=emu OUT=out kit/run 1 > run.txt & # a group of its own is not needed: only the script gets the signal
+for _ in $(seq 100); do
+    grep -q '^backend emu' run.txt && break
+    sleep 0.1
+done
+kill "$!"
+expect_exit 1 wait "$!"
+content 1 summary.txt | grep -q '^interrupted after ' || fail "$(cat run.txt)"
+
 # Steps that do not fit are listed.
 DEVICE=emu BUDGET=4 run 2 > run.txt
 expect_line run.txt '^did not fit: cold$'

@@ -17,6 +17,10 @@ program kills_runner <<<'kill -KILL "$(awk "{ print \$4 }" /proc/$PPID/stat)"; s
 program leaves <<<'sleep 600 & echo $! >"$LEFT"; echo 1..1; echo "ok 1"'
 export LEFT=$PWD/left
 
+for jobs in 0 two; do
+    expect_exit 2 env JOBS=$jobs "$SRC/scripts/run_tests.sh" ./good 2>err.txt
+    expect_line err.txt "JOBS is '$jobs', expected a number of tests at a time"
+done
 for jobs in 1 3; do
     rm -f tally
     expect_exit 1 env JOBS=$jobs TALLY="$PWD/tally" "$SRC/scripts/run_tests.sh" \
