@@ -10,6 +10,7 @@ enum { GROUP = 16 }; /* rows: few enough that one wrong element stands out */
 static const double limit = 1e-3;
 
 typedef struct check_job {
+    const vptq_ctx *ctx;
     const vptq_device *ref;
     const vptq_matrix *matrix;
     size_t out, in, n;
@@ -37,7 +38,7 @@ static void check_groups(void *arg, size_t begin, size_t end, int thread)
 {
     const check_job *job = arg;
     float *w = job->rows + (size_t)thread * GROUP * job->in;
-    for (size_t g = begin; g < end; g++) {
+    for (size_t g = begin; g < end && !vptq_check_cancel(job->ctx, NULL); g++) {
         const size_t first = g * GROUP, left = job->out - first;
         const size_t count = left < GROUP ? left : GROUP;
         /* ref decodes without state: any number of threads may */
@@ -57,7 +58,7 @@ vptq_status vptq_gemv_check(const vptq_ctx *ctx, const vptq_vq *q, size_t n, con
     vptq_matrix *matrix = NULL;
     vptq_arena arena;
     vptq_arena_init(&arena, ctx->mem);
-    check_job job = {.ref = &ref, .out = out, .in = in, .n = n, .x = x, .y = y};
+    check_job job = {.ctx = ctx, .ref = &ref, .out = out, .in = in, .n = n, .x = x, .y = y};
     job.rows = vptq_arena_alloc(&arena, (size_t)threads * GROUP * in, sizeof *job.rows, err);
     job.error = vptq_arena_alloc(&arena, groups, sizeof *job.error, err);
     if (!job.rows || !job.error)
@@ -66,6 +67,7 @@ vptq_status vptq_gemv_check(const vptq_ctx *ctx, const vptq_vq *q, size_t n, con
     VPTQ_TRY(ref.ops->matrix_open(ref.state, q, &matrix, err));
     job.matrix = matrix;
     vptq_parallel_for(threads, groups, 1, check_groups, &job);
+    VPTQ_TRY(vptq_check_cancel(ctx, err));
     for (size_t g = 0; g < groups && !st; g++)
         if (!(job.error[g] <= limit))
             st = vptq_fail(

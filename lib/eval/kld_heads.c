@@ -196,7 +196,7 @@ vptq_status vptq_eval_kld_rows(const vptq_ctx *ctx, const vptq_kld_args *a, vptq
     chunk = chunk < n ? chunk : n;
     VPTQ_TRY(alloc_heads(&h, chunk, &arena, err));
     for (size_t at = 0, rows; at < n; at += rows) {
-        rows = n - at < chunk ? n - at : chunk;
+        rows = vptq_forward_rows(a->base, n - at, chunk);
         VPTQ_TRY(fold_heads(&h, ctx, rows, a->hidden_base + at * h.dim,
                             stack_states(&h, n, at, rows, a->hidden),
                             a->targets ? a->targets + at : NULL, err));

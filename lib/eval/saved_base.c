@@ -348,7 +348,7 @@ vptq_status vptq_saved_base_rows_save(vptq_saved_base_rows *b,
     const size_t n = batch->rows;
     *bad = n;
     for (size_t at = 0, rows; at < n; at += rows) {
-        rows = n - at < b->chunk ? n - at : b->chunk;
+        rows = vptq_forward_rows(batch->f, n - at, b->chunk);
         rows_job job = {.b = b, .first = w->records, .targets = batch->targets + at};
         VPTQ_CHECK(vptq_forward_logits(batch->f, rows, batch->hidden + at * batch->dim,
                                        b->logits, err));
@@ -370,7 +370,7 @@ vptq_status vptq_saved_base_rows_compare(vptq_saved_base_rows *b,
 {
     const size_t n = batch->rows;
     for (size_t at = 0, rows; at < n; at += rows) {
-        rows = n - at < b->chunk ? n - at : b->chunk;
+        rows = vptq_forward_rows(batch->f, n - at, b->chunk);
         rows_job job = {
             .b = b, .targets = batch->targets + at, .out = out + at, .tail = tail + at};
         VPTQ_CHECK(vptq_kld_base_file_read(file, first + at, rows, b->records, err));

@@ -142,6 +142,10 @@ vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, 
  * `step`.  Nothing else of `f` may run in between.  The tiles depend on the model's shape only.
  */
 size_t vptq_forward_head_step(const vptq_forward *f);
+/* Number of rows to run through the head next, at most `most` of `left`. On a device where few
+ * rows round differently, no step has so few that others could have been added, if `most` is at
+ * least 33: results do not depend on it. */
+size_t vptq_forward_rows(const vptq_forward *f, size_t left, size_t most);
 /* Number of rows, at most `rows`, for which `begin` currently has device memory. */
 size_t vptq_forward_head_fit(const vptq_forward *f, size_t rows);
 vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidden,

@@ -6,8 +6,8 @@
 #include "lib/model/forward_internal.h"
 
 enum {
-    MIN_ROWS = 32,    /* if even these do not fit, the allocation fails */
-    FEW_ROWS = 16,    /* on cuda these are multiplied without tensor cores */
+    FEW_ROWS = 16,               /* on cuda these are multiplied without tensor cores */
+    MIN_ROWS = 2 * FEW_ROWS + 1, /* if even these do not fit, the allocation fails */
     WORKING = 1 << 20 /* bytes of scratch memory of an op, in addition to an eighth */
 };
 
@@ -61,13 +61,18 @@ bool vptq_forward_has_room(const vptq_forward *f, size_t bytes, size_t rows)
     return needed <= available && bytes <= available - needed;
 }
 
+size_t vptq_forward_rows(const vptq_forward *f, size_t left, size_t most)
+{
+    const size_t rows = left < most ? left : most;
+    const bool few = left > rows && left - rows <= FEW_ROWS && !f->dev->ops->host_memory;
+    return few && rows > 2 * FEW_ROWS ? rows - FEW_ROWS : rows;
+}
+
 size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first)
 {
     const size_t left = n - first;
-    const size_t rows =
-        vptq_forward_head_fit(f, left < VPTQ_FORWARD_ROWS ? left : VPTQ_FORWARD_ROWS);
-    const bool few = left > rows && left - rows <= FEW_ROWS && !f->dev->ops->host_memory;
-    return few ? rows - FEW_ROWS : rows;
+    return vptq_forward_rows(
+        f, left, vptq_forward_head_fit(f, left < VPTQ_FORWARD_ROWS ? left : VPTQ_FORWARD_ROWS));
 }
 
 /* Upper bound of the device memory of the packed linear layers of a block. */

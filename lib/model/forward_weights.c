@@ -4,7 +4,7 @@
  * with the same results. */
 #include "lib/model/forward_internal.h"
 
-/* Stores a plain weight if that leaves memory for `rows` rows. */
+/* Stores a plain weight if that leaves memory for `rows` rows; without it, tiles do. */
 static vptq_status store(vptq_forward *f, const vptq_weight *w, vptq_opened *o, size_t rows,
                          size_t reserved, vptq_err *err)
 {
@@ -12,7 +12,8 @@ static vptq_status store(vptq_forward *f, const vptq_weight *w, vptq_opened *o, 
     if (!bytes || o->stored || reserved > SIZE_MAX - bytes ||
         !vptq_forward_has_room(f, bytes + reserved, rows))
         return VPTQ_OK;
-    return vptq_weight_store(w, f->dev, o, err);
+    const vptq_status st = vptq_weight_store(w, f->dev, o, err);
+    return st == VPTQ_E_NOMEM ? VPTQ_OK : st; /* what is left was an estimate */
 }
 
 /* ---- one block ---- */

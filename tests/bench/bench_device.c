@@ -44,7 +44,7 @@ static vptq_status read_memory(void *arg, vptq_err *err)
 {
     bench *b = arg;
     const size_t out = b->bytes / IN / sizeof(float);
-    const vptq_gemv_args g = {.n = 1, .x = b->b, .y = b->b, .ldx = IN, .ldy = out};
+    const vptq_gemv_args g = {.n = 1, .x = b->a, .y = b->b, .ldx = IN, .ldy = out};
     return b->dev.ops->gemv(b->dev.state, out, IN, VPTQ_F32, b->a, &g, err);
 }
 

@@ -42,6 +42,9 @@ static void every_row_is_checked(void **state)
                      want);
         *at = right;
     }
+    const volatile sig_atomic_t flag = 1;
+    const vptq_ctx cancelled = {.threads = 2, .cancel = &flag};
+    assert_int_equal(vptq_gemv_check(&cancelled, &m.q, TOKENS, x, y, &err), VPTQ_E_CANCELLED);
     free(w);
     free(x);
     vmatrix_free(&m);

@@ -356,6 +356,22 @@ static void test_packed_weights_count(void **state)
     rig_close(&r);
 }
 
+/* However many rows fit, none of the steps has at most 16, which cuda multiplies differently.
+ */
+static void test_no_step_has_few_rows(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r);
+    for (size_t most = 33; most < 70; most++)
+        for (size_t n = 1; n < 200; n++)
+            for (size_t at = 0, rows; at < n; at += rows) {
+                rows = vptq_forward_rows(r.f, n - at, most);
+                assert_in_range(rows, n < 17 ? n : 17, most < n - at ? most : n - at);
+            }
+    rig_close(&r);
+}
+
 static void test_cache_that_does_not_fit(void **state)
 {
     (void)state;
@@ -374,4 +390,5 @@ VTEST_MAIN(cmocka_unit_test(test_arrays_are_in_device_memory),
            cmocka_unit_test(test_smaller_groups_when_memory_is_short),
            cmocka_unit_test(test_memory_that_shrinks_between_runs),
            cmocka_unit_test(test_packed_weights_count),
+           cmocka_unit_test(test_no_step_has_few_rows),
            cmocka_unit_test(test_cache_that_does_not_fit))
