@@ -55,8 +55,8 @@ for program in "$@"; do
     fi
     status=0
     start=$SECONDS
-    # Texts are cut short: the time of these targets grows with them, their code's reach does not.
-    case $name in text | regex) longest=512 ;; *) longest=0 ;; esac
+    # Texts and records are cut short: the time of these targets grows with them, their code's reach does not.
+    case $name in text | regex) longest=512 ;; records) longest=2048 ;; *) longest=0 ;; esac
     # No input is larger than a few KiB, so that half a GiB at once is a size that was believed.
     nice "$program" -runs="$left" -max_total_time="$seconds" -dict="$src/tests/fuzz/dict/$name.dict" \
         -max_len="$longest" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -print_final_stats=1 \

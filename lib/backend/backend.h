@@ -258,8 +258,8 @@ typedef void vptq_op_matrix_close(vptq_dev *dev, vptq_matrix *m); /* accepts NUL
 typedef vptq_status vptq_op_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
                                        float *w, size_t ldw, vptq_err *err);
 
-/* Multiplies by the packed matrix, looking centroids up as it goes; from more than 8 tokens on,
- * cuda decodes tiles (docs/gpu.md). */
+/* Multiplies by the packed matrix, looking centroids up as it goes; cuda decodes tiles for many
+ * tokens (docs/gpu.md). */
 typedef vptq_status vptq_op_vq_gemv(vptq_dev *dev, const vptq_matrix *m,
                                     const vptq_gemv_args *g, vptq_err *err);
 

@@ -23,8 +23,8 @@ typedef struct vptq_conjugate {
 vptq_status vptq_conjugate_open(vptq_mirror *arrays, vptq_conjugate *c,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 /* Runs at most `iterations`.  Stops early at 1e-12 of the first residual in the
- * preconditioner's norm, or when A has no curvature in the search direction.  Fails only if
- * `apply` does. */
+ * preconditioner's norm, or when A has no curvature in the search direction.  Fails if
+ * `apply` or an op does. */
 vptq_status vptq_conjugate_run(vptq_conjugate *c, int iterations,
                                vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -15,7 +15,7 @@
  * the encoder stopped there. */
 typedef struct vptq_encoder_step {
     const char *name; /* "k-means", "residual", "joint", "pass", "retrain", "sweeps", "scales",
-                         "refit", "storage"; static */
+                         "refit", "grid", "repass", "adapt", "storage"; static */
     double loss;      /* under the plain Hessian */
     double weighted;  /* under the Hessian that is minimized */
     double held_out;  /* 0 if there is none */

@@ -125,13 +125,16 @@ static double refit(const matrix *a, int iterations, bool diagonal)
     return 2 * scatter(a) + iterations * one;
 }
 
-/* Training pairs: choices by search, codebooks by refits. */
-static double joint(const matrix *a, uint32_t rounds)
+/* Training pairs: choices by search, codebooks by refits; of all groups, or of those with
+ * residual codebooks. */
+static double train_pairs(const matrix *a, uint32_t rounds, bool all)
 {
     double time = 0;
     for (uint32_t i = 0; i < rounds; i++) {
         for (int kind = 0; kind < KINDS; kind++) {
             group g = group_of(a, kind);
+            if (!all && !g.searched.k_res)
+                continue;
             if (i + VPTQ_WIDE_ROUNDS < rounds)
                 g.searched.beam = (g.searched.beam + VPTQ_NARROWING - 1) / VPTQ_NARROWING;
             if (g.count > 0)
@@ -184,7 +187,7 @@ static void train(const matrix *a, vptq_encoder_report *r)
         time += pass(a, true);
     add_step(a, r, "residual", time);
     if (a->s->joint)
-        add_step(a, r, "joint", joint(a, a->s->joint));
+        add_step(a, r, "joint", train_pairs(a, a->s->joint, false));
 }
 
 static void minimize(const matrix *a, vptq_encoder_report *r)
@@ -193,7 +196,7 @@ static void minimize(const matrix *a, vptq_encoder_report *r)
 
     add_step(a, r, "pass", pass(a, false));
     if (s->retrain)
-        add_step(a, r, "retrain", 2 * pass(a, false) + joint(a, s->retrain));
+        add_step(a, r, "retrain", 2 * pass(a, false) + train_pairs(a, s->retrain, true));
     if (s->sweeps)
         add_step(a, r, "sweeps", sweeps(a, s->sweeps));
     if (s->refits && s->scales && s->metric == VPTQ_METRIC_SCALED)

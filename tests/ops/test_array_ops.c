@@ -237,6 +237,17 @@ static void check_elements(void *arg, const vptq_device *dev, bool is_ref)
             if (i % LD < rows)
                 assert_true(z[i] == x[i] - y[i]);
         assert_true(z[rows] == 7);
+        for (int in_place = 0; in_place < 2; in_place++) { /* z is x, or y */
+            float *copy[2] = {vtest_normals(COLS * LD, 1), vtest_normals(COLS * LD, 2)};
+            const vptq_subtract_args own = {COLS,           rows, copy[0], copy[1],
+                                            copy[in_place], LD,   LD,      LD};
+            CALL(dev, subtract, own);
+            for (size_t i = 0; i < COLS * LD; i++)
+                if (i % LD < rows)
+                    assert_true(copy[in_place][i] == x[i] - y[i]);
+            free(copy[0]);
+            free(copy[1]);
+        }
         for (int how = 0; how < 8; how++) {
             const vptq_affine_args a = {.cols = COLS,
                                         .rows = rows,

@@ -443,7 +443,8 @@ static void parts_of_a_matrix_give_the_same_bits(void **state)
 static void products_with_unaligned_weights(void **state)
 {
     (void)state;
-    enum { OUT = 5, IN = 1032, ROWS = 2, OFFSETS = 18 };
+    enum { OUT = 5, IN = 1032, ROWS = 17, OFFSETS = 18 };
+    static const size_t rows[] = {2, ROWS};
     static const vptq_dtype types[] = {VPTQ_F32, VPTQ_F16, VPTQ_BF16};
     const vptq_ctx ctx = {.threads = 1};
     const vptq_backend *ops = vptq_backend_emu();
@@ -459,17 +460,22 @@ static void products_with_unaligned_weights(void **state)
     assert_ok(ops->alloc(dev, ROWS * IN, sizeof *x, &x_there, &err), &err);
     assert_ok(ops->alloc(dev, ROWS * OUT, sizeof *x, &y_there, &err), &err);
     assert_ok(ops->upload(dev, x_there, x, ROWS * IN * sizeof *x, &err), &err);
-    const vptq_gemv_args g = {.n = ROWS, .x = x_there, .y = y_there, .ldx = IN, .ldy = OUT};
-    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-        const size_t bytes = OUT * IN * vptq_dtype_get(types[t])->bytes;
+    for (size_t t = 0; t < 2 * sizeof types / sizeof *types; t++) {
+        const vptq_gemv_args g = {
+            .n = rows[t % 2], .x = x_there, .y = y_there, .ldx = IN, .ldy = OUT};
+        const vptq_dtype type = types[t / 2];
+        const size_t bytes = OUT * IN * vptq_dtype_get(type)->bytes;
         float first[ROWS * OUT], y[ROWS * OUT];
         for (size_t offset = 0; offset <= OFFSETS; offset++) {
             uint8_t *from = (uint8_t *)w + offset;
             assert_ok(ops->upload(dev, from, weights, bytes, &err), &err);
-            assert_ok(ops->gemv(dev, OUT, IN, types[t], from, &g, &err), &err);
+            assert_ok(ops->gemv(dev, OUT, IN, type, from, &g, &err), &err);
             assert_ok(ops->download(dev, offset ? y : first, y_there, sizeof y, &err), &err);
-            if (offset)
-                assert_memory_equal(y, first, sizeof y);
+            /* many tokens and weights between two elements take another kernel */
+            if (offset && g.n == 2)
+                assert_memory_equal(y, first, g.n * OUT * sizeof *y);
+            else if (offset)
+                assert_close(y, first, g.n * OUT, 1e-4, 1e-4);
         }
         assert_true(isfinite(first[0]) && first[0] != first[1]);
     }

@@ -277,7 +277,7 @@ static void check_syrk(size_t t, size_t n, bool weighted)
     float *x = vtest_normals(t * (n + 5), 11), *w = vtest_normals(t, 12);
     for (size_t i = 0; i < t; i++)
         w[i] = fabsf(w[i]);
-    const syrk_case c = {t, n, n + 5, x, weighted ? w : NULL};
+    const syrk_case c = {t, n, n > 1 ? n + 5 : 1, x, weighted ? w : NULL};
     /* At most 256 products are summed in float before they are added in double. */
     const devices_op op = {run_syrk, &c, n * (n + 1), sizeof(double), float_sum_limit(256)};
     (t * n * n <= 1 << 23 ? devices_check_emu : devices_check)(&op, NULL);
@@ -293,6 +293,7 @@ static void test_syrk(void **state)
         check_syrk(1, n[i], false);
         check_syrk(33, n[i], i % 2 != 0);
     }
+    check_syrk(33, 1, true);
     check_syrk(255, 40, true);
     check_syrk(257, 40, false);
     check_syrk(600, 530, false);
@@ -402,6 +403,7 @@ static void test_factor_without_a_library(void **state)
 {
     (void)state;
     static const size_t sizes[] = {1, 17, 32, 33, 130};
+    devices_skip_if_only(); /* a GPU uses its library, where there is one */
     cuda_emu_libraries(false);
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t n = sizes[s], lda = n + s % 3;

@@ -169,7 +169,6 @@ static void assign_stays_in_range_with_nan_and_infinity(void **state)
     devices_each_emu(check_padding, NULL);
 }
 
-/* The result for a vector does not depend on its position or on the thread. */
 /* The label of a search in float: the lowest index with the smallest score, 0 if no score is a
  * number. */
 static uint32_t label_in_float(const float *x, const float *c, uint32_t v, uint32_t k)
@@ -235,6 +234,7 @@ static void assign_equals_a_search_in_float(void **state)
     devices_close(&d);
 }
 
+/* The result for a vector does not depend on its position or on the thread. */
 static void assign_does_not_depend_on_position_or_threads(void **state)
 {
     (void)state;

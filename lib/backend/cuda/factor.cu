@@ -40,7 +40,7 @@ static vptq_status first_fault(vptq_dev *dev, size_t n, const double *a, size_t 
         e = port_launch(diagonal_kernel, vptq_cuda_blocks(n, THREADS), THREADS, 0, dev->stream,
                         n, a, lda, fault, at);
     if (e)
-        return vptq_cuda_check(e, "looking at a diagonal", err);
+        return vptq_cuda_check(e, "checking a diagonal", err);
     VPTQ_CHECK(vptq_cuda_download(dev, &found, at, sizeof found, err));
     *first = found < n ? found : n;
     return VPTQ_OK;

@@ -130,13 +130,13 @@ static cudaError_t multiply(vptq_dev *dev, const matrix &m, const vptq_gemv_args
 vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
                            const vptq_gemv_args *g, vptq_err *err)
 {
-    const size_t row_bytes = in * vptq_dtype_get(type)->bytes;
+    const size_t bytes = vptq_dtype_get(type)->bytes, row_bytes = in * bytes;
     const bool wide = !((reinterpret_cast<uintptr_t>(w) | row_bytes) % sizeof(piece));
     const matrix m = {out, in, static_cast<const unsigned char *>(w), wide};
     VPTQ_BUG_IF(type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16);
     if (!g->n || !out)
         return VPTQ_OK;
-    if (g->n > FEW_TOKENS) {
+    if (g->n > FEW_TOKENS && reinterpret_cast<uintptr_t>(w) % bytes == 0) {
         const split_source x = {g->x, VPTQ_F32, g->n, in, g->ldx, 1, NULL};
         const split_source rows = {w, type, out, in, in, 1, NULL};
         vptq_gemm_args c = {};

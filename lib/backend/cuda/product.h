@@ -23,8 +23,8 @@ enum {
     PRODUCT_WARP_ROWS = 32,
 };
 
-/* Warps next to each other in a tile, and groups of 8 columns per warp. A_LO, B_LO: the operand
- * has lo. */
+/* Warps next to each other in a tile, and groups of 8 columns per warp. B_LO: operand B has lo;
+ * A always has. */
 template <unsigned WARP_ROWS, unsigned WARP_COLUMNS, unsigned GROUPS, bool B_LO>
 struct product_shape {
     static constexpr unsigned rows = PRODUCT_WARP_ROWS * WARP_ROWS;

@@ -179,7 +179,7 @@ static unsigned reserve(search_layout *l, size_t bytes)
     return at;
 }
 
-/* Reserves memory for choosing the beam and for residuals of long vectors. */
+/* Reserves memory for choosing the beam. */
 static void lay_lists(search_layout *l)
 {
     if (l->beam > 1) {

@@ -100,9 +100,9 @@ static inline unsigned search_wide(unsigned length, uint32_t v)
     return length < SEARCH_LONG ? length : (v + 3) / 4 * 4;
 }
 
-/* Plans the layout for panels of at most `columns` columns (0: none). The residual codebook,
- * then the main codebook go to shared memory if they fit; otherwise they are read through the
- * caches. */
+/* Plans the layout for panels of at most `columns` columns (0: none). What is read
+ * most goes to shared memory first: the operand of the residual codebook, or that codebook
+ * without one, then the main codebook. What does not fit is read through the caches. */
 search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_index *index,
                                       unsigned columns);
 

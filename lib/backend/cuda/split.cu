@@ -174,9 +174,10 @@ vptq_status split(vptq_dev *dev, const char *op, const split_source *s, void *me
                              : s->type == VPTQ_F16 ? split_rows_kernel<__half>
                                                    : split_rows_kernel<__nv_bfloat16>;
     const cudaError_t e =
-        s->step == 1 ? port_launch(rows_kernel, vptq_cuda_blocks(s->rows, WARPS), THREADS, 0,
-                                   dev->stream, *s, h)
-                     : port_launch(split_columns_kernel, vptq_cuda_blocks(s->rows, PORT_LANES),
-                                   THREADS, 0, dev->stream, *s, h);
+        s->step == 1 && !s->w
+            ? port_launch(rows_kernel, vptq_cuda_blocks(s->rows, WARPS), THREADS, 0,
+                          dev->stream, *s, h)
+            : port_launch(split_columns_kernel, vptq_cuda_blocks(s->rows, PORT_LANES), THREADS,
+                          0, dev->stream, *s, h);
     return vptq_cuda_check(e, op, err);
 }

@@ -23,7 +23,7 @@ typedef struct split_source {
     const void *at;
     vptq_dtype type; /* F32; F16 and BF16 with step 1 only */
     size_t rows, k, row, step;
-    const float *w; /* [k] factors of the elements, or NULL; with step > 1 only */
+    const float *w; /* [k] factors of the elements, or NULL; F32 only */
 } split_source;
 
 /* The operand: hi and lo [rows, stride], exponents [rows]. */

@@ -25,8 +25,22 @@ static vptq_cuda_costs only(size_t rate)
 static vptq_backend counting;
 static const vptq_backend *cpu;
 static vptq_cuda_costs rates;
-static vptq_cuda_searched searched; /* of the newest index: groups of a test are alike */
 static double done;
+/* The codebooks of every index, by the address that it has now. */
+static struct {
+    const vptq_search_index *index;
+    vptq_cuda_searched books;
+} opened[1024];
+static size_t count_opened;
+
+static const vptq_cuda_searched *books_of(const vptq_search_index *index)
+{
+    size_t i = count_opened;
+    while (i > 0 && opened[i - 1].index != index)
+        i--;
+    assert_true(i > 0);
+    return &opened[i - 1].books;
+}
 
 static vptq_status count_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
 {
@@ -37,31 +51,34 @@ static vptq_status count_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *
 static vptq_status count_index(vptq_dev *dev, const vptq_codebooks *c,
                                vptq_search_index **index, vptq_err *err)
 {
-    searched = (vptq_cuda_searched){c->v, c->k, c->k_res, c->beam};
-    return cpu->search_index_open(dev, c, index, err);
+    const vptq_status st = cpu->search_index_open(dev, c, index, err);
+    assert_true(count_opened < sizeof opened / sizeof *opened);
+    opened[count_opened].index = *index;
+    opened[count_opened++].books = (vptq_cuda_searched){c->v, c->k, c->k_res, c->beam};
+    return st;
 }
 
 static vptq_status count_search(vptq_dev *dev, const vptq_search_args *s, vptq_err *err)
 {
-    done += vptq_cuda_cost_search(&rates, (double)s->n, &searched);
+    done += vptq_cuda_cost_search(&rates, (double)s->n, books_of(s->index));
     return cpu->search(dev, s, err);
 }
 
-static void visit(size_t cols, size_t rows)
+static void visit(size_t cols, size_t rows, const vptq_search_index *index)
 {
-    done +=
-        vptq_cuda_cost_columns(&rates, (double)cols, (double)(rows / searched.v), &searched);
+    const vptq_cuda_searched *s = books_of(index);
+    done += vptq_cuda_cost_columns(&rates, (double)cols, (double)(rows / s->v), s);
 }
 
 static vptq_status count_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
 {
-    visit(p->cols, p->rows);
+    visit(p->cols, p->rows, p->index);
     return cpu->vq_pass(dev, p, err);
 }
 
 static vptq_status count_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
 {
-    visit(d->cols, d->rows);
+    visit(d->cols, d->rows, d->index);
     return cpu->vq_descend(dev, d, err);
 }
 
@@ -96,6 +113,7 @@ static double encode(const problem *p, const vptq_encoder_settings *s)
     counting.reassign = count_reassign;
     run.dev.ops = &counting;
     done = 0;
+    count_opened = 0;
     vencoder_quantize(&run, s, &input);
     for (uint32_t i = 0; i < run.r.report.num_steps; i++)
         if (run.r.report.steps[i].reverted)
@@ -154,6 +172,11 @@ static void test_groups(void **state)
     problem p = problem_make(60, 256, 4);
     vptq_encoder_settings s = settings(8, 16, 8);
     s.groups = 2;
+    check(&p, &s);
+    s.groups = 1;
+    s.outliers = 10; /* without residuals: not trained jointly */
+    s.v0 = 4;
+    s.k0 = 16;
     check(&p, &s);
     problem_free(&p);
 }
