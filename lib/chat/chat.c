@@ -186,7 +186,9 @@ static vptq_status render(const chat *c, json_t *messages, bool reply, vptq_buf 
     VPTQ_CHECK(set(c->variables, "messages", messages, err));
     VPTQ_CHECK(set(c->variables, "add_generation_prompt", json_boolean(reply), err));
     return vptq_template_render(
-        c->template, &(vptq_template_input){c->variables, c->date, c->ctx}, out, err);
+        c->template,
+        &(vptq_template_input){.variables = c->variables, .date = c->date, .ctx = c->ctx}, out,
+        err);
 }
 
 static bool is_special(const vptq_vocab *v, int32_t id)

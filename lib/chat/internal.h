@@ -158,7 +158,7 @@ struct tpl_run {
     vptq_status status;
     vptq_err *err;
     vptq_arena *arena;
-    size_t steps, bytes;
+    size_t steps, max_steps, bytes;
     unsigned depth;
     /* rendering */
     vptq_buf *text; /* output; strings are built after its end and cut off again */

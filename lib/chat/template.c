@@ -32,8 +32,8 @@ tpl_value vptq_tpl_fail(tpl_run *r, vptq_status code, const char *fmt, ...)
 bool vptq_tpl_step(tpl_run *r, size_t steps)
 {
     r->steps += steps;
-    if (r->steps > TPL_MAX_STEPS)
-        TPL_ERROR(r, "the template takes more than %d steps", TPL_MAX_STEPS);
+    if (r->steps > r->max_steps)
+        TPL_ERROR(r, "the template takes more than %zu steps", r->max_steps);
     if (!r->status)
         r->status = vptq_check_cancel(r->ctx, r->err);
     return !r->status;
@@ -429,7 +429,8 @@ vptq_status vptq_template_parse(const char *text, size_t len, const char *name, 
     *t = (vptq_template){.mem = mem};
     vptq_arena_init(&t->arena, mem);
     t->name = vptq_arena_strdup(&t->arena, name, err);
-    tpl_run r = {.name = t->name, .line = 1, .err = err, .arena = &t->arena};
+    tpl_run r = {
+        .name = t->name, .line = 1, .err = err, .arena = &t->arena, .max_steps = TPL_MAX_STEPS};
     r.status = t->name ? VPTQ_OK : VPTQ_E_NOMEM;
     t->body = vptq_tpl_parse(&r, text, len);
     if (r.status)
@@ -465,6 +466,7 @@ vptq_status vptq_template_render(const vptq_template *t, const vptq_template_inp
                  .ctx = in->ctx,
                  .err = err,
                  .arena = &arena,
+                 .max_steps = in->max_steps ? in->max_steps : TPL_MAX_STEPS,
                  .text = out,
                  .scope = &root};
     if (in->date)

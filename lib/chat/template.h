@@ -30,6 +30,7 @@ typedef struct vptq_template_input {
     const char *date;    /* "2024-07-26" or "2024-07-26T16:00:00" for strftime_now; NULL: that
                             function is undefined, and templates use a date of their own or none */
     const vptq_ctx *ctx; /* its cancel flag stops the rendering; may be NULL */
+    size_t max_steps;    /* nodes and items visited; 0: 20 million, a second or two */
 } vptq_template_input;
 
 /* Appends the text to `out`; after an error `out` may hold a part of it.  Errors name the line:

@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     vptq_template *t;
     vptq_buf out;
     static json_t *variables; /* of all inputs */
-    vptq_mem mem;             /* bounded, as most of the time goes into long texts */
+    vptq_mem mem; /* bounded, as steps are: most of the time goes into long texts and loops */
 
     if (!variables &&
         vptq_json_parse(conversation, strlen(conversation), "conversation", &variables, &err))
@@ -29,7 +29,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     vptq_mem_init(&mem, (size_t)1 << 20);
     vptq_buf_init(&out, &mem);
     if (!vptq_template_parse((const char *)data, size, "template", &mem, &t, &err)) {
-        vptq_template_input in = {variables, size % 2 ? "2026-02-03" : NULL, NULL};
+        const vptq_template_input in = {.variables = variables,
+                                        .date = size % 2 ? "2026-02-03" : NULL,
+                                        .max_steps = 100000};
         if (!vptq_template_render(t, &in, &out, &err) &&
             vptq_utf8_valid_prefix(out.data, out.len) < out.len)
             abort();

@@ -12,8 +12,8 @@ static json_t *render(const json_t *job)
     vptq_err err = {0};
     vptq_buf out;
     vptq_template *t = NULL;
-    vptq_template_input in = {json_object_get(job, "variables"),
-                              json_string_value(json_object_get(job, "date")), NULL};
+    vptq_template_input in = {.variables = json_object_get(job, "variables"),
+                              .date = json_string_value(json_object_get(job, "date"))};
     vptq_buf_init(&out, NULL);
     vptq_status st = vptq_template_parse(json_string_value(text), json_string_length(text),
                                          "template", NULL, &t, &err);

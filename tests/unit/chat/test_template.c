@@ -14,7 +14,7 @@ static vptq_status render(const char *text, const json_t *variables, const char 
                           vptq_mem *mem, vptq_buf *out, vptq_err *err)
 {
     vptq_template *t = NULL;
-    vptq_template_input in = {variables, date, NULL};
+    vptq_template_input in = {.variables = variables, .date = date};
     vptq_status st = vptq_template_parse(text, strlen(text), "chat.jinja", mem, &t, err);
     if (!st)
         st = vptq_template_render(t, &in, out, err);
@@ -363,8 +363,12 @@ static void test_cancel(void **state)
     vptq_buf_init(&out, NULL);
     assert_ok(vptq_template_parse(text, strlen(text), "chat.jinja", NULL, &t, &err), &err);
     json_t *none = json_object();
-    assert_fails(vptq_template_render(t, &(vptq_template_input){none, NULL, &ctx}, &out, &err),
-                 VPTQ_E_CANCELLED, &err, "interrupted");
+    vptq_template_input in = {.variables = none, .ctx = &ctx};
+    assert_fails(vptq_template_render(t, &in, &out, &err), VPTQ_E_CANCELLED, &err,
+                 "interrupted");
+    in = (vptq_template_input){.variables = none, .max_steps = 30000};
+    assert_fails(vptq_template_render(t, &in, &out, &err), VPTQ_E_FORMAT, &err,
+                 "the template takes more than 30000 steps");
     json_decref(none);
     vptq_template_free(t);
     vptq_buf_release(&out);
