@@ -81,7 +81,11 @@ vptq_status vptq_forward_ahead(vptq_forward *f, uint32_t layer, size_t reserved,
     for (int l = 0; layer < f->d->layers && l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_weight *w = &f->m->blocks[layer].linear[l];
         f->ahead.linear[l] = (vptq_opened){.matrix = NULL};
-        VPTQ_CHECK(store(f, w, &f->ahead.linear[l], f->group_rows, reserved, err));
+        const vptq_status st = store(f, w, &f->ahead.linear[l], f->group_rows, reserved, err);
+        if (st) {
+            vptq_err_context(err, "layer %u", layer);
+            return st;
+        }
         f->ahead.of[l] = f->ahead.linear[l].stored ? w->tensor : NULL;
     }
     return VPTQ_OK;
