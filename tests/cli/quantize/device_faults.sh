@@ -32,10 +32,16 @@ for fault in "launch $refused" "kernel $died" "copy $spoilt" "alloc $none"; do
     total=$(sed -n "s/^${kind/kernel/launch} //p" counts)
     for n in 1 $((total / 2)); do
         rm -rf h
+        # Later allocations are of weights, which go in tiles if there is no memory.
+        if [ "$n" != 1 ] && [ "$kind" = alloc ]; then
+            VPTQ_EMU_FAIL=$kind:$n collect h
+            expect_same h good "after $kind:$n"
+            continue
+        fi
         VPTQ_EMU_FAIL=$kind:$n expect_exit 1 collect h 2> err.txt
         one_sentence err.txt "vptq-hessian: .*${fault#* }"
         # sums and activations are allocated before the first layer
-        [ "$n" = 1 ] || [ "$kind" = alloc ] || expect_line err.txt 'layer [01]: '
+        [ "$n" = 1 ] || expect_line err.txt 'layer [01]: '
         collect h
         expect_same h good "after $kind:$n"
     done
