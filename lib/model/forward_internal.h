@@ -11,9 +11,8 @@ typedef struct vptq_forward_block_params {
     const float *bias[VPTQ_LINEAR_COUNT];
 } vptq_forward_block_params;
 
-enum {
-    VPTQ_FORWARD_RESIDENT = 3
-}; /* arrays of vptq_forward_hidden_alloc: two streams, a group */
+/* Arrays of vptq_forward_hidden_alloc: two streams and a group. */
+enum { VPTQ_FORWARD_RESIDENT = 3 };
 
 struct vptq_forward {
     const vptq_model *m;

@@ -30,6 +30,18 @@ static vptq_status over_columns(vptq_dev *dev, const char *op, K kernel, const A
         op, err);
 }
 
+/* Starts kernel(args) with a thread for each of args.n elements. */
+template <class A>
+static vptq_status each_element(vptq_dev *dev, const char *op, void (*kernel)(A), const A &args,
+                                vptq_err *err)
+{
+    if (!args.n)
+        return VPTQ_OK;
+    return vptq_cuda_check(
+        port_launch(kernel, vptq_cuda_blocks(args.n, THREADS), THREADS, 0, dev->stream, args),
+        op, err);
+}
+
 /* ---- checks and statistics of weights ---- */
 
 /* at[0] = the first chunk with an element outside, at[1] = its offset in that chunk; both start
@@ -242,7 +254,7 @@ vptq_status vptq_cuda_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err 
                         : VPTQ_OK;
 }
 
-/* Part of row `column` of those to pack. */
+/* Packs a part of one row. */
 /* budget: pack_lower_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS)
     pack_lower_kernel(vptq_lower_args a, unsigned chunks)
@@ -467,10 +479,7 @@ __global__ static void __launch_bounds__(THREADS) cg_turn_kernel(vptq_cg_turn_ar
 
 vptq_status vptq_cuda_cg_turn(vptq_dev *dev, const vptq_cg_turn_args *a, vptq_err *err)
 {
-    return a->n ? vptq_cuda_check(port_launch(cg_turn_kernel, vptq_cuda_blocks(a->n, THREADS),
-                                              THREADS, 0, dev->stream, *a),
-                                  "cg_turn", err)
-                : VPTQ_OK;
+    return each_element(dev, "cg_turn", cg_turn_kernel, *a, err);
 }
 
 /* budget: add_kernel 32 registers */
@@ -483,10 +492,7 @@ __global__ static void __launch_bounds__(THREADS) add_kernel(vptq_add_args a)
 
 vptq_status vptq_cuda_add_rounded(vptq_dev *dev, const vptq_add_args *a, vptq_err *err)
 {
-    return a->n ? vptq_cuda_check(port_launch(add_kernel, vptq_cuda_blocks(a->n, THREADS),
-                                              THREADS, 0, dev->stream, *a),
-                                  "add_rounded", err)
-                : VPTQ_OK;
+    return each_element(dev, "add_rounded", add_kernel, *a, err);
 }
 
 /* budget: add_widened_kernel 32 registers */
@@ -499,11 +505,7 @@ __global__ static void __launch_bounds__(THREADS) add_widened_kernel(vptq_widen_
 
 vptq_status vptq_cuda_add_widened(vptq_dev *dev, const vptq_widen_args *a, vptq_err *err)
 {
-    return a->n ? vptq_cuda_check(port_launch(add_widened_kernel,
-                                              vptq_cuda_blocks(a->n, THREADS), THREADS, 0,
-                                              dev->stream, *a),
-                                  "add_widened", err)
-                : VPTQ_OK;
+    return each_element(dev, "add_widened", add_widened_kernel, *a, err);
 }
 
 /* budget: narrow_kernel 40 registers */
@@ -516,10 +518,7 @@ __global__ static void __launch_bounds__(THREADS) narrow_kernel(vptq_narrow_args
 
 vptq_status vptq_cuda_narrow(vptq_dev *dev, const vptq_narrow_args *a, vptq_err *err)
 {
-    return a->n ? vptq_cuda_check(port_launch(narrow_kernel, vptq_cuda_blocks(a->n, THREADS),
-                                              THREADS, 0, dev->stream, *a),
-                                  "narrow", err)
-                : VPTQ_OK;
+    return each_element(dev, "narrow", narrow_kernel, *a, err);
 }
 
 /* ---- packing ---- */

@@ -32,7 +32,7 @@ for fault in "launch $refused" "kernel $died" "copy $spoilt" "alloc $none"; do
     total=$(sed -n "s/^${kind/kernel/launch} //p" counts)
     for n in 1 $((total / 2)); do
         rm -rf h
-        # Later allocations are of weights, which go in tiles if there is no memory.
+        # Later allocations hold weights; a weight that does not fit is uploaded in tiles.
         if [ "$n" != 1 ] && [ "$kind" = alloc ]; then
             VPTQ_EMU_FAIL=$kind:$n collect h
             expect_same h good "after $kind:$n"
