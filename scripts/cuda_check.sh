@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles every kernel for sm_80 and sm_90, and to PTX for the newest architecture, and compares the report of
-# ptxas with the budgets in comments next to the kernels:
+# Compiles every kernel for sm_80, sm_90 and the newest architecture, and compares the report of ptxas with the
+# budgets in comments next to the kernels:
 #     /* budget: NAME REGISTERS registers */      (for all instances of a template)
 #     /* budget: NAME REGISTERS registers, no dynamic shared memory */
 # Fails on register spills and stack frames, on a kernel without a budget or over it, and, unless it is
@@ -19,7 +19,7 @@ out=${OUT:-$(mktemp -d)}
 mkdir -p "$out"
 newest=$("$nvcc" --list-gpu-arch | sort -V | tail -n 1)
 targets=(-gencode "arch=compute_80,code=sm_80" -gencode "arch=compute_90,code=sm_90"
-    -gencode "arch=$newest,code=$newest")
+    -gencode "arch=$newest,code=sm_${newest#compute_}")
 bad=0
 
 # judge FILE REPORT: prints one line for each violation.

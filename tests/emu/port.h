@@ -163,6 +163,10 @@ static inline void port_copy_async(void *to, const void *from, CUDA_EMU_SITE)
 {
     cuda_emu_copy_async(to, from, 16, site);
 }
+static inline void port_copy_async_word(void *to, const void *from, CUDA_EMU_SITE)
+{
+    cuda_emu_copy_async(to, from, 4, site);
+}
 static inline void port_copy_commit(void)
 {
     cuda_emu_copy_commit();

@@ -341,7 +341,7 @@ __global__ static void __launch_bounds__(THREADS) dots_kernel(vptq_dots_args a, 
 }
 
 /* sums[t] = the sum of of[t][count]; a block for each t. */
-/* budget: row_sums_kernel 32 registers */
+/* budget: row_sums_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS)
     row_sums_kernel(size_t count, const double *of, double *sums)
 {
@@ -411,7 +411,7 @@ static vptq_status fetch_total(vptq_dev *dev, const char *op, size_t count, cons
     return vptq_cuda_download(dev, sum, at, sizeof *sum, err);
 }
 
-/* budget: dot_kernel 32 registers */
+/* budget: dot_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS) dot_kernel(vptq_dot_args a, double *parts)
 {
     const share s = share_of(a.n, gridDim.x);
@@ -443,7 +443,7 @@ vptq_status vptq_cuda_dot(vptq_dev *dev, const vptq_dot_args *a, vptq_err *err)
     return sum_parts(dev, "dot", dot_kernel, *a, a->sum, err);
 }
 
-/* budget: cg_step_kernel 40 registers */
+/* budget: cg_step_kernel 48 registers */
 __global__ static void __launch_bounds__(THREADS)
     cg_step_kernel(vptq_cg_step_args a, double *parts)
 {

@@ -62,7 +62,7 @@ static __device__ inline float score_of(const float *x, const float *c, uint32_t
 /* ---- the codebook ---- */
 
 /* Largest magnitude and length of the rows without infinity and NaN. One block. */
-/* budget: facts_kernel 48 registers */
+/* budget: facts_kernel 56 registers */
 __global__ static void __launch_bounds__(PREPARE)
     facts_kernel(uint32_t v, uint32_t k, const float *c, codebook_facts *facts)
 {
@@ -303,7 +303,7 @@ __global__ static void __launch_bounds__(THREADS, 5) assign_kernel(search_args s
             least[t][r] = -INFINITY;
         }
     const uint2 *image = s.image + port_lane();
-#pragma unroll 4
+#pragma unroll 2
     for (uint32_t group = 0; group < s.groups; group++) {
         uint2 b[STEPS];
         load_group<STEPS>(image + (size_t)group * STEPS * PORT_LANES, b);

@@ -11,8 +11,7 @@ enum { MAX_PANEL = 128 };
 /* The job of both ops: a pass computes z -= err u, a sweep g += delta h. */
 struct columns_job {
     search_layout layout;
-    size_t cols, vector_rows;
-    unsigned each;
+    unsigned cols, vector_rows, each;
     const float *from, *factors; /* z or g; u or h */
     uint32_t *idx, *idx_res;
     float *z;      /* pass: values at the moment of quantization */
@@ -21,10 +20,19 @@ struct columns_job {
     size_t ld_from, ld_factors, ldi, ldq, ld_change;
 };
 
+/* The input of a column, which no other column changes. A pass uses the pivot only. */
+template <unsigned V> struct columns_input {
+    float q[SEARCH_VECTORS * V];
+    uint32_t main[SEARCH_VECTORS], res[SEARCH_VECTORS];
+    float pivot;
+};
+
+/* Column t has input[t % 2], which is copied during the search of the column before, and
+ * factor[t % 2], copied during its own: copies in flight occupy no registers. */
 template <unsigned V> struct columns_area {
-    float old[SEARCH_VECTORS][V];     /* q before the column */
+    columns_input<V> input[2];
+    float factor[2][MAX_PANEL];       /* factors of the later columns of the panel */
     float change[SEARCH_VECTORS * V]; /* change of the column, without gaps */
-    float factor[MAX_PANEL];          /* factors of the columns of the panel */
 };
 
 static_assert(sizeof(search_area<SEARCH_LONG>) + sizeof(columns_area<SEARCH_LONG>) <=
@@ -33,14 +41,8 @@ static_assert(sizeof(search_area<SEARCH_LONG>) + sizeof(columns_area<SEARCH_LONG
 /* The work of a block: vector rows first .. first + count - 1, columns t0 .. t1 - 1 in tile
  * [columns][rows]. Thread i < rows handles row i. */
 struct columns_place {
-    size_t first, t0, t1;
-    unsigned count, rows;
+    unsigned first, count, rows, t0, t1;
     float *tile;
-};
-
-/* Values of the next column, loaded early by thread i < rows. */
-struct columns_next {
-    float q, pivot;
 };
 
 template <bool DESCEND>
@@ -54,12 +56,11 @@ static __device__ inline float changed(float value, float change, float factor)
 template <bool DESCEND>
 static __device__ void load_panel(const columns_job &a, const columns_place &p)
 {
-    const size_t row0 = p.first * a.layout.v;
-    const unsigned count = (unsigned)(p.t1 - p.t0) * p.rows;
+    const unsigned row0 = p.first * a.layout.v, count = (p.t1 - p.t0) * p.rows;
     for (unsigned i = threadIdx.x; i < count; i += SEARCH_THREADS) {
-        const size_t s = p.t0 + i / p.rows, row = row0 + i % p.rows;
+        const unsigned s = p.t0 + i / p.rows, row = row0 + i % p.rows;
         float value = a.from[s * a.ld_from + row];
-        for (size_t t = 0; t < p.t0; t++)
+        for (unsigned t = 0; t < p.t0; t++)
             value = changed<DESCEND>(value, a.change[t * a.ld_change + row],
                                      a.factors[t * a.ld_factors + s]);
         p.tile[i] = value;
@@ -72,31 +73,30 @@ static __device__ void load_panel(const columns_job &a, const columns_place &p)
  */
 template <unsigned V, bool DESCEND>
 static __device__ inline void propagate(const columns_area<V> &c, const columns_place &p,
-                                        size_t t)
+                                        unsigned t)
 {
     const unsigned side = SEARCH_THREADS / p.rows, row = threadIdx.x % p.rows;
-    const unsigned width = (unsigned)(p.t1 - p.t0);
+    const unsigned width = p.t1 - p.t0;
     if (threadIdx.x >= side * p.rows)
         return;
     const float change = c.change[row];
-    for (unsigned s = (unsigned)(t - p.t0) + 1 + threadIdx.x / p.rows; s < width; s += side)
+    for (unsigned s = t - p.t0 + 1 + threadIdx.x / p.rows; s < width; s += side)
         p.tile[s * p.rows + row] =
-            changed<DESCEND>(p.tile[s * p.rows + row], change, c.factor[s]);
+            changed<DESCEND>(p.tile[s * p.rows + row], change, c.factor[t % 2][s]);
 }
 
 /* Puts the values of column t into the search area. */
 template <unsigned V, bool DESCEND>
 static __device__ inline void put_column(const columns_job &a, const columns_place &p,
-                                         search_area<V> &s, columns_area<V> &c, size_t t,
-                                         columns_next now)
+                                         search_area<V> &s, const columns_input<V> &in,
+                                         unsigned t)
 {
     const unsigned row = threadIdx.x, i = row / a.layout.v, d = row % a.layout.v;
     if (row >= p.rows)
         return;
-    const float value = p.tile[(unsigned)(t - p.t0) * p.rows + row];
+    const float value = p.tile[(t - p.t0) * p.rows + row];
     if (DESCEND) {
-        c.old[i][d] = now.q;
-        search_put(s, i, d, now.q - value / now.pivot);
+        search_put(s, i, d, in.q[row] - value / in.pivot);
     } else {
         a.z[t * a.ld_from + p.first * a.layout.v + row] = value;
         search_put(s, i, d, value);
@@ -107,10 +107,10 @@ static __device__ inline void put_column(const columns_job &a, const columns_pla
 template <unsigned V, bool DESCEND>
 static __device__ inline void write_vector_row(const columns_job &a, const columns_place &p,
                                                const search_area<V> &s, columns_area<V> &c,
-                                               size_t t, float pivot, search_choice found)
+                                               unsigned t, search_choice found)
 {
-    const unsigned i = port_warp();
-    const size_t vector_row = p.first + i, row = vector_row * a.layout.v;
+    const columns_input<V> &in = c.input[t % 2];
+    const unsigned i = port_warp(), vector_row = p.first + i, row = vector_row * a.layout.v;
     if (port_lane() == 0) {
         a.idx[t * a.ldi + vector_row] = found.main;
         if (a.idx_res)
@@ -118,48 +118,63 @@ static __device__ inline void write_vector_row(const columns_job &a, const colum
     }
     for (unsigned d = port_lane(); d < a.layout.v; d += PORT_LANES) {
         const float q = search_decode<V>(a.layout, found, d);
-        const float change = DESCEND ? q - c.old[i][d] : (s.x[i][d] - q) / pivot;
+        const float change =
+            DESCEND ? q - in.q[i * a.layout.v + d] : (s.x[i][d] - q) / in.pivot;
         a.q[t * a.ldq + row + d] = q;
         a.change[t * a.ld_change + row + d] = change;
         c.change[i * a.layout.v + d] = change;
     }
 }
 
+/* Begins to copy the input of column t. */
 template <unsigned V, bool DESCEND>
-static __device__ inline columns_next load_next(const columns_job &a, const columns_place &p,
-                                                size_t t)
+static __device__ inline void copy_input(const columns_job &a, const columns_place &p,
+                                         columns_input<V> &in, unsigned t)
 {
-    columns_next next = {0, 0};
+    const unsigned i = threadIdx.x;
     if (t >= a.cols)
-        return next;
-    next.pivot = a.factors[t * a.ld_factors + t];
-    if (DESCEND && threadIdx.x < p.rows)
-        next.q = a.q[t * a.ldq + p.first * a.layout.v + threadIdx.x];
-    return next;
+        return;
+    if (i == 0)
+        port_copy_async_word(&in.pivot, a.factors + t * a.ld_factors + t);
+    if (DESCEND && i < p.rows)
+        port_copy_async_word(&in.q[i], a.q + t * a.ldq + p.first * a.layout.v + i);
+    if (DESCEND && i < p.count) {
+        const size_t at = t * a.ldi + p.first + i;
+        port_copy_async_word(&in.main[i], a.idx + at);
+        if (a.idx_res)
+            port_copy_async_word(&in.res[i], a.idx_res + at);
+    }
+}
+
+/* Begins to copy the factors of column t for the later columns of the panel. */
+template <unsigned V>
+static __device__ inline void copy_factors(const columns_job &a, const columns_place &p,
+                                           columns_area<V> &c, unsigned t)
+{
+    const unsigned later = t - p.t0 + 1 + threadIdx.x;
+    if (later < p.t1 - p.t0)
+        port_copy_async_word(&c.factor[t % 2][later],
+                             a.factors + t * a.ld_factors + p.t0 + later);
 }
 
 /* Quantizes column t of the panel. */
 template <unsigned V, bool DESCEND>
 static __device__ inline void quantize_column(const columns_job &a, const columns_place &p,
-                                              search_area<V> &s, columns_area<V> &c, size_t t,
-                                              columns_next now)
+                                              search_area<V> &s, columns_area<V> &c, unsigned t)
 {
-    const unsigned i = port_warp(), later = (unsigned)(t - p.t0) + 1 + threadIdx.x;
-    const size_t at = t * a.ldi + p.first + i;
-    search_choice old = {0, 0};
-    float factor = 0, distance;
-    put_column<V, DESCEND>(a, p, s, c, t, now);
-    if (later < p.t1 - p.t0)
-        factor = a.factors[t * a.ld_factors + p.t0 + later];
-    if (DESCEND && i < p.count)
-        old = {a.idx[at], a.idx_res ? a.idx_res[at] : 0};
+    const columns_input<V> &in = c.input[t % 2];
+    const unsigned i = port_warp();
+    float distance;
+    put_column<V, DESCEND>(a, p, s, in, t);
+    copy_factors(a, p, c, t);
+    port_copy_commit();
     search_choice found = search_run(a.layout, s, p.count);
-    if (later < p.t1 - p.t0)
-        c.factor[later] = factor;
+    port_copy_wait<0>();
     if (i < p.count) {
         if (DESCEND)
-            found = search_settle<V>(a.layout, s.x[i], found, old, &distance);
-        write_vector_row<V, DESCEND>(a, p, s, c, t, now.pivot, found);
+            found = search_settle<V>(a.layout, s.x[i], found,
+                                     {in.main[i], a.idx_res ? in.res[i] : 0}, &distance);
+        write_vector_row<V, DESCEND>(a, p, s, c, t, found);
     }
     __syncthreads();
     propagate<V, DESCEND>(c, p, t);
@@ -167,37 +182,40 @@ static __device__ inline void quantize_column(const columns_job &a, const column
 
 /* Skips a column: nothing changes. */
 static __device__ inline void skip_column(const columns_job &a, const columns_place &p,
-                                          size_t t)
+                                          unsigned t)
 {
     if (threadIdx.x < p.rows)
         a.change[t * a.ld_change + p.first * a.layout.v + threadIdx.x] = 0;
+    port_copy_wait<0>();
     __syncthreads(); /* the previous column has been propagated */
 }
 
 /* Takes vector rows first .. first + count - 1 through all columns. */
 template <unsigned V, bool DESCEND>
 static __device__ inline void quantize_vector_rows(const columns_job &a, search_area<V> &s,
-                                                   columns_area<V> &c, size_t first,
+                                                   columns_area<V> &c, unsigned first,
                                                    unsigned count)
 {
-    columns_place p = {
-        first, 0, 0, count, count * a.layout.v, search_dynamic<float>(a.layout.tile)};
-    columns_next now = load_next<V, DESCEND>(a, p, 0);
+    columns_place p = {first, count, count * a.layout.v,
+                       0,     0,     search_dynamic<float>(a.layout.tile)};
+    copy_input<V, DESCEND>(a, p, c.input[0], 0);
+    port_copy_commit();
+    port_copy_wait<0>();
     for (p.t0 = 0; p.t0 < a.cols; p.t0 = p.t1) {
         p.t1 = min(p.t0 + a.layout.panel, a.cols);
         load_panel<DESCEND>(a, p);
-        for (size_t t = p.t0; t < p.t1; t++) {
-            const columns_next next = load_next<V, DESCEND>(a, p, t + 1);
-            if (DESCEND && !(now.pivot > 0))
+        for (unsigned t = p.t0; t < p.t1; t++) {
+            copy_input<V, DESCEND>(a, p, c.input[(t + 1) % 2], t + 1);
+            port_copy_commit();
+            if (DESCEND && !(c.input[t % 2].pivot > 0))
                 skip_column(a, p, t);
             else
-                quantize_column<V, DESCEND>(a, p, s, c, t, now);
-            now = next;
+                quantize_column<V, DESCEND>(a, p, s, c, t);
         }
     }
 }
 
-/* budget: columns_kernel 240 registers (long vectors; up to 12 elements 128) */
+/* budget: columns_kernel 192 registers (long vectors; up to 12 elements 128) */
 template <unsigned V, bool DESCEND>
 __global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     columns_kernel(columns_job a)
@@ -208,10 +226,9 @@ __global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     for (unsigned i = threadIdx.x; i < SEARCH_VECTORS * V; i += SEARCH_THREADS)
         search_put(s, i / V, i % V, 0); /* elements after v remain zero */
     __syncthreads();
-    const size_t stride = (size_t)gridDim.x * a.each;
-    for (size_t first = (size_t)blockIdx.x * a.each; first < a.vector_rows; first += stride)
-        quantize_vector_rows<V, DESCEND>(a, s, c, first,
-                                         (unsigned)min((size_t)a.each, a.vector_rows - first));
+    const unsigned stride = gridDim.x * a.each;
+    for (unsigned first = blockIdx.x * a.each; first < a.vector_rows; first += stride)
+        quantize_vector_rows<V, DESCEND>(a, s, c, first, min(a.each, a.vector_rows - first));
 }
 
 /* ---- the ops ---- */
@@ -227,7 +244,7 @@ static void (*const kernels[])(columns_job) = {
 static columns_job part_of(columns_job a, size_t first, size_t count)
 {
     const size_t rows = first * a.layout.v;
-    a.vector_rows = count;
+    a.vector_rows = (unsigned)count;
     a.from += rows;
     a.z = a.z ? a.z + rows : NULL;
     a.q += rows;
@@ -244,7 +261,7 @@ static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
 {
     const double cols = (double)a.cols;
     const double each = cols * (vptq_cuda_search_work(f) + cols / 2 * f->v);
-    const unsigned panel = a.cols < MAX_PANEL ? (unsigned)a.cols : (unsigned)MAX_PANEL;
+    const unsigned panel = min(a.cols, (unsigned)MAX_PANEL);
     if (!a.cols || !a.vector_rows)
         return VPTQ_OK;
     a.layout = vptq_cuda_search_layout(dev, f, panel);
@@ -260,8 +277,8 @@ static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
 vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
 {
     columns_job a = {};
-    a.cols = p->cols;
-    a.vector_rows = p->rows / p->index->v;
+    a.cols = (unsigned)p->cols;
+    a.vector_rows = (unsigned)(p->rows / p->index->v);
     a.from = a.z = p->z;
     a.factors = p->u;
     a.idx = p->idx;
@@ -279,8 +296,8 @@ vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
 {
     columns_job a = {};
-    a.cols = d->cols;
-    a.vector_rows = d->rows / d->index->v;
+    a.cols = (unsigned)d->cols;
+    a.vector_rows = (unsigned)(d->rows / d->index->v);
     a.from = d->g;
     a.factors = d->h;
     a.idx = d->idx;

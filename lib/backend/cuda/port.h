@@ -14,7 +14,7 @@
  *     port_shared_dynamic()           the dynamic shared memory, 16-byte aligned
  *     port_ldmatrix, port_ldmatrix_trans, port_mma_f16, port_mma_f16_first,
  *     port_mma_s8, port_mma_f64, port_permute, port_add_f16x2, port_redux_min,
- *     port_copy_async, port_copy_commit, port_copy_wait
+ *     port_copy_async, port_copy_async_word, port_copy_commit, port_copy_wait
  *
  * Kernels therefore use no `__shared__`, no `<<< >>>` and no inline PTX.  nvcc must not fuse
  * multiplications and additions (-fmad=false): a kernel calls fmaf where it wants one rounding,

@@ -179,6 +179,14 @@ static __device__ inline void port_copy_async(void *to, const void *from)
                  "l"(__cvta_generic_to_global(from))
                  : "memory");
 }
+/* The same for 4 bytes, through L1, both 4-byte aligned. */
+static __device__ inline void port_copy_async_word(void *to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(to)),
+                 "l"(__cvta_generic_to_global(from))
+                 : "memory");
+}
 static __device__ inline void port_copy_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

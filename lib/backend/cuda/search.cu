@@ -293,7 +293,7 @@ static __device__ void store_choice(const search_job &a, size_t i, const float *
 }
 
 /* A block loads the codebooks once and takes `each` vectors at a time. */
-/* budget: search_kernel 208 registers (long vectors; up to 12 elements 128) */
+/* budget: search_kernel 216 registers (long vectors; up to 12 elements 128) */
 template <unsigned V>
 __global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     search_kernel(search_job a)

@@ -28,7 +28,7 @@ enum {
     SEARCH_TILE = 8,              /* residual centroids of a product on tensor cores */
     SEARCH_CHUNK = 4,             /* tiles between two looks at where the minimum is */
     SEARCH_MAX_BEAM = 128,        /* a wider beam tries all pairs */
-    SEARCH_STATIC_BYTES = 6 << 10 /* largest static shared memory of a kernel */
+    SEARCH_STATIC_BYTES = 7 << 10 /* largest static shared memory of a kernel */
 };
 
 /* A codebook laid out for warps: panels of 4 elements (a last one of 2 if the class is not a

@@ -194,6 +194,7 @@ static __device__ inline search_lowest search_scan_tiles(const search_unit<V> &u
     for (uint32_t chunk = from; chunk < to; chunk += SEARCH_CHUNK) {
         const uint32_t end = min(chunk + (uint32_t)SEARCH_CHUNK, to);
         float low[2] = {INFINITY, INFINITY};
+#pragma unroll(V <= 8 ? 4 : 2)
         for (uint32_t tile = chunk; tile < end; tile++) {
             float d[4];
             search_tile(u, b, tile, d);

@@ -158,7 +158,8 @@ enum {
 };
 
 struct quad {
-    size_t m, n, lde, ldh;
+    unsigned m, n;
+    size_t lde, ldh;
     const float *e;
     const double *h;
     double *partial;     /* [chunks][tiles] */
@@ -171,14 +172,14 @@ struct quad_tiles {
 };
 
 /* Loads rows from r of E for a thread's part of the tiles; 0 from row `last` on. */
-static __device__ inline void quad_load(const quad &q, size_t r, size_t last, size_t i0,
-                                        size_t j0, float e[QUAD_LOADS])
+static __device__ inline void quad_load(const quad &q, unsigned r, unsigned last, unsigned i0,
+                                        unsigned j0, float e[QUAD_LOADS])
 {
 #pragma unroll
     for (unsigned l = 0; l < QUAD_LOADS; l++) {
         const unsigned at = threadIdx.x + l * THREADS, column = at % (QUAD_ROWS + QUAD_COLUMNS);
-        const size_t row = r + at / (QUAD_ROWS + QUAD_COLUMNS);
-        const size_t j = column < QUAD_ROWS ? i0 + column : j0 + column - QUAD_ROWS;
+        const unsigned row = r + at / (QUAD_ROWS + QUAD_COLUMNS);
+        const unsigned j = column < QUAD_ROWS ? i0 + column : j0 + column - QUAD_ROWS;
         e[l] = row < last && j < q.n ? q.e[row * q.lde + j] : 0;
     }
 }
@@ -220,15 +221,16 @@ __global__ static void __launch_bounds__(THREADS, 2) quad_kernel(quad q)
 {
     quad_tiles &t = port_shared<quad_tiles>();
     const lower_tile tile = lower_tile_at(q.tile0 + blockIdx.x, QUAD_ROWS / QUAD_COLUMNS);
-    const size_t i0 = tile.row * QUAD_ROWS, j0 = tile.column * QUAD_COLUMNS;
-    const size_t first = (size_t)blockIdx.y * CHUNK, last = min(first + CHUNK, q.m);
+    const unsigned i0 = (unsigned)tile.row * QUAD_ROWS,
+                   j0 = (unsigned)tile.column * QUAD_COLUMNS;
+    const unsigned first = blockIdx.y * CHUNK, last = min(first + CHUNK, q.m);
     const unsigned ti = port_warp() / 2 * QUAD * QUAD_SIDE,
                    tj = port_warp() % 2 * QUAD * QUAD_SIDE;
     double product[QUAD][QUAD][2] = {};
     float next[QUAD_LOADS];
 
     quad_load(q, first, last, i0, j0, next);
-    for (size_t r = first; r < last; r += QUAD_STEP) {
+    for (unsigned r = first; r < last; r += QUAD_STEP) {
         quad_store(t, next);
         __syncthreads();
         quad_load(q, r + QUAD_STEP, last, i0, j0, next);
@@ -240,8 +242,8 @@ __global__ static void __launch_bounds__(THREADS, 2) quad_kernel(quad q)
     for (unsigned i = 0; i < QUAD; i++)
 #pragma unroll
         for (unsigned j = 0; j < 2 * QUAD; j++) {
-            const size_t row = i0 + ti + i * QUAD_SIDE + port_lane() / 4;
-            const size_t column = j0 + tj + j / 2 * QUAD_SIDE + port_lane() % 4 * 2 + j % 2;
+            const unsigned row = i0 + ti + i * QUAD_SIDE + port_lane() / 4;
+            const unsigned column = j0 + tj + j / 2 * QUAD_SIDE + port_lane() % 4 * 2 + j % 2;
             if (row < q.n && column <= row)
                 sum += (column < row ? 2 : 1) * product[i][j / 2][j % 2] *
                        q.h[row * q.ldh + column];
@@ -262,7 +264,7 @@ vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, v
         return VPTQ_OK;
     VPTQ_CHECK(vptq_cuda_scratch(dev, (chunks * tiles + 1) * sizeof(double), &memory, err));
     double *total = static_cast<double *>(memory);
-    quad q = {a->m, a->n, a->lde, a->ldh, a->e, a->h, total + 1, 0, tiles};
+    quad q = {(unsigned)a->m, (unsigned)a->n, a->lde, a->ldh, a->e, a->h, total + 1, 0, tiles};
     const double tile = (double)(a->m * QUAD_ROWS * QUAD_COLUMNS);
     const auto launch = [&](size_t first, size_t count) {
         q.tile0 = first;
