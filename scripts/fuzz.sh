@@ -57,9 +57,11 @@ for program in "$@"; do
     start=$SECONDS
     # Texts and records are cut short: the time of these targets grows with them, their code's reach does not.
     case $name in text | regex) longest=512 ;; records) longest=2048 ;; *) longest=0 ;; esac
-    # No input is larger than a few KiB, so that half a GiB at once is a size that was believed.
+    # No input is larger than a few KiB, so that half a GiB at once is a size that was believed.  Inputs that
+    # take long are changed less often.
     nice "$program" -runs="$left" -max_total_time="$seconds" -dict="$src/tests/fuzz/dict/$name.dict" \
         -max_len="$longest" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -print_final_stats=1 \
+        -entropic_scale_per_exec_time=1 \
         -artifact_prefix="$findings/" "$corpus" "$src/tests/fuzz/corpus/$name" \
         "$scratch/seeds/$name" >"$scratch/log" 2>&1 || status=$?
     total=$((before + $(executions)))
