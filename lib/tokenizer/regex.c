@@ -125,10 +125,25 @@ static vptq_status find_script(const vptq_tokenizer *t, const char *p, size_t *b
     return st == VPTQ_E_NOMEM ? st : VPTQ_OK;
 }
 
+/* Returns whether the pattern calls one of its groups at p, which may call itself. What such a
+ * pattern takes grows with the square of its backtracks: the limit on those does not bound it.
+ * No tokenizer needs it. */
+static bool calls_group(const char *p)
+{
+    if (p[0] == '\\')
+        return p[1] == 'g' && (p[2] == '<' || p[2] == '\'');
+    if (p[0] != '(' || p[1] != '?')
+        return false;
+    p += 2;
+    p += *p == '+' || *p == '-';
+    return *p == 'R' || *p == '&' || (*p >= '0' && *p <= '9') || strncmp(p, "P>", 2) == 0;
+}
+
 /* Appends the pattern translated to PCRE. */
-static vptq_status translate(const vptq_tokenizer *t, const char *p, vptq_buf *out,
+static vptq_status translate(const vptq_tokenizer *t, const char *pattern, vptq_buf *out,
                              vptq_err *err)
 {
+    const char *p = pattern;
     bool in_class = false;
     while (*p) {
         const translation *s = find_translation(p);
@@ -146,6 +161,10 @@ static vptq_status translate(const vptq_tokenizer *t, const char *p, vptq_buf *o
             continue;
         }
         size_t script = 0;
+        if (calls_group(p)) /* also in what looks like a class: \Q[\E does not begin one */
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: the pattern '%.200s' calls a group, which is not supported",
+                             t->v->source, pattern);
         VPTQ_CHECK(find_script(t, p, &script, err));
         if (script > 0) {
             VPTQ_CHECK(vptq_buf_printf(out, err, "%.*ssc:", (int)script, p));

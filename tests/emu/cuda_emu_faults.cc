@@ -133,9 +133,9 @@ cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip)
     start();
     if (call == CUDA_EMU_LAUNCH && faults.on_launch)
         faults.on_launch(faults.on_launch_arg);
-    const bool now =
-        __atomic_add_fetch(&faults.count[call], 1, __ATOMIC_RELAXED) == faults.at &&
-        call == faults.what;
+    const unsigned long count = __atomic_add_fetch(&faults.count[call], 1, __ATOMIC_RELAXED);
+    const bool now = call == faults.what && faults.at &&
+                     (count == faults.at || (call == CUDA_EMU_ALLOC && count == faults.at + 1));
     if (faults.dead && waits)
         faults.broken = faults.dead;
     *skip = faults.dead != cudaSuccess;

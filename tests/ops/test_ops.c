@@ -237,7 +237,32 @@ static void test_device_out_of_memory(void **state)
     ops->release(d.dev.state, p);
     assert_ok(ops->alloc(d.dev.state, 101, 4, &q, &err), &err);
     ops->release(d.dev.state, q);
+    /* Working memory that an op has left is freed for an allocation. */
+    float x = 0;
+    const vptq_attention_args a = {.n = 1,
+                                   .heads = 1,
+                                   .kv_heads = 1,
+                                   .head_dim = 1,
+                                   .scale = 1,
+                                   .q = &x,
+                                   .keys = &x,
+                                   .values = &x,
+                                   .out = &x,
+                                   .ldq = 1,
+                                   .ldk = 1,
+                                   .ldv = 1,
+                                   .ldo = 1};
+    double mass = 0;
     cuda_emu_memory(0);
+    assert_ok(ops->attention_mass(d.dev.state, &a, &mass, &err), &err);
+    const size_t scratch = cuda_emu_memory_used() - before;
+    assert_true(scratch > 0);
+    cuda_emu_memory(before + scratch);
+    assert_ok(ops->alloc(d.dev.state, scratch, 1, &q, &err), &err);
+    assert_ok(ops->clear(d.dev.state, q, scratch, &err), &err);
+    ops->release(d.dev.state, q);
+    cuda_emu_memory(0);
+    assert_ok(ops->attention_mass(d.dev.state, &a, &mass, &err), &err);
     devices_close(&d);
     assert_int_equal(cuda_emu_memory_used(), before);
 }

@@ -120,10 +120,23 @@ vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err)
 
 /* ---- memory ---- */
 
-vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err)
+static void free_scratch(vptq_dev *dev)
 {
-    const cudaError_t e = cudaMalloc(ptr, bytes ? bytes : 1);
+    (void)cudaStreamSynchronize(dev->stream);
+    (void)cudaFree(dev->scratch);
+    dev->scratch = NULL;
+    dev->scratch_bytes = 0;
+}
+
+vptq_status vptq_cuda_alloc(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
+{
+    cudaError_t e = cudaMalloc(ptr, bytes ? bytes : 1);
     size_t left = 0, total = 0;
+    if (e == cudaErrorMemoryAllocation && dev->scratch) {
+        (void)cudaGetLastError();
+        free_scratch(dev);
+        e = cudaMalloc(ptr, bytes ? bytes : 1);
+    }
     if (!e)
         return VPTQ_OK;
     (void)cudaGetLastError();
@@ -136,14 +149,15 @@ vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err)
     return vptq_cuda_check(e, "allocating device memory", err);
 }
 
-static vptq_status cuda_alloc(vptq_dev *, size_t count, size_t size, void **ptr, vptq_err *err)
+static vptq_status cuda_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr,
+                              vptq_err *err)
 {
     size_t bytes = 0;
     *ptr = NULL;
     if (!vptq_size_mul(count, size, &bytes))
         return vptq_fail(err, VPTQ_E_NOMEM, "cannot allocate %zu x %zu bytes of device memory",
                          count, size);
-    return vptq_cuda_alloc(bytes, ptr, err);
+    return vptq_cuda_alloc(dev, bytes, ptr, err);
 }
 
 static void cuda_release(vptq_dev *, void *ptr)
@@ -195,11 +209,8 @@ static size_t cuda_cache_bytes(const vptq_dev *dev)
 vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
 {
     if (bytes > dev->scratch_bytes || !dev->scratch) {
-        (void)cudaStreamSynchronize(dev->stream);
-        (void)cudaFree(dev->scratch);
-        dev->scratch = NULL;
-        dev->scratch_bytes = 0;
-        VPTQ_CHECK(vptq_cuda_alloc(bytes, &dev->scratch, err));
+        free_scratch(dev);
+        VPTQ_CHECK(vptq_cuda_alloc(dev, bytes, &dev->scratch, err));
         dev->scratch_bytes = bytes;
     }
     *ptr = dev->scratch;

@@ -29,12 +29,13 @@ struct vptq_dev {
  * names `what` failed and the reason. */
 vptq_status vptq_cuda_check(cudaError_t e, const char *what, vptq_err *err);
 
-/* Allocates device memory, which the caller frees with cudaFree. The message of VPTQ_E_NOMEM
- * says how much is free. */
-vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err);
+/* Allocates device memory, which the caller frees with cudaFree. If there is too little, frees
+ * the memory of vptq_cuda_scratch and tries again. The message of VPTQ_E_NOMEM says how much is
+ * free. */
+vptq_status vptq_cuda_alloc(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
 
 /* Returns at least `bytes` of device memory, 256-byte aligned and not cleared. The device keeps
- * it; it is valid until the next call. */
+ * it; it is valid until the next call or allocation. */
 vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
 
 /* Ops that can take long divide their work into launches of about port_launch_work() fused

@@ -351,7 +351,7 @@ static vptq_status half_open(vptq_dev *dev, vptq_cuda_library **library, vptq_er
     VPTQ_CHECK(blas_open(dev, library, err));
     if ((*library)->half_workspace)
         return VPTQ_OK;
-    return vptq_cuda_alloc(HALF_WORKSPACE, &(*library)->half_workspace, err);
+    return vptq_cuda_alloc(dev, HALF_WORKSPACE, &(*library)->half_workspace, err);
 }
 
 vptq_status vptq_cuda_library_half_gemm(vptq_dev *dev, const vptq_cuda_half_args *a,

@@ -45,7 +45,7 @@ static vptq_status fill_slab(vptq_dev *dev, F fill, void **memory, vptq_err *err
     void *p = NULL;
     vptq_status st = fill(&s);
     if (!st)
-        st = vptq_cuda_alloc(s.used, &p, err);
+        st = vptq_cuda_alloc(dev, s.used, &p, err);
     s = {static_cast<unsigned char *>(p), 0};
     if (!st)
         st = fill(&s);

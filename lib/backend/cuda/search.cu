@@ -106,7 +106,7 @@ static vptq_status pack_codebooks(vptq_dev *dev, const vptq_codebooks *codebooks
     const size_t res = (codebook_floats(f, &f->res) + 3) / 4 * 4;
     const size_t tiles =
         f->res.stride && f->beam != 1 ? search_tiles_floats(f->length, f->res.stride) : 0;
-    VPTQ_CHECK(vptq_cuda_alloc((floats + res + tiles) * sizeof(float), &f->memory, err));
+    VPTQ_CHECK(vptq_cuda_alloc(dev, (floats + res + tiles) * sizeof(float), &f->memory, err));
     float *data = static_cast<float *>(f->memory);
     f->main.data = data;
     f->res.data = data + floats;

@@ -475,7 +475,7 @@ static vptq_status open_tile(vptq_dev *dev, vptq_gemm_args *g, void **tile, vptq
 {
     enum { LEAST_ROWS = 64 };
     for (;; g->n /= 2) {
-        vptq_status st = vptq_cuda_alloc(g->n * g->k * sizeof(float), tile, err);
+        vptq_status st = vptq_cuda_alloc(dev, g->n * g->k * sizeof(float), tile, err);
         if (!st) {
             st = vptq_cuda_gemm_reserve(dev, g, err);
             if (!st)

@@ -410,6 +410,37 @@ static void test_refusals(void **state)
     vptq_buf_release(&b);
 }
 
+/* Groups that call themselves took minutes within the limit on backtracks. */
+static void test_group_calls_are_refused(void **state)
+{
+    static const struct {
+        const char *pattern;
+        bool calls;
+    } cases[] = {{"(a||((?1)))+\\R", true}, {"(a)(?-1)", true},       {"(?+1)(a)", true},
+                 {"a(?R)?b", true},         {"a(?0)?", true},         {"(?<n>a)(?&n)", true},
+                 {"(?P<n>a)(?P>n)", true},  {"(a)\\g<1>", true},      {"(a)\\g'1'", true},
+                 {"(a|\\Q[\\E(?1))", true}, {"(a)\\\\(?1)", true},    {"(?#\\)(a(?1)?)", true},
+                 {"(a)\\g{1}", false},      {"(?-i)a", false},        {"(a)(?(1)b)", false},
+                 {"\\(?1", false},          {"(?P<n>a)(?P=n)", false}};
+    vtok k;
+    vtok_open_base(*state, &k, "bytes", NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        vptq_err err = {0};
+        vptq_tokenizer *t = NULL;
+        vptq_split split = {.kind = VPTQ_SPLIT_ISOLATED, .pattern = cases[i].pattern};
+        vptq_vocab v = k.vocab;
+        v.splits = &split;
+        v.split_count = 1;
+        if (cases[i].calls)
+            assert_fails(vptq_tokenizer_open(NULL, &v, &t, &err), VPTQ_E_UNSUPPORTED, &err,
+                         "calls a group, which is not supported");
+        else
+            assert_ok(vptq_tokenizer_open(NULL, &v, &t, &err), &err);
+        vptq_tokenizer_close(t);
+    }
+    vtok_close(&k);
+}
+
 static vptq_status whole_run(void *arg, vptq_mem *mem, vptq_err *err)
 {
     static const char text[] = "the  then <u> 123 e\xcc\x81\xff <s>in\n\n the the the the the";
@@ -462,4 +493,4 @@ VTEST_MAIN(scratch_test(test_features), scratch_test(test_families),
            scratch_test(test_demo_prompts), scratch_test(test_long_words),
            scratch_test(test_backtracking_is_bounded), scratch_test(test_scripts),
            scratch_test(test_deep_match), scratch_test(test_refusals),
-           scratch_test(test_out_of_memory))
+           scratch_test(test_group_calls_are_refused), scratch_test(test_out_of_memory))
