@@ -120,35 +120,27 @@ vptq_status vptq_cuda_library_sgemv(vptq_dev *dev, size_t m, size_t n, const flo
     return vptq_cuda_library_sgemm(dev, n, 1, m, a, lda, x, m, beta, y, n, err);
 }
 
-static void half_kernel(vptq_cuda_half_args a)
+static void half_kernel(vptq_half_args a)
 {
-    const __half *w = static_cast<const __half *>(a.w), *x = static_cast<const __half *>(a.x);
-    __half *y = static_cast<__half *>(a.y);
+    const auto value = [](uint16_t bits) { return __half2float(__ushort_as_half(bits)); };
     for (size_t i = 0; i < a.n; i++)
         for (size_t j = 0; j < a.out; j++) {
             float sum = 0;
             for (size_t l = 0; l < a.in; l++)
-                sum += __half2float(w[j * a.in + l]) * __half2float(x[i * a.in + l]);
-            y[i * a.out + j] = __float2half_rn(sum);
+                sum += value(a.w[j * a.in + l]) * value(a.x[i * a.in + l]);
+            a.y[i * a.out + j] = __half_as_ushort(__float2half_rn(sum));
         }
 }
 
-vptq_status vptq_cuda_library_half_gemm(vptq_dev *, const vptq_cuda_half_args *a, vptq_err *err)
+/* Offers two ways of cuBLASLt, which are the same. */
+vptq_status vptq_cuda_library_half(vptq_dev *dev, const vptq_half_args *a, vptq_err *err)
 {
     const vptq_status st = has_blas(err);
-    return st ? st
-              : vptq_cuda_check(port_launch(half_kernel, 1, 1, 0, a->stream, *a), "half_gemm",
-                                err);
-}
-
-/* Offers two ways, which are the same. */
-vptq_status vptq_cuda_library_half_matmul(vptq_dev *dev, const vptq_cuda_half_args *a,
-                                          unsigned choice, vptq_err *err)
-{
-    const vptq_status st = has_blas(err);
-    if (!st && choice >= 2)
+    if (!st && a->way > 2)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "cuBLASLt offers 2 ways for this product");
-    return st ? st : vptq_cuda_library_half_gemm(dev, a, err);
+    return st ? st
+              : vptq_cuda_check(port_launch(half_kernel, 1, 1, 0, dev->stream, *a),
+                                "library_half", err);
 }
 
 void vptq_cuda_library_describe(vptq_dev *, char *text, size_t size)

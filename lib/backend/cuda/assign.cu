@@ -98,8 +98,8 @@ __global__ static void __launch_bounds__(PREPARE)
 
 /* Element d of the row of centroid j: the centroid, then -|c|^2 / 2 in three halves, then 0.
  * Centroids that are not finite, or after the codebook, have -inf there and are never near. */
-static __device__ inline __half image_element(const float *c, uint32_t v, bool exists,
-                                              float scale, unsigned d)
+static __device__ inline float image_element(const float *c, uint32_t v, bool exists,
+                                             float scale, unsigned d)
 {
     float half_norm = 0;
     for (unsigned i = 0; i < v && exists; i++) {
@@ -108,17 +108,12 @@ static __device__ inline __half image_element(const float *c, uint32_t v, bool e
     }
     half_norm *= -0.5f;
     if (!exists || !(half_norm > -INFINITY))
-        return __float2half_rn(d == v ? -INFINITY : 0.0f);
+        return d == v ? -INFINITY : 0.0f;
     if (d < v)
-        return __float2half_rn(c[d] * scale);
+        return c[d] * scale;
     for (unsigned i = v; i < d; i++)
         half_norm -= __half2float(__float2half_rn(half_norm));
-    return __float2half_rn(d < v + EXTRA ? half_norm : 0.0f);
-}
-
-static __device__ inline uint32_t pair_of(__half low, __half high)
-{
-    return (uint32_t)__half_as_ushort(low) | (uint32_t)__half_as_ushort(high) << 16;
+    return d < v + EXTRA ? half_norm : 0.0f;
 }
 
 /* One thread per lane of every group and step. */
@@ -136,8 +131,8 @@ __global__ static void __launch_bounds__(THREADS)
     const auto element = [&](unsigned at) {
         return image_element(c + (j < k ? j : 0) * v, v, j < k, facts->scale, at);
     };
-    image[i].x = pair_of(element(d), element(d + 1));
-    image[i].y = pair_of(element(d + 8), element(d + 9));
+    image[i].x = port_half_pair(element(d), element(d + 1));
+    image[i].y = port_half_pair(element(d + 8), element(d + 9));
 }
 
 /* ---- the search ---- */
@@ -194,14 +189,14 @@ static __device__ inline float load_vector(const search_args &s, const codebook_
     const bool fits = exists && facts.valid && largest < largest_scaled;
     const auto element = [&](unsigned d) {
         const float value = d < s.v ? s.x[i * s.v + d] * facts.scale : 1;
-        return __float2half_rn(d < s.v + EXTRA ? value : 0);
+        return d < s.v + EXTRA ? value : 0;
     };
 #pragma unroll
     for (unsigned step = 0; step < STEPS; step++)
 #pragma unroll
         for (unsigned half = 0; half < 2; half++) {
             const unsigned d = TILE * step + 8 * half + 2 * t;
-            to[step][2 * half + r] = fits ? pair_of(element(d), element(d + 1)) : 0;
+            to[step][2 * half + r] = fits ? port_half_pair(element(d), element(d + 1)) : 0;
         }
     return fits ? sqrtf(sum) * 1.0001f : -1;
 }

@@ -344,7 +344,10 @@ vptq_status vptq_cuda_library_sgemv(vptq_dev *dev, size_t m, size_t n, const flo
 
 /* ---- products of half floats, for benchmarks ---- */
 
-enum { HALF_WORKSPACE = 32 << 20 /* what the library's manual recommends from sm_90 on */ };
+enum {
+    HALF_WORKSPACE = 32 << 20, /* what the library's manual recommends from sm_90 on */
+    HALF_CHOICES = 8           /* entries requested of the heuristic list */
+};
 
 static vptq_status half_open(vptq_dev *dev, vptq_cuda_library **library, vptq_err *err)
 {
@@ -354,13 +357,13 @@ static vptq_status half_open(vptq_dev *dev, vptq_cuda_library **library, vptq_er
     return vptq_cuda_alloc(dev, HALF_WORKSPACE, &(*library)->half_workspace, err);
 }
 
-vptq_status vptq_cuda_library_half_gemm(vptq_dev *dev, const vptq_cuda_half_args *a,
-                                        vptq_err *err)
+/* By cublasGemmEx. */
+static vptq_status half_gemm(vptq_dev *dev, const vptq_half_args *a, vptq_err *err)
 {
     vptq_cuda_library *l = NULL;
     const float one = 1, zero = 0;
     VPTQ_CHECK(half_open(dev, &l, err));
-    VPTQ_CHECK(blas_answer("cublasSetStream", l->blas_set_stream(l->blas, a->stream), err));
+    VPTQ_CHECK(blas_answer("cublasSetStream", l->blas_set_stream(l->blas, dev->stream), err));
     /* A stream set anew takes the workspace away. */
     vptq_status st =
         blas_answer("cublasSetWorkspace",
@@ -385,7 +388,7 @@ struct half_plan {
     cublasLtMatmulPreference_t preference;
 };
 
-static cublasStatus_t half_plan_open(const vptq_cuda_library *l, const vptq_cuda_half_args *a,
+static cublasStatus_t half_plan_open(const vptq_cuda_library *l, const vptq_half_args *a,
                                      half_plan *p)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
@@ -423,12 +426,14 @@ static void half_plan_close(const vptq_cuda_library *l, const half_plan *p)
         (void)l->lt_product_destroy(p->product);
 }
 
-vptq_status vptq_cuda_library_half_matmul(vptq_dev *dev, const vptq_cuda_half_args *a,
-                                          unsigned choice, vptq_err *err)
+/* By cublasLtMatmul with entry `choice` of its heuristic list, the library's favourite first.
+ */
+static vptq_status half_matmul(vptq_dev *dev, const vptq_half_args *a, unsigned choice,
+                               vptq_err *err)
 {
     vptq_cuda_library *l = NULL;
     const float one = 1, zero = 0;
-    cublasLtMatmulHeuristicResult_t found[VPTQ_CUDA_HALF_CHOICES];
+    cublasLtMatmulHeuristicResult_t found[HALF_CHOICES];
     half_plan p = {};
     int count = 0;
     VPTQ_CHECK(half_open(dev, &l, err));
@@ -436,16 +441,23 @@ vptq_status vptq_cuda_library_half_matmul(vptq_dev *dev, const vptq_cuda_half_ar
     const cublasLtHandle_t handle = reinterpret_cast<cublasLtHandle_t>(l->blas);
     cublasStatus_t st = half_plan_open(l, a, &p);
     if (!st)
-        st = l->lt_heuristic(handle, p.product, p.w, p.x, p.y, p.y, p.preference,
-                             VPTQ_CUDA_HALF_CHOICES, found, &count);
+        st = l->lt_heuristic(handle, p.product, p.w, p.x, p.y, p.y, p.preference, HALF_CHOICES,
+                             found, &count);
     const bool none = !st && choice >= (unsigned)count;
     if (!st && !none)
         st = l->lt_matmul(handle, p.product, &one, a->w, p.w, a->x, p.x, &zero, a->y, p.y, a->y,
                           p.y, &found[choice].algo, l->half_workspace, HALF_WORKSPACE,
-                          a->stream);
+                          dev->stream);
     half_plan_close(l, &p);
     if (none)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "cuBLASLt offers %d ways for this product",
                          count);
     return blas_answer("cublasLtMatmul", st, err);
+}
+
+/* The first call on a device allocates working memory; later ones may be captured into a graph.
+ */
+vptq_status vptq_cuda_library_half(vptq_dev *dev, const vptq_half_args *a, vptq_err *err)
+{
+    return a->way ? half_matmul(dev, a, a->way - 1, err) : half_gemm(dev, a, err);
 }

@@ -32,25 +32,6 @@ vptq_status vptq_cuda_library_sgemv(vptq_dev *dev, size_t m, size_t n, const flo
                                     size_t lda, const float *x, float beta, float *y,
                                     vptq_err *err);
 
-/* Y [n, out] = X [n, in] W^T with W [out, in]: row-major F16 without gaps, sums in float. All
- * dimensions are multiples of 8. For benchmarks, which compare with the best of the two. The
- * first call on a device allocates working memory; later ones may be captured into a graph. */
-typedef struct vptq_cuda_half_args {
-    size_t out, in, n;
-    const void *w, *x;
-    void *y;
-    cudaStream_t stream;
-} vptq_cuda_half_args;
-
-/* By cublasGemmEx. */
-vptq_status vptq_cuda_library_half_gemm(vptq_dev *dev, const vptq_cuda_half_args *a,
-                                        vptq_err *err);
-/* By cublasLtMatmul with entry `choice` of its heuristic list, the library's favourite first;
- * VPTQ_E_UNSUPPORTED after the last one. */
-vptq_status vptq_cuda_library_half_matmul(vptq_dev *dev, const vptq_cuda_half_args *a,
-                                          unsigned choice, vptq_err *err);
-enum { VPTQ_CUDA_HALF_CHOICES = 8 }; /* entries requested */
-
 /* The op `libraries`: "cuBLAS 13.1.0, cuSOLVER 12.0.7", or why one cannot be loaded. */
 void vptq_cuda_library_describe(vptq_dev *dev, char *text, size_t size);
 void vptq_cuda_library_close(vptq_dev *dev);

@@ -73,10 +73,3 @@ vptq_status vptq_cuda_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double
     close_run(&r);
     return st;
 }
-
-vptq_status vptq_cuda_library_half(vptq_dev *dev, const vptq_half_args *a, vptq_err *err)
-{
-    const vptq_cuda_half_args half = {a->out, a->in, a->n, a->w, a->x, a->y, dev->stream};
-    return a->way ? vptq_cuda_library_half_matmul(dev, &half, a->way - 1, err)
-                  : vptq_cuda_library_half_gemm(dev, &half, err);
-}

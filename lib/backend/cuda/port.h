@@ -83,6 +83,14 @@ static __device__ inline unsigned port_warp(void)
     return threadIdx.x / PORT_LANES;
 }
 
+/* Two floats rounded to halves, the first in the lower bits: an element of operands of
+ * port_mma_f16. */
+static __device__ inline uint32_t port_half_pair(float low, float high)
+{
+    return (uint32_t)__half_as_ushort(__float2half_rn(low)) |
+           (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16;
+}
+
 /* ---- reductions in a fixed order ---- */
 
 /* Sum over the warp, the same bits in every lane. */

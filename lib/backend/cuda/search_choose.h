@@ -52,13 +52,10 @@ static __device__ inline uint32_t search_size(float x)
 /* Halves of a pair of numbers, which are replaced by what the halves leave. */
 static __device__ inline uint32_t search_halves(float pair[2])
 {
-    uint32_t bits = 0;
+    const uint32_t bits = port_half_pair(pair[0], pair[1]);
 #pragma unroll
-    for (unsigned i = 0; i < 2; i++) {
-        const __half half = __float2half_rn(pair[i]);
-        pair[i] -= __half2float(half);
-        bits |= (uint32_t)__half_as_ushort(half) << 16 * i;
-    }
+    for (unsigned i = 0; i < 2; i++)
+        pair[i] -= __half2float(__float2half_rn(pair[i]));
     return bits;
 }
 

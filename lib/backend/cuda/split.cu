@@ -55,15 +55,11 @@ static __device__ inline void put_pair(const halves &to, size_t i, size_t l, flo
                                        int e)
 {
     const float s0 = split_scale(x0, -e), s1 = split_scale(x1, -e);
-    const __half h0 = __float2half_rn(s0), h1 = __float2half_rn(s1);
-    const auto pair = [](__half a, __half b) {
-        return (uint32_t)__half_as_ushort(a) | (uint32_t)__half_as_ushort(b) << 16;
-    };
     const size_t at = i * to.stride + l;
-    *reinterpret_cast<uint32_t *>(to.hi + at) = pair(h0, h1);
+    *reinterpret_cast<uint32_t *>(to.hi + at) = port_half_pair(s0, s1);
     if (to.lo)
-        *reinterpret_cast<uint32_t *>(to.lo + at) = pair(
-            __float2half_rn(s0 - __half2float(h0)), __float2half_rn(s1 - __half2float(h1)));
+        *reinterpret_cast<uint32_t *>(to.lo + at) = port_half_pair(
+            s0 - __half2float(__float2half_rn(s0)), s1 - __half2float(__float2half_rn(s1)));
 }
 
 /* budget: split_rows_kernel 40 registers */

@@ -22,12 +22,6 @@ static __device__ float scaled(const x_job &j, const float *x, size_t channel)
     return j.scale ? x[channel] * j.scale[channel] : x[channel];
 }
 
-static __device__ unsigned pack(float low, float high)
-{
-    return __half_as_ushort(__float2half_rn(low)) |
-           (unsigned)__half_as_ushort(__float2half_rn(high)) << 16;
-}
-
 /* Error of rounding to float16. */
 static __device__ float rest(float value)
 {
@@ -54,9 +48,10 @@ static __device__ void put_halves(const x_job &j, const float *x, unsigned b, fl
         for (unsigned k = 0; k < 4; k++)
             v[k] = value_of(j, x, tile * TILE + 2 * t + k % 2 + k / 2 * 8, up);
         uint2 *to = j.fragments + (size_t)tile * PORT_LANES + b % COLUMNS * 4 + t;
-        to[b / COLUMNS * next] = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
-        const uint2 low =
-            make_uint2(pack(rest(v[0]), rest(v[1])), pack(rest(v[2]), rest(v[3])));
+        to[b / COLUMNS * next] =
+            make_uint2(port_half_pair(v[0], v[1]), port_half_pair(v[2], v[3]));
+        const uint2 low = make_uint2(port_half_pair(rest(v[0]), rest(v[1])),
+                                     port_half_pair(rest(v[2]), rest(v[3])));
         if (j.form == X_FEW)
             to[COLUMNS / 2 * 4] = low;
         else if (j.form == X_SOME)
