@@ -380,43 +380,56 @@ static void run_factor(const vptq_device *dev, const void *arg, void *out)
     free(a);
 }
 
+static void check_factor(size_t n, size_t lda)
+{
+    double *a = positive(n, lda, n);
+    factor_case c = {n, lda, a, false};
+    devices_op op = {run_factor, &c, n * (n + 1) / 2, sizeof(double), double_limit};
+    devices_check_emu(&op, NULL);
+    c.invert = true; /* the lower triangle itself is a well conditioned factor */
+    devices_check_emu(&op, NULL);
+    free(a);
+}
+
 static void test_factor(void **state)
 {
     (void)state;
     static const size_t sizes[] = {1, 2, 17, 127, 128, 129, 383, 385, 530};
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        const size_t n = sizes[s], lda = n + s % 3;
-        double *a = positive(n, lda, n);
-        factor_case c = {n, lda, a, false};
-        devices_op op = {run_factor, &c, n * (n + 1) / 2, sizeof(double), double_limit};
-        devices_check_emu(&op, NULL);
-        c.invert = true; /* the lower triangle itself is a well conditioned factor */
-        devices_check_emu(&op, NULL);
-        free(a);
-    }
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        check_factor(sizes[s], sizes[s] + s % 3);
 }
 
 static void test_factor_errors(void **state);
 
-/* Without cuSOLVER the device factors by itself, with the same errors. */
+/* The kernels that replace cuSOLVER, with the same errors: forced, so that a GPU runs them. */
+static void test_own_factor(void **state)
+{
+    static const size_t sizes[] = {1, 17, 32, 33, 130};
+    setenv("VPTQ_CUDA_FACTOR", "own", 1);
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        check_factor(sizes[s], sizes[s] + s % 3);
+    test_factor_errors(state);
+    unsetenv("VPTQ_CUDA_FACTOR");
+}
+
+/* They run by themselves where the library is missing. */
 static void test_factor_without_a_library(void **state)
 {
+    devices_one d;
+    vptq_err err;
+    double a[] = {4};
     (void)state;
-    static const size_t sizes[] = {1, 17, 32, 33, 130};
-    devices_skip_if_only(); /* a GPU uses its library, where there is one */
+    devices_skip_if_only();
     cuda_emu_libraries(false);
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        const size_t n = sizes[s], lda = n + s % 3;
-        double *a = positive(n, lda, n);
-        factor_case c = {n, lda, a, false};
-        devices_op op = {run_factor, &c, n * (n + 1) / 2, sizeof(double), double_limit};
-        devices_check_emu(&op, NULL);
-        c.invert = true;
-        devices_check_emu(&op, NULL);
-        free(a);
-    }
-    test_factor_errors(state);
+    check_factor(33, 34);
     cuda_emu_libraries(true);
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    setenv("VPTQ_CUDA_FACTOR", "theirs", 1);
+    assert_fails(d.dev.ops->potrf(d.dev.state, 1, a, 1, NULL, &err), VPTQ_E_ARG, &err,
+                 "VPTQ_CUDA_FACTOR is 'theirs', expected 'own'");
+    assert_fails(d.dev.ops->trtri(d.dev.state, 1, a, 1, &err), VPTQ_E_ARG, &err, "'theirs'");
+    unsetenv("VPTQ_CUDA_FACTOR");
+    devices_close(&d);
 }
 
 static void test_factor_by_hand(void **state)
@@ -534,4 +547,5 @@ VTEST_MAIN(cmocka_unit_test(test_gemm_by_hand), cmocka_unit_test(test_gemm_forms
            cmocka_unit_test(test_gemm_not_finite), cmocka_unit_test(test_syrk),
            cmocka_unit_test(test_syrk_by_hand), cmocka_unit_test(test_factor),
            cmocka_unit_test(test_factor_by_hand), cmocka_unit_test(test_factor_errors),
-           cmocka_unit_test(test_factor_without_a_library), cmocka_unit_test(test_quad_trace))
+           cmocka_unit_test(test_own_factor), cmocka_unit_test(test_factor_without_a_library),
+           cmocka_unit_test(test_quad_trace))

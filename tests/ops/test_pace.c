@@ -80,6 +80,20 @@ static vptq_status run_gemm_of_columns(bench *b, vptq_err *err)
     return b->dev.ops->gemm(b->dev.state, &g, err);
 }
 
+/* So many tokens that weights and activations are multiplied as matrices. */
+static vptq_status run_gemv(bench *b, vptq_err *err)
+{
+    const vptq_gemv_args g = {.n = 300, .x = b->x + 5000, .y = b->y, .ldx = 20, .ldy = 40};
+    return b->dev.ops->gemv(b->dev.state, 40, 20, VPTQ_F32, b->x, &g, err);
+}
+
+static vptq_status run_solve_upper(bench *b, vptq_err *err)
+{
+    const vptq_solve_args a = {
+        .rows = 600, .cols = 20, .x = b->y, .ldx = 600, .u = b->x + 7000, .ldu = 20};
+    return b->dev.ops->solve_upper(b->dev.state, &a, err);
+}
+
 static vptq_status run_syrk_add(bench *b, vptq_err *err)
 {
     enum { N = 160 };
@@ -225,6 +239,8 @@ static const struct {
 } all[] = {
     {"gemm", run_gemm},
     {"gemm of columns", run_gemm_of_columns},
+    {"gemv", run_gemv},
+    {"solve_upper", run_solve_upper},
     {"syrk_add", run_syrk_add},
     {"quad_trace", run_quad_trace},
     {"assign", run_assign},

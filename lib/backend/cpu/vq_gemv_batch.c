@@ -7,7 +7,7 @@
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
-enum { PIECE = 256, EIGHT = 8, LINE = 16 };
+enum { PIECE = 256, EIGHT = 8, LINE = 16, VECTORS = 4, NEAR = 32 };
 
 /* Largest number of tokens for which look-ups, four tokens at a time, are faster: with AVX2
  * steps of 16, 20, 24 and 32 sequences take 0.86, 0.85, 0.93 and 1.0 times as long, with
@@ -49,21 +49,26 @@ static float *panel_position(const panel_target *at, size_t p, size_t r)
     return at->to + r / at->width * at->width * at->depth + p * at->width + r % at->width;
 }
 
+/* Four floats at any address: without it, compilers take parts of a vector apart. */
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+
 /* Writes the vectors of `count` positions, `ld` apart; v is a constant at the call. */
 static inline __attribute__((always_inline)) void
 write_vectors(size_t v, const vptq_entry *entry, size_t count, const float *codebook,
               const float *res_codebook, float *restrict to, size_t ld)
 {
+    const size_t quads = v / 4;
     for (size_t i = 0; i < count; i++, to += ld) {
         const float *c = codebook + entry[i].main;
-        if (res_codebook) {
-            const float *r = res_codebook + entry[i].res;
-            for (size_t e = 0; e < v; e++)
-                to[e] = c[e] + r[e];
-        } else {
-            for (size_t e = 0; e < v; e++)
-                to[e] = c[e];
+        const float *r = res_codebook ? res_codebook + entry[i].res : NULL;
+        for (size_t e = 0; e < quads; e++) {
+            quad value = ((const quad *)c)[e];
+            if (r)
+                value += ((const quad *)r)[e];
+            ((quad *)to)[e] = value;
         }
+        for (size_t e = 4 * quads; e < v; e++)
+            to[e] = r ? c[e] + r[e] : c[e];
     }
 }
 
@@ -72,6 +77,14 @@ static void write_positions(size_t v, const vptq_entry *entry, size_t count,
                             size_t ld)
 {
     VPTQ_WITH_V(v, write_vectors(V, entry, count, codebook, res_codebook, to, ld));
+}
+
+/* Requests entries p .. p + n - 1 of a row, which the next piece reads. */
+static void prefetch(const uint32_t *row, size_t p, size_t n, unsigned bits)
+{
+    const char *from = (const char *)row + p * bits / 8, *to = from + n * bits / 8;
+    for (; from < to; from += LINE * sizeof(float))
+        __builtin_prefetch(from);
 }
 
 /* Writes positions [p, end) of one group for vector rows from row r0 on; `first` is the
@@ -85,16 +98,24 @@ static void write_group(const vq_job *job, size_t group, size_t p, size_t end, s
     const uint32_t *end_of_indices = q->indices + s->groups * vector_rows * words;
     const float *codebook = q->centroids + group * s->k * v;
     const float *res_codebook = s->k_res ? q->res_centroids + group * s->k_res * v : NULL;
-    vptq_entry entry[PIECE + EIGHT];
+    vptq_entry entry[VECTORS][PIECE + EIGHT];
     for (size_t n; p < end; p += n, first += n) {
         const size_t lead = p % EIGHT; /* entries are extracted from a multiple of eight on */
         n = end - p < PIECE - lead ? end - p : PIECE - lead;
-        for (size_t r = 0; r < rows; r += v) {
-            job->kernels->fields(&job->fields,
-                                 q->indices + (group * vector_rows + (r0 + r) / v) * words,
-                                 end_of_indices, p - lead, lead + n, entry);
-            write_positions(v, entry + lead, n, codebook, res_codebook,
-                            panel_position(at, first, r), at->width);
+        for (size_t r = 0; r < rows; r += VECTORS * v) {
+            const size_t vectors = rows - r < VECTORS * v ? (rows - r + v - 1) / v : VECTORS;
+            for (size_t j = 0; j < vectors; j++) {
+                const uint32_t *row =
+                    q->indices + (group * vector_rows + (r0 + r) / v + j) * words;
+                job->kernels->fields(&job->fields, row, end_of_indices, p - lead, lead + n,
+                                     entry[j]);
+                prefetch(row, p + n, n, job->fields.bits);
+            }
+            for (size_t i = 0; i < n; i += NEAR)
+                for (size_t j = 0; j < vectors; j++)
+                    write_positions(v, entry[j] + lead + i, n - i < NEAR ? n - i : NEAR,
+                                    codebook, res_codebook,
+                                    panel_position(at, first + i, r + j * v), at->width);
         }
     }
 }

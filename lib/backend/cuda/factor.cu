@@ -1,6 +1,8 @@
 /* potrf and trtri in double, by cuSOLVER or without it (factor_own.h), with a check of the
  * diagonal because the library does not report NaN. */
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "lib/backend/cuda/factor_own.h"
 #include "lib/backend/cuda/library.h"
@@ -46,14 +48,27 @@ static vptq_status first_fault(vptq_dev *dev, size_t n, const double *a, size_t 
     return VPTQ_OK;
 }
 
+/* Sets *own if the library is missing or VPTQ_CUDA_FACTOR=own forces the kernels of
+ * factor_own.h, for tests and measurements. */
+static vptq_status choose(vptq_dev *dev, bool *own, vptq_err *err)
+{
+    const char *forced = getenv("VPTQ_CUDA_FACTOR");
+    if (forced && strcmp(forced, "own") != 0)
+        return vptq_fail(err, VPTQ_E_ARG, "VPTQ_CUDA_FACTOR is '%.50s', expected 'own'",
+                         forced);
+    *own = forced || !vptq_cuda_library_has_solver(dev);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
                             vptq_err *err)
 {
     size_t info = 0, first = 0;
+    bool own = false;
     if (!n)
         return VPTQ_OK;
-    const auto factor =
-        vptq_cuda_library_has_solver(dev) ? vptq_cuda_library_potrf : vptq_cuda_own_potrf;
+    VPTQ_CHECK(choose(dev, &own, err));
+    const auto factor = own ? vptq_cuda_own_potrf : vptq_cuda_library_potrf;
     VPTQ_CHECK(factor(dev, n, a, lda, &info, err));
     VPTQ_CHECK(first_fault(dev, info ? info - 1 : n, a, lda, NOT_POSITIVE, &first, err));
     if (first == n)
@@ -69,11 +84,13 @@ vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size
 vptq_status vptq_cuda_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err)
 {
     size_t first = 0;
+    bool own = false;
+    if (!n)
+        return VPTQ_OK;
+    VPTQ_CHECK(choose(dev, &own, err));
     VPTQ_CHECK(first_fault(dev, n, a, lda, ZERO, &first, err));
     if (first < n)
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "triangular matrix is singular: diagonal %zu of %zu is 0", first, n);
-    const auto invert =
-        vptq_cuda_library_has_solver(dev) ? vptq_cuda_library_trtri : vptq_cuda_own_trtri;
-    return n ? invert(dev, n, a, lda, err) : VPTQ_OK;
+    return (own ? vptq_cuda_own_trtri : vptq_cuda_library_trtri)(dev, n, a, lda, err);
 }
