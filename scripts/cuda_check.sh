@@ -17,6 +17,10 @@ if ! command -v "$nvcc" >/dev/null; then
 fi
 out=${OUT:-$(mktemp -d)}
 mkdir -p "$out"
+if [ $# -gt 1 ]; then # one process for each file
+    printf '%s\0' "$@" | OUT=$out xargs -0 -n 1 -P "$(nproc)" "$0"
+    exit
+fi
 newest=$("$nvcc" --list-gpu-arch | sort -V | tail -n 1)
 targets=(-gencode "arch=compute_80,code=sm_80" -gencode "arch=compute_90,code=sm_90"
     -gencode "arch=$newest,code=sm_${newest#compute_}")
