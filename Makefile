@@ -549,7 +549,7 @@ help:
 	'make check         every test and check, plain and sanitized; ends with a count' \
 	'make check-long    the tests that check runs in part, whole' \
 	'make unit          unit tests             make test-NAME   tests/unit/*/test_NAME.c' \
-	'make test-emu      the CUDA emulator, plain and with ThreadSanitizer' \
+	'make test-emu      the CUDA emulator, plain and with ThreadSanitizer (also test-emu_memory, test-emu_mma)' \
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
 	'make check-cli     command-line tests (with T=PATTERN: some)' \
 	'make check-hostile files that are meant to harm (with T=KIND/PATTERN: some)' \

@@ -160,11 +160,11 @@ static vptq_status translate(const vptq_tokenizer *t, const char *pattern, vptq_
             p += n;
             continue;
         }
-        size_t script = 0;
         if (calls_group(p)) /* also in what looks like a class: \Q[\E does not begin one */
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                              "%s: the pattern '%.200s' calls a group, which is not supported",
                              t->v->source, pattern);
+        size_t script = 0;
         VPTQ_CHECK(find_script(t, p, &script, err));
         if (script > 0) {
             VPTQ_CHECK(vptq_buf_printf(out, err, "%.*ssc:", (int)script, p));

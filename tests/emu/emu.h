@@ -50,7 +50,7 @@ void cuda_emu_libraries(bool there);
  *     kernel:N  the N-th kernel dies: later work is not done, the first call that waits for the
  *               device reports it, and then every call does
  *     copy:N    the N-th copy and every call after it fails
- *     alloc:N   the N-th allocation fails and, if it is tried again, the next
+ *     alloc:N   the N-th allocation and the one after it, which may repeat it, fail
  *     pinned:N  the N-th allocation of pinned host memory fails */
 void cuda_emu_break(const char *how);
 /* Calls fn before every launch, to raise a flag or change the memory limit within an op; NULL:

@@ -94,6 +94,7 @@ for name, pattern in [
     ("with a verb", "(*LIMIT_MATCH=9)a"),
     ("with control characters", "(" + BAD),
     ("that calls itself", "(a|(?1))*(?R)"),
+    ("that calls a group of nothing", "(a||((?1)))+\\R"),
     ("with code", "(?{exit})"),
     ("with \\K", "a\\Kb\\C"),
     ("with an odd name", "(?<\u202e>a)\\k<\u202e>("),

@@ -219,6 +219,57 @@ static void test_description(void **state)
     devices_close(&d);
 }
 
+static vptq_status run_ops_with_scratch(void *arg, vptq_device *dev, vptq_err *err)
+{
+    enum { N = 20 };
+    (void)arg;
+    float x[N * N] = {0};
+    double h[N * N], sum[N], trace = 0;
+    const vptq_attention_args a = {.n = N,
+                                   .heads = 2,
+                                   .kv_heads = 1,
+                                   .head_dim = N / 2,
+                                   .scale = 1,
+                                   .q = x,
+                                   .keys = x,
+                                   .values = x,
+                                   .out = x,
+                                   .ldq = N,
+                                   .ldk = N,
+                                   .ldv = N,
+                                   .ldo = N};
+    /* One sequence with a single row after page 0, and one that fills page 1. */
+    const uint32_t starts[] = {0, 1, 10}, positions[] = {19, 0}, table[] = {0, 1};
+    const vptq_kv_rows rows = {.rows = 10,
+                               .sequences = 2,
+                               .max_rows = 9,
+                               .max_tokens = 20,
+                               .starts = starts,
+                               .positions = positions,
+                               .table = table,
+                               .ld_table = 1};
+    float pool[2][2 * VPTQ_KV_PAGE * N / 2] = {{0}};
+    const vptq_kv_pool kv = {VPTQ_F32, 1, N / 2, pool[0], pool[1]};
+    const vptq_paged_args paged = {
+        .rows = &rows, .pool = &kv, .heads = 2, .q = x, .out = x, .ldq = N, .ldo = N};
+    for (size_t i = 0; i < N * N; i++)
+        h[i] = i % (N + 1) == 0;
+    memset(sum, 0, sizeof sum);
+    VPTQ_CHECK(dev->ops->quad_trace(
+        dev->state,
+        &(vptq_quad_trace_args){
+            .m = N, .n = N, .e = x, .lde = N, .h = h, .ldh = N, .trace = &trace},
+        err));
+    VPTQ_CHECK(dev->ops->trtri(dev->state, N, h, N, err));
+    VPTQ_CHECK(dev->ops->syrk_add(
+        dev->state,
+        &(vptq_syrk_args){.tokens = N, .n = N, .x = x, .ldx = N, .h = h, .sum = sum}, err));
+    VPTQ_CHECK(dev->ops->attention(dev->state, &a, err));
+    VPTQ_CHECK(dev->ops->attention_mass(dev->state, &a, sum, err));
+    VPTQ_CHECK(dev->ops->attention_paged(dev->state, &paged, err));
+    return VPTQ_OK;
+}
+
 static void test_device_out_of_memory(void **state)
 {
     (void)state;
@@ -237,32 +288,16 @@ static void test_device_out_of_memory(void **state)
     ops->release(d.dev.state, p);
     assert_ok(ops->alloc(d.dev.state, 101, 4, &q, &err), &err);
     ops->release(d.dev.state, q);
-    /* Working memory that an op has left is freed for an allocation. */
-    float x = 0;
-    const vptq_attention_args a = {.n = 1,
-                                   .heads = 1,
-                                   .kv_heads = 1,
-                                   .head_dim = 1,
-                                   .scale = 1,
-                                   .q = &x,
-                                   .keys = &x,
-                                   .values = &x,
-                                   .out = &x,
-                                   .ldq = 1,
-                                   .ldk = 1,
-                                   .ldv = 1,
-                                   .ldo = 1};
-    double mass = 0;
+    /* Working memory that ops have left is freed for an allocation. */
     cuda_emu_memory(0);
-    assert_ok(ops->attention_mass(d.dev.state, &a, &mass, &err), &err);
+    assert_ok(run_ops_with_scratch(NULL, &d.dev, &err), &err);
     const size_t scratch = cuda_emu_memory_used() - before;
     assert_true(scratch > 0);
     cuda_emu_memory(before + scratch);
     assert_ok(ops->alloc(d.dev.state, scratch, 1, &q, &err), &err);
-    assert_ok(ops->clear(d.dev.state, q, scratch, &err), &err);
     ops->release(d.dev.state, q);
     cuda_emu_memory(0);
-    assert_ok(ops->attention_mass(d.dev.state, &a, &mass, &err), &err);
+    assert_ok(run_ops_with_scratch(NULL, &d.dev, &err), &err);
     devices_close(&d);
     assert_int_equal(cuda_emu_memory_used(), before);
 }
@@ -336,57 +371,6 @@ static void test_long_ops_are_cancelled(void **state)
 }
 
 /* ---- out of memory ---- */
-
-static vptq_status run_ops_with_scratch(void *arg, vptq_device *dev, vptq_err *err)
-{
-    enum { N = 20 };
-    (void)arg;
-    float x[N * N] = {0};
-    double h[N * N], sum[N], trace = 0;
-    const vptq_attention_args a = {.n = N,
-                                   .heads = 2,
-                                   .kv_heads = 1,
-                                   .head_dim = N / 2,
-                                   .scale = 1,
-                                   .q = x,
-                                   .keys = x,
-                                   .values = x,
-                                   .out = x,
-                                   .ldq = N,
-                                   .ldk = N,
-                                   .ldv = N,
-                                   .ldo = N};
-    /* One sequence with a single row after page 0, and one that fills page 1. */
-    const uint32_t starts[] = {0, 1, 10}, positions[] = {19, 0}, table[] = {0, 1};
-    const vptq_kv_rows rows = {.rows = 10,
-                               .sequences = 2,
-                               .max_rows = 9,
-                               .max_tokens = 20,
-                               .starts = starts,
-                               .positions = positions,
-                               .table = table,
-                               .ld_table = 1};
-    float pool[2][2 * VPTQ_KV_PAGE * N / 2] = {{0}};
-    const vptq_kv_pool kv = {VPTQ_F32, 1, N / 2, pool[0], pool[1]};
-    const vptq_paged_args paged = {
-        .rows = &rows, .pool = &kv, .heads = 2, .q = x, .out = x, .ldq = N, .ldo = N};
-    for (size_t i = 0; i < N * N; i++)
-        h[i] = i % (N + 1) == 0;
-    memset(sum, 0, sizeof sum);
-    VPTQ_CHECK(dev->ops->quad_trace(
-        dev->state,
-        &(vptq_quad_trace_args){
-            .m = N, .n = N, .e = x, .lde = N, .h = h, .ldh = N, .trace = &trace},
-        err));
-    VPTQ_CHECK(dev->ops->trtri(dev->state, N, h, N, err));
-    VPTQ_CHECK(dev->ops->syrk_add(
-        dev->state,
-        &(vptq_syrk_args){.tokens = N, .n = N, .x = x, .ldx = N, .h = h, .sum = sum}, err));
-    VPTQ_CHECK(dev->ops->attention(dev->state, &a, err));
-    VPTQ_CHECK(dev->ops->attention_mass(dev->state, &a, sum, err));
-    VPTQ_CHECK(dev->ops->attention_paged(dev->state, &paged, err));
-    return VPTQ_OK;
-}
 
 static void test_out_of_memory(void **state)
 {

@@ -6,8 +6,15 @@
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
+#include "lib/base/simd.h"
 
-enum { PIECE = 256, EIGHT = 8, LINE = 16, VECTORS = 4, NEAR = 32 };
+enum {
+    PIECE = 256, /* positions whose entries are extracted at once, */
+    VECTORS = 4, /* for so many vector rows, */
+    NEAR = 32,   /* and written so many at a time: their lines of a panel stay in L1 */
+    EIGHT = 8,
+    LINE = 16 /* floats of a cache line */
+};
 
 /* Largest number of tokens for which look-ups, four tokens at a time, are faster: with AVX2
  * steps of 16, 20, 24 and 32 sequences take 0.86, 0.85, 0.93 and 1.0 times as long, with
@@ -49,25 +56,19 @@ static float *panel_position(const panel_target *at, size_t p, size_t r)
     return at->to + r / at->width * at->width * at->depth + p * at->width + r % at->width;
 }
 
-/* Four floats at any address: without it, compilers take parts of a vector apart. */
-typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
-
-/* Writes the vectors of `count` positions, `ld` apart; v is a constant at the call. */
+/* Writes the vectors of `count` positions, `ld` apart; v is a constant at the call.  Plain
+ * loops over eight elements are compiled into pieces of 4, 2, 1 and 1. */
 static inline __attribute__((always_inline)) void
 write_vectors(size_t v, const vptq_entry *entry, size_t count, const float *codebook,
               const float *res_codebook, float *restrict to, size_t ld)
 {
-    const size_t quads = v / 4;
+    const size_t whole = v / SIMD_LANES * SIMD_LANES;
     for (size_t i = 0; i < count; i++, to += ld) {
         const float *c = codebook + entry[i].main;
         const float *r = res_codebook ? res_codebook + entry[i].res : NULL;
-        for (size_t e = 0; e < quads; e++) {
-            quad value = ((const quad *)c)[e];
-            if (r)
-                value += ((const quad *)r)[e];
-            ((quad *)to)[e] = value;
-        }
-        for (size_t e = 4 * quads; e < v; e++)
+        for (size_t e = 0; e < whole; e += SIMD_LANES)
+            vf_store(to + e, r ? vf_add(vf_load(c + e), vf_load(r + e)) : vf_load(c + e));
+        for (size_t e = whole; e < v; e++)
             to[e] = r ? c[e] + r[e] : c[e];
     }
 }
@@ -79,12 +80,25 @@ static void write_positions(size_t v, const vptq_entry *entry, size_t count,
     VPTQ_WITH_V(v, write_vectors(V, entry, count, codebook, res_codebook, to, ld));
 }
 
-/* Requests entries p .. p + n - 1 of a row, which the next piece reads. */
-static void prefetch(const uint32_t *row, size_t p, size_t n, unsigned bits)
+/* A group of columns: the indices of its first vector row, `words` apart, and its codebooks. */
+typedef struct group_source {
+    const uint32_t *row, *end; /* end: of all indices */
+    size_t words;
+    const float *codebook, *res_codebook; /* res_codebook NULL without one */
+} group_source;
+
+/* Extracts n entries from position p on of a row, and requests those that the next piece reads.
+ */
+static void extract(const vq_job *job, const group_source *g, size_t vector_row, size_t p,
+                    size_t n, vptq_entry *entry)
 {
-    const char *from = (const char *)row + p * bits / 8, *to = from + n * bits / 8;
-    for (; from < to; from += LINE * sizeof(float))
-        __builtin_prefetch(from);
+    const uint32_t *row = g->row + vector_row * g->words;
+    const size_t bits = job->fields.bits;
+    const char *next = (const char *)row + (p + n) * bits / 8;
+    const size_t left = (size_t)((const char *)g->end - next), bytes = n * bits / 8;
+    job->kernels->fields(&job->fields, row, g->end, p, n, entry);
+    for (size_t i = 0; i < bytes && i < left; i += LINE * sizeof(float))
+        __builtin_prefetch(next + i);
 }
 
 /* Writes positions [p, end) of one group for vector rows from row r0 on; `first` is the
@@ -95,27 +109,26 @@ static void write_group(const vq_job *job, size_t group, size_t p, size_t end, s
     const vptq_vq *q = job->q;
     const vptq_vq_shape *s = &q->shape;
     const size_t words = vptq_vq_row_words(s), vector_rows = vptq_vq_vector_rows(s), v = s->v;
-    const uint32_t *end_of_indices = q->indices + s->groups * vector_rows * words;
-    const float *codebook = q->centroids + group * s->k * v;
-    const float *res_codebook = s->k_res ? q->res_centroids + group * s->k_res * v : NULL;
+    const group_source g = {.row = q->indices + (group * vector_rows + r0 / v) * words,
+                            .end = q->indices + s->groups * vector_rows * words,
+                            .words = words,
+                            .codebook = q->centroids + group * s->k * v,
+                            .res_codebook =
+                                s->k_res ? q->res_centroids + group * s->k_res * v : NULL};
+    const size_t vectors = (rows + v - 1) / v;
     vptq_entry entry[VECTORS][PIECE + EIGHT];
     for (size_t n; p < end; p += n, first += n) {
         const size_t lead = p % EIGHT; /* entries are extracted from a multiple of eight on */
         n = end - p < PIECE - lead ? end - p : PIECE - lead;
-        for (size_t r = 0; r < rows; r += VECTORS * v) {
-            const size_t vectors = rows - r < VECTORS * v ? (rows - r + v - 1) / v : VECTORS;
-            for (size_t j = 0; j < vectors; j++) {
-                const uint32_t *row =
-                    q->indices + (group * vector_rows + (r0 + r) / v + j) * words;
-                job->kernels->fields(&job->fields, row, end_of_indices, p - lead, lead + n,
-                                     entry[j]);
-                prefetch(row, p + n, n, job->fields.bits);
-            }
+        for (size_t j0 = 0; j0 < vectors; j0 += VECTORS) {
+            const size_t count = vectors - j0 < VECTORS ? vectors - j0 : VECTORS;
+            for (size_t j = 0; j < count; j++)
+                extract(job, &g, j0 + j, p - lead, lead + n, entry[j]);
             for (size_t i = 0; i < n; i += NEAR)
-                for (size_t j = 0; j < vectors; j++)
+                for (size_t j = 0; j < count; j++)
                     write_positions(v, entry[j] + lead + i, n - i < NEAR ? n - i : NEAR,
-                                    codebook, res_codebook,
-                                    panel_position(at, first + i, r + j * v), at->width);
+                                    g.codebook, g.res_codebook,
+                                    panel_position(at, first + i, (j0 + j) * v), at->width);
         }
     }
 }

@@ -277,6 +277,7 @@ static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
 vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
 {
     columns_job a = {};
+    VPTQ_BUG_IF(p->cols > UINT32_MAX || p->rows > UINT32_MAX);
     a.cols = (unsigned)p->cols;
     a.vector_rows = (unsigned)(p->rows / p->index->v);
     a.from = a.z = p->z;
@@ -296,6 +297,7 @@ vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
 {
     columns_job a = {};
+    VPTQ_BUG_IF(d->cols > UINT32_MAX || d->rows > UINT32_MAX);
     a.cols = (unsigned)d->cols;
     a.vector_rows = (unsigned)(d->rows / d->index->v);
     a.from = d->g;

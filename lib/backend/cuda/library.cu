@@ -363,8 +363,6 @@ static vptq_status half_gemm(vptq_dev *dev, const vptq_half_args *a, vptq_err *e
     vptq_cuda_library *l = NULL;
     const float one = 1, zero = 0;
     VPTQ_CHECK(half_open(dev, &l, err));
-    VPTQ_CHECK(blas_answer("cublasSetStream", l->blas_set_stream(l->blas, dev->stream), err));
-    /* A stream set anew takes the workspace away. */
     vptq_status st =
         blas_answer("cublasSetWorkspace",
                     l->blas_set_workspace(l->blas, l->half_workspace, HALF_WORKSPACE), err);
@@ -376,6 +374,7 @@ static vptq_status half_gemm(vptq_dev *dev, const vptq_half_args *a, vptq_err *e
                                     a->y, CUDA_R_16F, (int64_t)a->out, CUBLAS_COMPUTE_32F,
                                     CUBLAS_GEMM_DEFAULT),
                          err);
+    /* Setting the stream takes the workspace away again. */
     const vptq_status back =
         blas_answer("cublasSetStream", l->blas_set_stream(l->blas, dev->stream), err);
     return st ? st : back;

@@ -83,7 +83,7 @@ static __device__ inline unsigned port_warp(void)
     return threadIdx.x / PORT_LANES;
 }
 
-/* Two floats rounded to halves, the first in the lower bits: an element of operands of
+/* Two floats rounded to halves, the first in the lower bits: a word of an operand of
  * port_mma_f16. */
 static __device__ inline uint32_t port_half_pair(float low, float high)
 {

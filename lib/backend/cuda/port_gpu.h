@@ -179,7 +179,7 @@ static __device__ inline void port_copy_async(void *to, const void *from)
                  "l"(__cvta_generic_to_global(from))
                  : "memory");
 }
-/* The same for 4 bytes, through L1, both 4-byte aligned. */
+/* cp.async of 4 bytes through L1, both 4-byte aligned; otherwise like port_copy_async. */
 static __device__ inline void port_copy_async_word(void *to, const void *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(

@@ -259,6 +259,7 @@ vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, v
         lower_count(vptq_cuda_blocks(a->n, QUAD_ROWS), QUAD_ROWS / QUAD_COLUMNS);
     const size_t chunks = vptq_cuda_blocks(a->m, CHUNK);
     void *memory = NULL;
+    VPTQ_BUG_IF(a->m > UINT32_MAX - CHUNK || a->n > UINT32_MAX - CHUNK);
     *a->trace = 0;
     if (!a->m || !a->n)
         return VPTQ_OK;
