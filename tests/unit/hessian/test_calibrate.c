@@ -7,45 +7,30 @@
 
 #include "hessian/calibrate.h"
 #include "lib/base/file.h"
-#include "lib/base/rng.h"
 #include "tests/support/devices.h"
 #include "tests/support/vcount.h"
+#include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 
 /* Two layers, 6 windows of 16 ids, the last 2 of them held out. */
-enum { VOCAB = 48, WINDOWS = 6, HELD = 2, LENGTH = 16, IDS = WINDOWS * LENGTH, PATH = 4096 };
-static const char model_path[] = "tests/golden/tiny_qwen3";
+enum { WINDOWS = 6, HELD = 2, LENGTH = 16, IDS = WINDOWS * LENGTH, PATH = 4096 };
 
 typedef struct rig {
-    vptq_mem mem;
-    vptq_ctx ctx;
-    vptq_device dev;
-    vptq_model m;
-    char path[PATH];
-    int32_t ids[IDS];
+    vrig v;
+    char path[PATH]; /* of the ids */
+    int32_t *ids;
 } rig;
 
 static void rig_open(rig *r, const char *dir, const char *backend)
 {
-    vptq_err err = {0};
-    vptq_checkpoint_options opt = {.tokenizer = NULL};
-    vptq_rng rng = vptq_rng_make(3, 0, 0, VPTQ_RNG_TEST);
-    memset(r, 0, sizeof *r);
-    for (size_t i = 0; i < IDS; i++)
-        r->ids[i] = (int32_t)vptq_rng_below(&rng, i, VOCAB);
-    vtest_path(r->path, sizeof r->path, dir, "ids");
-    vtest_write_file(r->path, r->ids, sizeof r->ids);
-    vptq_mem_init(&r->mem, 0);
-    r->ctx = (vptq_ctx){.mem = &r->mem, .threads = 2};
-    assert_ok(vptq_device_open(&r->ctx, backend, &r->dev, &err), &err);
-    assert_ok(vptq_model_open(&r->ctx, model_path, &opt, false, &r->m, &err), &err);
+    vrig_open_on(&r->v, VRIG_TINY_OF("qwen3"), NULL, backend, 2);
+    r->ids = vrig_ids(dir, IDS, r->path, sizeof r->path);
 }
 
 static void rig_close(rig *r)
 {
-    vptq_model_release(&r->m);
-    vptq_device_close(&r->dev);
-    assert_int_equal(r->mem.used, 0);
+    vrig_close(&r->v);
+    free(r->ids);
 }
 
 static void plan_with(rig *r, vptq_token_weights weights, bool sequential, vptq_calibrator *c)
@@ -58,7 +43,7 @@ static void plan_with(rig *r, vptq_token_weights weights, bool sequential, vptq_
                                         .holdout = (double)HELD / WINDOWS,
                                         .weights = weights,
                                         .sequential = sequential};
-    assert_ok(vptq_calibrator_plan(&r->dev, &r->m, &opt, c, &err), &err);
+    assert_ok(vptq_calibrator_plan(&r->v.dev, &r->v.m, &opt, c, &err), &err);
     assert_int_equal(c->windows[VPTQ_PART_MAIN], WINDOWS - HELD);
     assert_int_equal(c->windows[VPTQ_PART_HELD_OUT], HELD);
 }
@@ -68,7 +53,7 @@ static void start_with(rig *r, const char *dir, vptq_token_weights weights, bool
 {
     vptq_err err = {0};
     plan_with(r, weights, sequential, c);
-    assert_ok(vptq_calibrator_start(c, dir, wanted, r->m.desc->layers - 1, &err), &err);
+    assert_ok(vptq_calibrator_start(c, dir, wanted, r->v.m.desc->layers - 1, &err), &err);
 }
 
 static void start(rig *r, const char *dir, bool sequential, uint32_t wanted, vptq_calibrator *c)
@@ -162,9 +147,9 @@ static void run(vptq_calibrator *c, const vptq_weight *linear, moments *m)
 static void expect_same(const rig *r, const moments *a, const moments *b)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
-        const size_t hidden = r->m.desc->hidden;
+        const size_t hidden = r->v.m.desc->hidden;
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            const size_t n = vptq_input_size(r->m.desc, (vptq_input)i);
+            const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i);
             for (size_t row = 0; row < n; row++) /* the upper triangle is undefined */
                 assert_memory_equal(a->h[part][i] + row * n, b->h[part][i] + row * n,
                                     (row + 1) * sizeof(double));
@@ -179,7 +164,7 @@ static void expect_no_shift(const rig *r, const moments *m)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            const size_t n = vptq_input_size(r->m.desc, (vptq_input)i) * r->m.desc->hidden;
+            const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i) * r->v.m.desc->hidden;
             for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
                 for (size_t j = 0; m->shift[part][i][kind] && j < n; j++)
                     assert_true(m->shift[part][i][kind][j] == 0);
@@ -203,7 +188,7 @@ static void exact_matrix(rig *r, const vptq_weight *w, vptq_arena *arena,
         .out = rows, .in = cols, .v = 1, .k = k, .groups = 1, .group_size = cols};
     const size_t words = vptq_vq_row_words(&out->vq.shape);
     uint32_t *codes = vptq_arena_zalloc(arena, rows * words, sizeof *codes, &err);
-    assert_ok(vptq_weight_read(w, &r->dev, 0, rows, codebook, &err), &err);
+    assert_ok(vptq_weight_read(w, &r->v.dev, 0, rows, codebook, &err), &err);
     for (uint32_t row = 0; row < rows; row++)
         for (uint32_t col = 0; col < cols; col++)
             vptq_bits_put(codes + row * words, col, vptq_log2u(k), row * cols + col);
@@ -221,11 +206,11 @@ static void test_exact_blocks_shift_nothing(void **state)
     vptq_arena_init(&arena, NULL);
     start(&r, *state, false, 0, &one);
     start(&r, *state, true, 0, &two);
-    for (uint32_t layer = 0; layer < r.m.desc->layers; layer++) {
+    for (uint32_t layer = 0; layer < r.v.m.desc->layers; layer++) {
         vptq_packed_matrix exact[VPTQ_LINEAR_COUNT];
         vptq_weight linear[VPTQ_LINEAR_COUNT];
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            const vptq_weight *w = &r.m.blocks[layer].linear[l];
+            const vptq_weight *w = &r.v.m.blocks[layer].linear[l];
             exact_matrix(&r, w, &arena, &exact[l]);
             linear[l] = (vptq_weight){w->rows, w->cols, NULL, &exact[l]};
         }
@@ -297,18 +282,18 @@ static void run_by_hand(rig *r, const vptq_weight *first, const vptq_weight *sec
     vptq_forward *f;
     const vptq_block_hooks hooks = {.linear = first};
     size_t starts[WINDOWS + 1];
-    const size_t hidden = r->m.desc->hidden;
+    const size_t hidden = r->v.m.desc->hidden;
     float *h = room(IDS, hidden), *middle = room(IDS, hidden);
     for (size_t w = 0; w <= WINDOWS; w++)
         starts[w] = w * LENGTH;
-    s->d = r->m.desc;
-    assert_ok(vptq_forward_open(&r->m, &r->dev, LENGTH, &f, &err), &err);
+    s->d = r->v.m.desc;
+    assert_ok(vptq_forward_open(&r->v.m, &r->v.dev, LENGTH, &f, &err), &err);
     assert_ok(vptq_forward_embed(f, r->ids, IDS, h, &err), &err);
     assert_ok(vptq_forward_block_with(f, 0, starts, WINDOWS, h, &hooks, &err), &err);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         vptq_weight mixed[VPTQ_LINEAR_COUNT];
         const bool attention = i <= VPTQ_INPUT_O;
-        hook t = {s, &r->dev, (vptq_input)i};
+        hook t = {s, &r->v.dev, (vptq_input)i};
         vptq_block_hooks half = {.hook = record,
                                  .attention = i == VPTQ_INPUT_QKV ? weigh : NULL,
                                  .arg = &t,
@@ -317,7 +302,7 @@ static void run_by_hand(rig *r, const vptq_weight *first, const vptq_weight *sec
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
             mixed[l] = second && (int)vptq_linear_input((vptq_linear)l) < i
                            ? second[l]
-                           : r->m.blocks[1].linear[l];
+                           : r->v.m.blocks[1].linear[l];
         s->x[i] = room(IDS, vptq_input_size(s->d, (vptq_input)i));
         memcpy(middle, h, IDS * hidden * sizeof *h);
         assert_ok(vptq_forward_block_with(f, 1, starts, WINDOWS, middle, &half, &err), &err);
@@ -389,7 +374,7 @@ static void coarse_layer(rig *r, uint32_t layer, vptq_arena *arena, vptq_packed_
                          vptq_weight *linear)
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        const vptq_weight *w = &r->m.blocks[layer].linear[l];
+        const vptq_weight *w = &r->v.m.blocks[layer].linear[l];
         coarse_matrix(r, w, arena, &coarse[l]);
         linear[l] = (vptq_weight){w->rows, w->cols, NULL, &coarse[l]};
     }
@@ -433,7 +418,7 @@ static void check_shift(const char *dir, const char *backend)
     run(&c, linear[1], &again);
     expect_same(&r, &m, &again);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        const size_t n = vptq_input_size(r.m.desc, (vptq_input)i) * r.m.desc->hidden;
+        const size_t n = vptq_input_size(r.v.m.desc, (vptq_input)i) * r.v.m.desc->hidden;
         for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
             if (m.shift[0][i][kind])
                 assert_same_f32(m.shift[0][i][kind], again.shift[0][i][kind], n);
@@ -498,7 +483,7 @@ static void test_weighted_shift(void **state)
         moments m;
         start_with(&r, *state, (vptq_token_weights)weights, true, 0, &c);
         skip_layer(&c, linear);
-        run(&c, r.m.blocks[1].linear, &m);
+        run(&c, r.v.m.blocks[1].linear, &m);
         check_term_shift(&x, &passed, weights == VPTQ_WEIGHTS_SINK,
                          m.shift[0][VPTQ_INPUT_QKV][VPTQ_TERM_SHIFT]);
         vptq_calibrator_release(&c);
@@ -523,13 +508,13 @@ static void test_refusals(void **state)
                                   .windows = 1,
                                   .length = LENGTH,
                                   .holdout = 0.5};
-    assert_fails(vptq_calibrator_plan(&r.dev, &r.m, &opt, &c, &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_calibrator_plan(&r.v.dev, &r.v.m, &opt, &c, &err), VPTQ_E_ARG, &err,
                  "cannot hold out a window when there is only one");
     static const double shares[] = {-0.1, 1, 2, NAN};
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
         opt.windows = 4;
         opt.holdout = shares[i];
-        assert_fails(vptq_calibrator_plan(&r.dev, &r.m, &opt, &c, &err), VPTQ_E_ARG, &err,
+        assert_fails(vptq_calibrator_plan(&r.v.dev, &r.v.m, &opt, &c, &err), VPTQ_E_ARG, &err,
                      "cannot hold out a share of");
     }
     /* the number is rounded up, but never to all windows */
@@ -540,7 +525,7 @@ static void test_refusals(void **state)
     opt.windows = WINDOWS;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         opt.holdout = parts[i].share;
-        assert_ok(vptq_calibrator_plan(&r.dev, &r.m, &opt, &c, &err), &err);
+        assert_ok(vptq_calibrator_plan(&r.v.dev, &r.v.m, &opt, &c, &err), &err);
         assert_int_equal(c.windows[VPTQ_PART_HELD_OUT], parts[i].held);
         vptq_calibrator_release(&c);
     }
@@ -570,7 +555,7 @@ static vptq_status both_streams(void *arg, vptq_device *dev, vptq_err *err)
                                         .weights = VPTQ_WEIGHTS_ATTENTION,
                                         .sequential = true};
     vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_calibrator_plan(dev, &run->r->m, &opt, &c, err));
+    VPTQ_TRY(vptq_calibrator_plan(dev, &run->r->v.m, &opt, &c, err));
     VPTQ_TRY(vptq_calibrator_start(&c, run->dir, 0, 1, err));
     while (c.layer == 0)
         VPTQ_TRY(vptq_calibrator_step(&c, NULL, no_sums, NULL, err));
@@ -618,18 +603,19 @@ static void test_uploads_of_one_stream(void **state)
         vptq_err err = {0};
         size_t sums = 0;
         rig_open(&r, *state, "ref");
-        vcount_start(&r.dev, SIZE_MAX);
+        vcount_start(&r.v.dev, SIZE_MAX);
         plan_with(&r, VPTQ_WEIGHTS_PLAIN, false, &c);
         c.reserve = fits ? 0 : SIZE_MAX;
-        assert_ok(vptq_calibrator_start(&c, *state, 0, r.m.desc->layers - 1, &err), &err);
-        const vcount before = vcount_of(&r.m);
-        const size_t hidden = IDS * r.m.desc->hidden * sizeof(float), layers = r.m.desc->layers;
+        assert_ok(vptq_calibrator_start(&c, *state, 0, r.v.m.desc->layers - 1, &err), &err);
+        const vcount before = vcount_of(&r.v.m);
+        const size_t hidden = IDS * r.v.m.desc->hidden * sizeof(float),
+                     layers = r.v.m.desc->layers;
         assert_int_equal(before.weights, 0);
         assert_true(!c.states.resident == !fits);
         while (c.layer < layers)
             assert_ok(vptq_calibrator_run(&c, finish_sums, &sums, &err), &err);
-        const vcount after = vcount_of(&r.m);
-        assert_int_equal(after.weights, vcount_block_weights(&r.m));
+        const vcount after = vcount_of(&r.v.m);
+        assert_int_equal(after.weights, vcount_block_weights(&r.v.m));
         assert_int_equal(after.uploaded - before.uploaded - after.weights,
                          fits ? 0 : layers * hidden);
         assert_int_equal(after.downloaded - before.downloaded,
@@ -646,11 +632,11 @@ static void run_two(rig *r, vptq_calibrator *c, moments *m)
 {
     vptq_arena arena;
     vptq_arena_init(&arena, NULL);
-    for (uint32_t layer = 0; layer < r->m.desc->layers; layer++) {
+    for (uint32_t layer = 0; layer < r->v.m.desc->layers; layer++) {
         vptq_packed_matrix coarse[VPTQ_LINEAR_COUNT];
         vptq_weight linear[VPTQ_LINEAR_COUNT];
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            const vptq_weight *w = &r->m.blocks[layer].linear[l];
+            const vptq_weight *w = &r->v.m.blocks[layer].linear[l];
             coarse_matrix(r, w, &arena, &coarse[l]);
             linear[l] = (vptq_weight){w->rows, w->cols, NULL, &coarse[l]};
         }
@@ -663,7 +649,7 @@ static void expect_same_shifts(const rig *r, const moments *a, const moments *b)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            const size_t n = vptq_input_size(r->m.desc, (vptq_input)i) * r->m.desc->hidden;
+            const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i) * r->v.m.desc->hidden;
             for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
                 if (a->shift[part][i][kind])
                     assert_same_f32(a->shift[part][i][kind], b->shift[part][i][kind], n);
@@ -682,22 +668,22 @@ static void run_in(place where, const char *dir, vptq_token_weights weights, mom
     vptq_calibrator c;
     vptq_err err = {0};
     rig_open(&r, dir, "ref");
-    const uint32_t layers = r.m.desc->layers;
-    const size_t hidden = IDS * r.m.desc->hidden * sizeof(float);
+    const uint32_t layers = r.v.m.desc->layers;
+    const size_t hidden = IDS * r.v.m.desc->hidden * sizeof(float);
     assert_int_equal(layers, LAYERS);
     if (where != HOST)
-        vcount_start(&r.dev, SIZE_MAX);
+        vcount_start(&r.v.dev, SIZE_MAX);
     plan_with(&r, weights, true, &c);
     c.reserve = where == AWAY ? SIZE_MAX : 0;
     assert_ok(vptq_calibrator_start(&c, dir, 0, layers - 1, &err), &err);
-    const vcount before = where == HOST ? (vcount){0} : vcount_of(&r.m);
+    const vcount before = where == HOST ? (vcount){0} : vcount_of(&r.v.m);
     run_two(&r, &c, m);
     if (where != HOST) {
-        const vcount after = vcount_of(&r.m);
+        const vcount after = vcount_of(&r.v.m);
         const size_t moved = after.uploaded - before.uploaded - after.weights;
         assert_true(where == FITS ? moved < hidden : moved > 4 * layers * hidden);
         if (weights == VPTQ_WEIGHTS_SINK)
-            assert_int_equal(after.weights, vcount_block_weights(&r.m));
+            assert_int_equal(after.weights, vcount_block_weights(&r.v.m));
     }
     vptq_calibrator_release(&c);
     rig_close(&r);
