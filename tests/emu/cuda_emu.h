@@ -435,12 +435,13 @@ typedef enum cudaError_t {
     cudaErrorAssert = 710,
     cudaErrorLaunchFailure = 719,
     cudaErrorStreamCaptureUnsupported = 900,
-    cudaErrorStreamCaptureInvalidated = 901
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureIsolation = 905
 } cudaError_t;
 typedef struct cuda_emu_stream *cudaStream_t;
 typedef struct cuda_emu_event *cudaEvent_t;
 typedef struct cuda_emu_graph *cudaGraph_t;
-typedef struct cuda_emu_graph *cudaGraphExec_t;
+typedef struct cuda_emu_graph_exec *cudaGraphExec_t;
 enum {
     cudaStreamNonBlocking = 1,
     cudaEventDefault = 0,
@@ -497,11 +498,24 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *p);
+typedef struct cudaFuncAttributes {
+    int maxDynamicSharedSizeBytes;
+} cudaFuncAttributes;
+/* The value of the attribute, or `otherwise` if it was never set. */
+int cuda_emu_attribute_set(const void *kernel, int otherwise);
 cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute a, int value);
 template <class K>
 inline cudaError_t cudaFuncSetAttribute(K *kernel, cudaFuncAttribute a, int value)
 {
     return cuda_emu_attribute(reinterpret_cast<const void *>(kernel), a, value);
+}
+/* Before an attribute is set a GPU answers 48 KiB less the static part, which is not known
+ * here: at most half. */
+template <class K> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, K *kernel)
+{
+    a->maxDynamicSharedSizeBytes =
+        cuda_emu_attribute_set(reinterpret_cast<const void *>(kernel), 24 << 10);
+    return cudaSuccess;
 }
 
 enum { CUDA_EMU_SHARED_BYTES = 227 << 10 }; /* of a block, static and dynamic */
@@ -538,6 +552,7 @@ void cuda_emu_drain_all(void);
 typedef struct cuda_emu_kernel {
     void (*body)(void *);
     void *arg; /* from malloc; the queue frees it */
+    size_t arg_bytes;
     const void *kernel;
     dim3 grid, block;
     size_t dynamic;
@@ -546,8 +561,9 @@ typedef struct cuda_emu_kernel {
 cudaError_t cuda_emu_queue_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                 cudaStream_t stream);
 void cuda_emu_queue_set(void *to, int value, size_t bytes, cudaStream_t stream);
-/* Whether a graph is being recorded from the stream; then waiting for it, or copying to or from
- * pageable memory, spoils the recording. */
+/* Whether a graph is being recorded from the stream; then waiting for it or for another one,
+ * recording an event that is not external (which a GPU allows), or copying to or from pageable
+ * memory, spoils the recording. */
 bool cuda_emu_refuses(cudaStream_t stream);
 /* The limit set by cuda_emu_work, or 0. */
 double cuda_emu_work_limit(void);
@@ -593,6 +609,7 @@ inline cudaError_t cuda_emu_launch(bool early, void (*kernel)(P...), dim3 grid, 
     void *kept = cuda_emu_copy_of(&call, sizeof call);
     const cuda_emu_kernel k = {[](void *f) { (*static_cast<decltype(call) *>(f))(); },
                                kept,
+                               sizeof call,
                                reinterpret_cast<const void *>(kernel),
                                grid,
                                block,

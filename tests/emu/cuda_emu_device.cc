@@ -33,12 +33,17 @@ cudaError_t cuda_emu_remember(cudaError_t e)
     return e;
 }
 
-size_t cuda_emu_dynamic_limit(const void *kernel)
+int cuda_emu_attribute_set(const void *kernel, int otherwise)
 {
     for (unsigned i = 0; i < emulated.allowed_count; i++)
         if (emulated.allowed[i].kernel == kernel)
-            return emulated.allowed[i].bytes;
-    return DEFAULT_SHARED;
+            return (int)emulated.allowed[i].bytes;
+    return otherwise;
+}
+
+size_t cuda_emu_dynamic_limit(const void *kernel)
+{
+    return (size_t)cuda_emu_attribute_set(kernel, DEFAULT_SHARED);
 }
 
 static size_t shared_bytes(void)
@@ -91,6 +96,8 @@ const char *cudaGetErrorString(cudaError_t e)
         return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated:
         return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureIsolation:
+        return "dependency created on uncaptured work in another stream";
     case cudaErrorLaunchFailure:
         return cuda_emu_report();
     }

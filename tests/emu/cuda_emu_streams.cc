@@ -6,27 +6,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "tests/emu/cuda_emu.h"
-
-enum op_kind { COPY, SET, WAIT, KERNEL };
-
-struct cuda_emu_op {
-    cuda_emu_op *next;
-    op_kind kind;
-    void *to;
-    const void *from;
-    size_t bytes;
-    int value;       /* SET */
-    void *staged;    /* COPY: the source, if it was memory of the host that is not pinned */
-    uint64_t seen;   /* COPY: hash of a pinned source when the copy was queued */
-    cudaStream_t on; /* WAIT: for the first `upto` operations of this stream */
-    unsigned long upto;
-    cuda_emu_kernel kernel;
-};
+#include "tests/emu/cuda_emu_streams.h"
 
 /* Never freed because events may refer to it; destroyed streams are reused. */
 struct cuda_emu_stream {
-    cuda_emu_op *first, *last;
+    cuda_emu_ops ops; /* that are left */
     unsigned long queued, done;
     bool free;
     cudaStream_t next;
@@ -35,7 +19,7 @@ struct cuda_emu_stream {
 struct cuda_emu_event {
     cudaStream_t on;
     unsigned long upto;
-    double at; /* seconds of the host's clock at which it was recorded */
+    double at; /* seconds of the host's clock: when it was recorded or, in a graph, reached */
 };
 
 struct pinned_block {
@@ -56,6 +40,13 @@ static struct {
 static cudaStream_t stream_of(cudaStream_t s)
 {
     return s ? s : &all.plain;
+}
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static bool is_pinned(const void *p, size_t bytes)
@@ -82,12 +73,13 @@ static void drain_to(cudaStream_t s, unsigned long upto);
 
 static void copy_or_set(const cuda_emu_op *op)
 {
-    if (op->kind == COPY && !op->staged && hash_of(op->from, op->bytes) != op->seen) {
+    if (op->kind == CUDA_EMU_OP_COPY && !op->staged &&
+        hash_of(op->from, op->bytes) != op->seen) {
         cuda_emu_lose(cudaErrorAssert);
         return;
     }
     cuda_emu_enter();
-    if (op->kind == COPY)
+    if (op->kind == CUDA_EMU_OP_COPY)
         memcpy(op->to, op->from, op->bytes);
     else
         memset(op->to, op->value, op->bytes);
@@ -97,14 +89,16 @@ static void copy_or_set(const cuda_emu_op *op)
 /* Does an operation. `next` may start before it has ended, unless it is NULL. */
 static void perform(const cuda_emu_op *op, const cuda_emu_op *next)
 {
-    if (op->kind == WAIT) {
+    if (op->kind == CUDA_EMU_OP_WAIT) {
         const bool before = all.waiting;
         all.waiting = true;
         drain_to(op->on, op->upto);
         all.waiting = before;
+    } else if (op->kind == CUDA_EMU_OP_RECORD) {
+        op->event->at = seconds();
     } else if (cuda_emu_lost()) {
         return;
-    } else if (op->kind == KERNEL) {
+    } else if (op->kind == CUDA_EMU_OP_KERNEL) {
         const bool good = cuda_emu_run(&op->kernel, next ? &next->kernel : NULL);
         all.ahead = next && good;
         if (!good)
@@ -130,28 +124,59 @@ static void drain_to(cudaStream_t s, unsigned long upto)
         favour_another(s);
         if (s->done >= upto)
             return;
-        cuda_emu_op *op = s->first;
-        s->first = op->next;
-        s->last = s->first ? s->last : NULL;
+        cuda_emu_op *op = cuda_emu_take(&s->ops);
+        const cuda_emu_op *next = s->ops.first;
         s->done++;
-        const bool early = s->done < upto && s->first->kind == KERNEL &&
-                           s->first->kernel.early && !cuda_emu_chance(4);
-        perform(op, op->kind == KERNEL && early ? s->first : NULL);
-        free(op->kernel.arg);
-        free(op->staged);
-        free(op);
+        const bool early = s->done < upto && next->kind == CUDA_EMU_OP_KERNEL &&
+                           next->kernel.early && !cuda_emu_chance(4);
+        perform(op, op->kind == CUDA_EMU_OP_KERNEL && early ? next : NULL);
+        cuda_emu_free_op(op);
     }
+}
+
+void cuda_emu_append(cuda_emu_ops *ops, const cuda_emu_op &what)
+{
+    cuda_emu_op *op = static_cast<cuda_emu_op *>(cuda_emu_copy_of(&what, sizeof what));
+    op->next = NULL;
+    (ops->last ? ops->last->next : ops->first) = op;
+    ops->last = op;
+}
+
+cuda_emu_op *cuda_emu_take(cuda_emu_ops *ops)
+{
+    cuda_emu_op *op = ops->first;
+    ops->first = op->next;
+    ops->last = ops->first ? ops->last : NULL;
+    return op;
+}
+
+void cuda_emu_free_op(cuda_emu_op *op)
+{
+    free(op->kernel.arg);
+    free(op->staged);
+    free(op);
 }
 
 static void queue(cudaStream_t stream, const cuda_emu_op &what)
 {
     pthread_mutex_lock(&all.lock);
     cudaStream_t s = stream_of(stream);
-    cuda_emu_op *op = static_cast<cuda_emu_op *>(cuda_emu_copy_of(&what, sizeof what));
-    (s->last ? s->last->next : s->first) = op;
-    s->last = op;
-    s->queued++;
+    cuda_emu_ops *recorded = cuda_emu_recorded(stream);
+    cuda_emu_append(recorded ? recorded : &s->ops, what);
+    s->queued += !recorded;
     pthread_mutex_unlock(&all.lock);
+}
+
+void cuda_emu_repeat(const cuda_emu_op *op, cudaStream_t stream)
+{
+    cuda_emu_op again = *op;
+    if (op->kernel.arg)
+        again.kernel.arg = cuda_emu_copy_of(op->kernel.arg, op->kernel.arg_bytes);
+    if (op->kind == CUDA_EMU_OP_COPY)
+        again.seen = hash_of(op->from, op->bytes);
+    queue(stream, again);
+    if (op->kind == CUDA_EMU_OP_RECORD)
+        (void)cudaEventRecord(op->event, stream);
 }
 
 void *cuda_emu_copy_of(const void *p, size_t bytes)
@@ -186,7 +211,7 @@ cudaError_t cuda_emu_queue_copy(void *to, const void *from, size_t bytes, cudaMe
     if (!bytes)
         return cudaSuccess;
     pthread_mutex_lock(&all.lock);
-    cuda_emu_op op = {.kind = COPY, .to = to, .from = from, .bytes = bytes};
+    cuda_emu_op op = {.kind = CUDA_EMU_OP_COPY, .to = to, .from = from, .bytes = bytes};
     const bool pageable = kind != cudaMemcpyDeviceToDevice &&
                           !is_pinned(kind == cudaMemcpyHostToDevice ? from : to, bytes);
     if (pageable && cuda_emu_refuses(stream)) {
@@ -207,7 +232,7 @@ cudaError_t cuda_emu_queue_copy(void *to, const void *from, size_t bytes, cudaMe
 void cuda_emu_queue_set(void *to, int value, size_t bytes, cudaStream_t stream)
 {
     if (bytes)
-        queue(stream, {.kind = SET, .to = to, .bytes = bytes, .value = value});
+        queue(stream, {.kind = CUDA_EMU_OP_SET, .to = to, .bytes = bytes, .value = value});
 }
 
 cudaError_t cuda_emu_start(const cuda_emu_kernel *k, cudaStream_t stream)
@@ -219,7 +244,7 @@ cudaError_t cuda_emu_start(const cuda_emu_kernel *k, cudaStream_t stream)
     if (e || skip)
         free(k->arg);
     else
-        queue(stream, {.kind = KERNEL, .kernel = *k});
+        queue(stream, {.kind = CUDA_EMU_OP_KERNEL, .kernel = *k});
     return cuda_emu_remember(e);
 }
 
@@ -282,15 +307,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
     return cuda_emu_remember(cuda_emu_broken());
 }
 
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
+    if (cuda_emu_refuses(stream))
+        return cuda_emu_remember(cudaErrorStreamCaptureUnsupported);
     pthread_mutex_lock(&all.lock);
     event->on = stream_of(stream);
     event->upto = event->on->queued;
@@ -299,9 +319,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return cuda_emu_remember(cuda_emu_broken());
 }
 
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned)
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags)
 {
-    return cudaEventRecord(event, stream);
+    if (!cuda_emu_recorded(stream) || flags != cudaEventRecordExternal)
+        return cudaEventRecord(event, stream);
+    queue(stream, {.kind = CUDA_EMU_OP_RECORD, .event = event});
+    return cuda_emu_remember(cuda_emu_broken());
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end)
@@ -322,9 +345,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
+    if (cuda_emu_refuses(stream))
+        return cuda_emu_remember(cudaErrorStreamCaptureIsolation);
     pthread_mutex_lock(&all.lock);
     if (event->on)
-        queue(stream, {.kind = WAIT, .on = event->on, .upto = event->upto});
+        queue(stream, {.kind = CUDA_EMU_OP_WAIT, .on = event->on, .upto = event->upto});
     pthread_mutex_unlock(&all.lock);
     return cuda_emu_remember(cuda_emu_broken());
 }

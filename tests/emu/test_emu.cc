@@ -531,11 +531,11 @@ __global__ static void last_block_sums(unsigned *parts, unsigned *arrived, unsig
             *sum += parts[i];
 }
 
-/* Counts the blocks that are under way together. */
-__global__ static void meet(unsigned *now, unsigned *most)
+/* Counts the blocks that are under way when one begins, itself included. */
+__global__ static void meet(unsigned *now, unsigned *counts)
 {
     if (!threadIdx.x)
-        *most = max(*most, atomicAdd(now, 1u) + 1);
+        counts[blockIdx.x] = atomicAdd(now, 1u) + 1;
     __syncthreads();
     __syncthreads();
     if (!threadIdx.x)
@@ -554,14 +554,16 @@ static void blocks_run_side_by_side(void **)
 {
     int found = 0;
     for (size_t s = 0; s < SEEDS; s++) {
-        unsigned parts[9] = {0}, arrived = 0, sum = 0, now = 0, most = 0;
+        unsigned parts[9] = {0}, counts[9] = {0}, arrived = 0, sum = 0, now = 0, most = 0;
         cuda_emu_seed(seeds[s]);
         run(last_block_sums, 9, 64, 0, parts, &arrived, &sum, false);
         assert_int_equal(sum, 45);
         memset(parts, arrived = sum = 0, sizeof parts);
         run(last_block_sums, 9, 64, 0, parts, &arrived, &sum, true);
         found += sum != 45;
-        run(meet, 9, 64, 0, &now, &most);
+        run(meet, 9, 64, 0, &now, counts);
+        for (unsigned count : counts)
+            most = max(most, count);
         assert_true(now == 0 && most > 1 && most < 9);
         arrived = 0;
         run(wait_for_blocks, 2, 1, 0, &arrived, 2u);
@@ -602,6 +604,10 @@ static void launches_have_limits(void **)
     run(wide, 1, 32, (24 << 10) + 1, out);
     assert_int_equal(cuda_emu_dynamic_limit(reinterpret_cast<const void *>(wide)),
                      (24 << 10) + 1);
+    run(wide, 1, 32, 24 << 10, out); /* the limit stays, also for fewer */
+    run(wide, 1, 32, 100 << 10, out);
+    run(wide, 1, 32, 50 << 10, out);
+    assert_int_equal(cuda_emu_dynamic_limit(reinterpret_cast<const void *>(wide)), 100 << 10);
     assert_int_equal(cudaFuncSetAttribute(read_before_writing,
                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           (227 << 10) + 1),

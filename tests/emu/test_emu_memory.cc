@@ -270,8 +270,81 @@ static void streams_overlap(void **)
     assert_int_equal(cudaFree(p), cudaSuccess);
 }
 
+/* A stream that is recorded does nothing; the graph does it at every launch, with the arguments
+ * of the recording, and records its events then. */
+static void graphs_run_when_launched(void **)
+{
+    void *p = NULL;
+    cudaStream_t stream;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    cudaGraphExec_t ready;
+    float seconds = 0;
+    assert_int_equal(cudaMalloc(&p, 16 * sizeof(unsigned)), cudaSuccess);
+    unsigned *log = static_cast<unsigned *>(p);
+    log[0] = 0;
+    assert_int_equal(cudaStreamCreate(&stream), cudaSuccess);
+    assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDefault), cudaSuccess);
+    assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+    assert_int_equal(port_launch(append, 1, 1, 0, stream, log, 5u), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(log + 8, log, 4, cudaMemcpyDeviceToDevice, stream),
+                     cudaSuccess);
+    assert_int_equal(cudaEventRecordWithFlags(event, stream, cudaEventRecordExternal),
+                     cudaSuccess);
+    assert_int_equal(port_launch(append, 1, 1, 0, stream, log, 6u), cudaSuccess);
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    assert_int_equal(cudaGraphInstantiate(&ready, graph, 0), cudaSuccess);
+    assert_int_equal(cudaGraphDestroy(graph), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
+    assert_int_equal(log[0], 0);
+    assert_int_equal(cudaEventElapsedTime(&seconds, event, event), cudaErrorInvalidValue);
+    for (unsigned times = 1; times <= 2; times++) {
+        assert_int_equal(cudaGraphLaunch(ready, stream), cudaSuccess);
+        assert_int_equal(log[0], 2 * times - 2);
+        assert_int_equal(cudaEventSynchronize(event), cudaSuccess);
+        assert_true(log[0] == 2 * times - 1 && log[8] == log[0]);
+        assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
+        assert_int_equal(log[0], 2 * times);
+    }
+    assert_true(log[1] == 5 && log[2] == 6 && log[3] == 5 && log[4] == 6);
+    assert_int_equal(cudaGraphExecDestroy(ready), cudaSuccess);
+    (void)cudaGetLastError();
+    assert_int_equal(cudaEventDestroy(event), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(stream), cudaSuccess);
+    assert_int_equal(cudaFree(p), cudaSuccess);
+}
+
+/* What waits spoils a recording, and so do events of other streams. */
+static void recordings_refuse_to_wait(void **)
+{
+    cudaStream_t stream;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    assert_int_equal(cudaStreamCreate(&stream), cudaSuccess);
+    assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDefault), cudaSuccess);
+    assert_int_equal(cudaEventRecord(event, NULL), cudaSuccess);
+    for (int what = 0; what < 3; what++) {
+        assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed),
+                         cudaSuccess);
+        if (what == 0)
+            assert_int_equal(cudaStreamSynchronize(stream), cudaErrorStreamCaptureUnsupported);
+        else if (what == 1)
+            assert_int_equal(cudaStreamWaitEvent(stream, event, 0),
+                             cudaErrorStreamCaptureIsolation);
+        else
+            assert_int_equal(cudaEventRecord(event, stream), cudaErrorStreamCaptureUnsupported);
+        assert_int_equal(cudaStreamEndCapture(stream, &graph),
+                         cudaErrorStreamCaptureInvalidated);
+        assert_null(graph);
+    }
+    (void)cudaGetLastError();
+    assert_int_equal(cudaEventDestroy(event), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 VTEST_MAIN(cmocka_unit_test(memory_is_counted), cmocka_unit_test(memory_is_guarded),
            cmocka_unit_test(faults_occur_at_the_requested_call),
            cmocka_unit_test(bytes_of_copies_are_counted), cmocka_unit_test(kernels_run_late),
-           cmocka_unit_test(streams_overlap),
+           cmocka_unit_test(streams_overlap), cmocka_unit_test(graphs_run_when_launched),
+           cmocka_unit_test(recordings_refuse_to_wait),
            cmocka_unit_test(copies_of_pinned_memory_complete_late))
