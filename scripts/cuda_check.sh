@@ -3,8 +3,9 @@
 # budgets in comments next to the kernels:
 #     /* budget: NAME REGISTERS registers */      (for all instances of a template)
 #     /* budget: NAME REGISTERS registers, no dynamic shared memory */
+#     /* budget: NAME REGISTERS registers, BYTES bytes of static shared memory */
 # Fails on register spills and stack frames, on a kernel without a budget or over it, and, unless it is
-# launched without dynamic shared memory, on more than 24 KiB of static one (PORT_MAX_STATIC of port.h).
+# launched without dynamic shared memory, on more static one than its budget or 24 KiB (PORT_MAX_STATIC of port.h).
 # Without nvcc, prints a line that says so and exits with 0.
 # usage: cuda_check.sh FILE.cu..      NVCC= the compiler, OUT= a folder for its output
 set -u
@@ -35,6 +36,9 @@ judge()
                 split(substr($0, RSTART, RLENGTH), word, " ")
                 budget[word[2]] = word[3]
                 fixed[word[2]] = $0 ~ /no dynamic shared memory/
+                static[word[2]] = 24576
+                if (match($0, /[0-9]+ bytes of static/))
+                    static[word[2]] = substr($0, RSTART, RLENGTH) + 0
             }
             next
         }
@@ -61,8 +65,8 @@ judge()
                 complain("has no budget; it uses " used " registers")
             else if (used + 0 > budget[name] + 0)
                 complain("uses " used " registers, its budget is " budget[name])
-            if (!fixed[name] && match($0, /[0-9]+ bytes smem/) && substr($0, RSTART, RLENGTH) + 0 > 24576)
-                complain("has more than 24 KiB of static shared memory")
+            if (!fixed[name] && match($0, /[0-9]+ bytes smem/) && substr($0, RSTART, RLENGTH) + 0 > static[name])
+                complain("has more than " static[name] " bytes of static shared memory")
         }
         function complain(what) {
             print "cuda_check: " file ": " name " (" arch ") " what

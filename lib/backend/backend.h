@@ -468,8 +468,9 @@ typedef struct vptq_backend {
     vptq_status (*alloc)(vptq_dev *dev, size_t count, size_t size, void **ptr, vptq_err *err);
     void (*release)(vptq_dev *dev, void *ptr); /* accepts NULL */
     /* Returns the bytes that alloc can still provide, or SIZE_MAX without a limit; ref and cpu:
-     * those under the cap of ctx->mem.  Measured anew in each call because other programs may
-     * use the same device. */
+     * those under the cap of ctx->mem.  What a device keeps as working memory, and frees for an
+     * alloc that needs it, does not count.  Measured anew in each call because other programs
+     * may use the same device. */
     size_t (*left)(const vptq_dev *dev);
     vptq_status (*upload)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                           vptq_err *err);

@@ -295,21 +295,24 @@ static void products_on_grids(void **state)
         {20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true},
         {330, 900, 8, 16, 512, 1, 900, 0, 0, 0, false, false},
         {64, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true},
+        /* tables that fill the memory of a block */
+        {16, 24, 8, 8192, 512, 1, 24, 0, 0, 0, false, true},
         /* on a GPU: copies that fill the shared memory */
         {264, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true},
         {264, 4517, 8, 8192, 512, 1, 4517, 0, 0, 0, false, true},
     };
     const bool all = devices_only() && strcmp(devices_gpu(), "emu") != 0;
-    static const char *const kernels[] = {"gemv-grid:1", "gemv-grid:2", "gemv-grid:3",
-                                          "gemv-grid:5"};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes - (all ? 0 : 2); i++) {
         product p;
         vmatrix m;
         const kernel_case c = {shapes[i], false};
         product_open(&p, &m, &c.shape, 17, true);
         check_kernel(&p, &c, "gemv-grid", rows, shapes[i].in > 500 ? 1 : 3);
-        for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++)
-            check_kernel(&p, &c, kernels[k], one, 1);
+        for (int copies = 1; copies <= VPTQ_CUDA_MAX_COPIES; copies++) {
+            char name[32];
+            snprintf(name, sizeof name, "gemv-grid:%d", copies);
+            check_kernel(&p, &c, name, one, 1);
+        }
         check_kernel(&p, &c, "gemv-smem", one, i % 3 == 0);
         check_kernel(&p, &c, NULL, planned, 2);
         product_close(&p, &m);

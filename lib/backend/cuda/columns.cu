@@ -269,7 +269,8 @@ static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
     const auto launch = [&](size_t first, size_t count) {
         columns_job part = part_of(a, first, count);
         const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, count, &part.each);
-        return search_launch(dev, kernels<DESCEND>[f->size], a.layout, blocks, part);
+        return port_launch(kernels<DESCEND>[f->size], blocks, SEARCH_THREADS, a.layout.bytes,
+                           dev->stream, part);
     };
     return vptq_cuda_in_pieces(dev, op, a.vector_rows, each, SEARCH_UNIT, launch, err);
 }

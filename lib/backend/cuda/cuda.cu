@@ -24,6 +24,7 @@ static void cuda_close(vptq_dev *dev)
     vptq_cuda_library_close(dev);
     vptq_cuda_stage_close(dev);
     (void)cudaFree(dev->scratch);
+    (void)cudaFree(dev->tile);
     (void)cudaStreamDestroy(dev->stream);
     vptq_mem_free(dev->ctx->mem, dev);
 }
@@ -149,6 +150,25 @@ vptq_status vptq_cuda_alloc(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *e
     return vptq_cuda_check(e, "allocating device memory", err);
 }
 
+void vptq_cuda_tile_close(vptq_dev *dev)
+{
+    (void)cudaStreamSynchronize(dev->stream);
+    (void)cudaFree(dev->tile);
+    dev->tile = NULL;
+    dev->tile_bytes = 0;
+}
+
+vptq_status vptq_cuda_tile(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
+{
+    if (bytes > dev->tile_bytes) {
+        vptq_cuda_tile_close(dev);
+        VPTQ_CHECK(vptq_cuda_alloc(dev, bytes, &dev->tile, err));
+        dev->tile_bytes = bytes;
+    }
+    *ptr = dev->tile;
+    return VPTQ_OK;
+}
+
 static vptq_status cuda_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr,
                               vptq_err *err)
 {
@@ -157,11 +177,19 @@ static vptq_status cuda_alloc(vptq_dev *dev, size_t count, size_t size, void **p
     if (!vptq_size_mul(count, size, &bytes))
         return vptq_fail(err, VPTQ_E_NOMEM, "cannot allocate %zu x %zu bytes of device memory",
                          count, size);
+    const vptq_status st = vptq_cuda_alloc(dev, bytes, ptr, err);
+    if (st != VPTQ_E_NOMEM || !dev->tile)
+        return st;
+    vptq_cuda_tile_close(dev);
     return vptq_cuda_alloc(dev, bytes, ptr, err);
 }
 
-static void cuda_release(vptq_dev *, void *ptr)
+/* cudaFree may return before work that is queued has ended, and the next array at this address
+ * may be uploaded without waiting for the stream. */
+static void cuda_release(vptq_dev *dev, void *ptr)
 {
+    if (ptr)
+        (void)cudaStreamSynchronize(dev->stream);
     (void)cudaFree(ptr);
 }
 

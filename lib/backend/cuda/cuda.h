@@ -18,6 +18,8 @@ struct vptq_dev {
     cudaDeviceProp properties;
     void *scratch; /* see vptq_cuda_scratch */
     size_t scratch_bytes;
+    void *tile; /* see vptq_cuda_tile */
+    size_t tile_bytes;
     double queued;              /* see vptq_cuda_pace */
     bool recording;             /* vptq_cuda_measure records launches: nothing may wait */
     vptq_cuda_stage *stage;     /* pinned buffers for uploads, or NULL */
@@ -37,6 +39,12 @@ vptq_status vptq_cuda_alloc(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *e
 /* Returns at least `bytes` of device memory, 256-byte aligned and not cleared. The device keeps
  * it; it is valid until the next call or allocation. */
 vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
+
+/* Returns at least `bytes` for decoded rows of a matrix, valid until the next call or
+ * vptq_cuda_tile_close, also across allocations. The device keeps it, so that products that are
+ * recorded allocate nothing. */
+vptq_status vptq_cuda_tile(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
+void vptq_cuda_tile_close(vptq_dev *dev);
 
 /* Ops that can take long divide their work into launches of about port_launch_work() fused
  * multiplications and check the caller's cancel flag before each.  At most twice that much work

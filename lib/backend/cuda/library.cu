@@ -266,6 +266,8 @@ static vptq_status factorize(vptq_dev *dev, const char *function, M measure, C c
     const vptq_status st = solver_answer(function, call(w), err);
     const vptq_status waited = vptq_cuda_download(dev, info, w.info, sizeof *info, err);
     vptq_mem_free(dev->ctx->mem, w.host);
+    if (!st && !waited && *info < 0)
+        return vptq_fail(err, VPTQ_E_DEVICE, "%s refuses its argument %d", function, -*info);
     return st ? st : waited;
 }
 
@@ -288,7 +290,7 @@ vptq_status vptq_cuda_library_potrf(vptq_dev *dev, size_t n, double *a, size_t l
                             w.host, w.host_bytes, w.info);
         },
         &order, err);
-    *info = order > 0 ? (size_t)order : 0;
+    *info = st ? 0 : (size_t)order;
     return st;
 }
 

@@ -260,14 +260,13 @@ vptq_cuda_grid_memory vptq_cuda_grid_memory_of(const vptq_vq_shape *s, uint32_t 
                                                uint32_t pairs)
 {
     enum { ROWS = 2 * VPTQ_CUDA_GRID_V }; /* of a pair */
-    enum { OBJECTS = 512 };               /* bytes of port_shared, for sums over a block */
     uint32_t sums = VPTQ_CUDA_GRID_DIGITS * (s->k_res ? 2 : 1);
     vptq_cuda_grid_memory m = {.x = 0};
     m.sums = chunks * VPTQ_CUDA_CHUNK * VPTQ_CUDA_GRID_DIGITS;
     m.stride = pairs * ROWS + 1; /* odd: digits are in different banks */
     m.results = m.sums + sums * m.stride * (uint32_t)sizeof(int32_t);
-    m.total =
-        m.results + (s->groups > 1 ? pairs * ROWS * (uint32_t)sizeof(float) : 0) + OBJECTS;
+    m.total = m.results + (s->groups > 1 ? pairs * ROWS * (uint32_t)sizeof(float) : 0) +
+              VPTQ_CUDA_GRID_OBJECTS;
     return m;
 }
 

@@ -64,8 +64,13 @@ enum { VPTQ_CUDA_GEMV_WARPS = 16 };
 
 /* GEMV_GRID: warps of a block, and its memory after the tables (offsets in bytes): x, sums of
  * whole numbers (a stride for each digit of x and codebook), results of earlier segments; the
- * total counts what the kernel's own objects need. */
-enum { VPTQ_CUDA_GRID_WARPS = 12, VPTQ_CUDA_GRID_DIGITS = 4 };
+ * total counts what the kernel's own objects need, which is not part of a launch's dynamic
+ * memory. */
+enum {
+    VPTQ_CUDA_GRID_WARPS = 12,
+    VPTQ_CUDA_GRID_DIGITS = 4,
+    VPTQ_CUDA_GRID_OBJECTS = 512 /* bytes of port_shared, for sums over a block */
+};
 typedef struct vptq_cuda_grid_memory {
     uint32_t x, sums, stride, results, total;
 } vptq_cuda_grid_memory;

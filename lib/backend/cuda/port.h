@@ -38,14 +38,19 @@ static const unsigned port_all = 0xffffffffu; /* the mask of a whole warp */
  * included; scripts/cuda_check.sh holds every kernel to PORT_MAX_STATIC bytes of objects. */
 enum { PORT_DEFAULT_SHARED = 48 << 10, PORT_MAX_STATIC = 24 << 10 };
 
-/* Lets launches of the kernel use that much dynamic shared memory. */
+/* Lets launches of the kernel use that much dynamic shared memory.  The limit only rises, so
+ * that launches in a recorded graph keep theirs. */
 template <class... P>
 static inline cudaError_t port_allow_shared(void (*kernel)(P...), size_t dynamic)
 {
-    return dynamic + PORT_MAX_STATIC > PORT_DEFAULT_SHARED
-               ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)dynamic)
-               : cudaSuccess;
+    if (dynamic + PORT_MAX_STATIC <= PORT_DEFAULT_SHARED)
+        return cudaSuccess;
+    cudaFuncAttributes now = {};
+    const cudaError_t e = cudaFuncGetAttributes(&now, kernel);
+    if (e || now.maxDynamicSharedSizeBytes >= (int)dynamic)
+        return e;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)dynamic);
 }
 
 /* Starts kernel(args...) with `dynamic` bytes of shared memory in addition to the objects of

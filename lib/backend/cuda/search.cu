@@ -123,7 +123,8 @@ void vptq_cuda_search_index_close(vptq_dev *dev, vptq_search_index *index)
 {
     if (!index)
         return;
-    (void)cudaFree(index->memory); /* waits for running kernels */
+    (void)cudaStreamSynchronize(dev->stream); /* kernels may read it */
+    (void)cudaFree(index->memory);
     vptq_mem_free(dev->ctx->mem, index);
 }
 
@@ -330,7 +331,8 @@ vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err 
         a.idx_res = f->index->res.stride ? f->idx_res + first : NULL;
         a.dist = f->dist ? f->dist + first : NULL;
         const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, count, &a.each);
-        return search_launch(dev, kernels[f->index->size], a.layout, blocks, a);
+        return port_launch(kernels[f->index->size], blocks, SEARCH_THREADS, a.layout.bytes,
+                           dev->stream, a);
     };
     return vptq_cuda_in_pieces(dev, "search", f->n, vptq_cuda_search_work(f->index),
                                SEARCH_UNIT, launch, err);

@@ -116,16 +116,6 @@ double vptq_cuda_search_work(const vptq_search_index *f);
 /* Launches that are divided take multiples of so many vectors or vector rows. */
 enum { SEARCH_UNIT = 64 };
 
-/* Starts kernel(job) with layout l in `blocks` blocks. */
-template <class J>
-static inline cudaError_t search_launch(vptq_dev *dev, void (*kernel)(J),
-                                        const search_layout &l, unsigned blocks, const J &job)
-{
-    const cudaError_t e =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.bytes);
-    return e ? e : port_launch(kernel, blocks, SEARCH_THREADS, l.bytes, dev->stream, job);
-}
-
 /* ---- keys ---- */
 
 /* (score, index) as one number with the same order; scores that are not finite never win. */

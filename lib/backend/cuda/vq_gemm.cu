@@ -341,8 +341,9 @@ static __device__ product_share share_of(const gemm_job &j, const gemm_work &p)
 }
 
 /* N: largest number of groups of 8 tokens of a block. */
-/* budget: gemm_kernel 255 registers */
-template <unsigned N> __global__ static void __launch_bounds__(THREADS) gemm_kernel(gemm_job j)
+/* budget: vq_gemm_kernel 255 registers */
+template <unsigned N>
+__global__ static void __launch_bounds__(THREADS) vq_gemm_kernel(gemm_job j)
 {
     const gemm_work p = work_of(j);
     const product_share s = share_of(j, p);
@@ -368,7 +369,7 @@ typedef void (*gemm_entry)(gemm_job);
 
 static gemm_entry kernel_of(uint32_t tiles)
 {
-    return tiles <= 4 ? gemm_kernel<4> : tiles <= 8 ? gemm_kernel<8> : gemm_kernel<16>;
+    return tiles <= 4 ? vq_gemm_kernel<4> : tiles <= 8 ? vq_gemm_kernel<8> : vq_gemm_kernel<16>;
 }
 
 vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,

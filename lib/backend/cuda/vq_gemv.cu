@@ -333,9 +333,9 @@ static __device__ void run_stripe(const gemv_job &j, const vptq_cuda_stripe &s)
 }
 
 /* LOOP: of the groups. `split` consecutive blocks share a range of output rows. */
-/* budget: gemv_kernel 128 registers */
+/* budget: vq_gemv_kernel 128 registers */
 template <x_form X, vptq_cuda_loop LOOP>
-__global__ static void __launch_bounds__(THREADS) gemv_kernel(gemv_job j)
+__global__ static void __launch_bounds__(THREADS) vq_gemv_kernel(gemv_job j)
 {
     pass_state &p = pass_of(j);
     if (threadIdx.x == 0) {
@@ -431,15 +431,15 @@ template <x_form X> static gemv_entry kernel_of(vptq_cuda_loop loop)
 {
     switch (loop) {
     case VPTQ_CUDA_MAIN_ALONE:
-        return gemv_kernel<X, VPTQ_CUDA_MAIN_ALONE>;
+        return vq_gemv_kernel<X, VPTQ_CUDA_MAIN_ALONE>;
     case VPTQ_CUDA_WITH_BYTES:
-        return gemv_kernel<X, VPTQ_CUDA_WITH_BYTES>;
+        return vq_gemv_kernel<X, VPTQ_CUDA_WITH_BYTES>;
     case VPTQ_CUDA_WITH_WORDS:
-        return gemv_kernel<X, VPTQ_CUDA_WITH_WORDS>;
+        return vq_gemv_kernel<X, VPTQ_CUDA_WITH_WORDS>;
     case VPTQ_CUDA_ANYTHING:
         break;
     }
-    return gemv_kernel<X, VPTQ_CUDA_ANYTHING>;
+    return vq_gemv_kernel<X, VPTQ_CUDA_ANYTHING>;
 }
 
 static gemv_entry kernel_of(x_form form, vptq_cuda_loop loop)
@@ -469,22 +469,18 @@ static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_r
                                     memory->total, j, err);
 }
 
-/* Allocates a tile for g->n decoded rows and what their product needs, for fewer rows if memory
- * is short; that changes no result. */
+/* Takes a tile for g->n decoded rows and allocates what their product needs, for fewer rows if
+ * memory is short; that changes no result. */
 static vptq_status open_tile(vptq_dev *dev, vptq_gemm_args *g, void **tile, vptq_err *err)
 {
     enum { LEAST_ROWS = 64 };
     for (;; g->n /= 2) {
-        vptq_status st = vptq_cuda_alloc(dev, g->n * g->k * sizeof(float), tile, err);
-        if (!st) {
+        vptq_status st = vptq_cuda_tile(dev, g->n * g->k * sizeof(float), tile, err);
+        if (!st)
             st = vptq_cuda_gemm_reserve(dev, g, err);
-            if (!st)
-                return st;
-            (void)cudaFree(*tile);
-            *tile = NULL;
-        }
         if (st != VPTQ_E_NOMEM || g->n <= LEAST_ROWS)
             return st;
+        vptq_cuda_tile_close(dev);
     }
 }
 
@@ -516,8 +512,6 @@ static vptq_status multiply_decoded(vptq_dev *dev, const vptq_matrix *m,
         if (!st)
             st = vptq_cuda_gemm(dev, &a, err);
     }
-    (void)cudaStreamSynchronize(dev->stream);
-    (void)cudaFree(tile);
     return st;
 }
 

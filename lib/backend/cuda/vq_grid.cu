@@ -419,9 +419,9 @@ static __device__ void add_results(const grid_job &j, uint32_t i, const grid_sha
 }
 
 /* `split` consecutive blocks share a range of output rows. */
-/* budget: grid_kernel 168 registers */
+/* budget: vq_grid_kernel 168 registers, 512 bytes of static shared memory */
 template <vptq_cuda_loop LOOP>
-__global__ static void __launch_bounds__(THREADS) grid_kernel(const grid_job j)
+__global__ static void __launch_bounds__(THREADS) vq_grid_kernel(const grid_job j)
 {
     const uint32_t range = blockIdx.x / j.o.split, row0 = range * j.rows;
     const uint32_t rows = min(j.rows, j.o.out - row0);
@@ -443,9 +443,9 @@ typedef void (*grid_entry)(grid_job);
 
 static grid_entry kernel_of(const vptq_cuda_stripe *s)
 {
-    return s->codes8    ? grid_kernel<VPTQ_CUDA_WITH_BYTES>
-           : s->codes16 ? grid_kernel<VPTQ_CUDA_WITH_WORDS>
-                        : grid_kernel<VPTQ_CUDA_MAIN_ALONE>;
+    return s->codes8    ? vq_grid_kernel<VPTQ_CUDA_WITH_BYTES>
+           : s->codes16 ? vq_grid_kernel<VPTQ_CUDA_WITH_WORDS>
+                        : vq_grid_kernel<VPTQ_CUDA_MAIN_ALONE>;
 }
 
 vptq_status vptq_cuda_vq_grid(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
@@ -471,6 +471,6 @@ vptq_status vptq_cuda_vq_grid(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
     j.at = {c->smem.partial_offset + at.x, c->smem.partial_offset + at.sums,
             c->smem.partial_offset + at.results, at.stride};
     const unsigned blocks = vptq_cuda_blocks(out, c->rows) * r->split;
-    return vptq_cuda_launch_product(dev, kernel_of(&r->first), blocks, THREADS, c->smem.total,
-                                    j, err);
+    return vptq_cuda_launch_product(dev, kernel_of(&r->first), blocks, THREADS,
+                                    c->smem.total - VPTQ_CUDA_GRID_OBJECTS, j, err);
 }

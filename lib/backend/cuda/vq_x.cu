@@ -61,8 +61,8 @@ static __device__ void put_halves(const x_job &j, const float *x, unsigned b, fl
 
 /* Grid: some blocks for each token, which share its columns. Each block finds the token's
  * largest value for itself: that is faster than a second launch. */
-/* budget: gemv_x_kernel 64 registers */
-__global__ static void __launch_bounds__(X_THREADS) gemv_x_kernel(x_job j)
+/* budget: vq_x_kernel 64 registers */
+__global__ static void __launch_bounds__(X_THREADS) vq_x_kernel(x_job j)
 {
     const unsigned b = blockIdx.y;
     const float *x = j.x + b * j.ldx;
@@ -125,6 +125,6 @@ vptq_status vptq_cuda_product_open(vptq_dev *dev, const vptq_matrix *m,
           j.factor + n,
           r->arrived};
     return vptq_cuda_check(
-        port_launch(gemv_x_kernel, dim3(blocks, (unsigned)n), X_THREADS, 0, dev->stream, j),
+        port_launch(vq_x_kernel, dim3(blocks, (unsigned)n), X_THREADS, 0, dev->stream, j),
         "vq_gemv", err);
 }
