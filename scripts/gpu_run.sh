@@ -3,13 +3,16 @@
 # usage: run 1|2|3|4       one call each, below ten minutes
 #   1  versions and libraries, limits of the device, op tests on it alone with every kernel forced, five shapes
 #   2  the 120 rows of the published tables from cold caches, 30 from warm ones, against cuBLAS and cuBLASLt
+#      (1 and 2: with float16 codebooks, and with those on an int8 grid)
 #   3  a model with the shape of Llama-2-7B and random weights: Hessians, quantizing, tokens per second
-#   4  memcheck, racecheck, synccheck and initcheck over the op tests, profiler counters of three shapes
+#   4  profiler counters of the packed products of five shapes; memcheck, racecheck, synccheck and initcheck over
+#      the op tests
 # Every step has a time limit of its own and gets no more than what is left of the call; what did not fit is
-# said.  Everything comes back as one archive, OUT/vptq-call-N.tar.gz.  The last line is
+# listed.  Everything comes back as one archive, OUT/vptq-call-N.tar.gz.  The last line is
 # "N passed, N failed, N did not fit"; exit 1 if a step failed.
 # Environment: OUT (default: results next to this script), BUDGET (seconds of the call, default 570), LAYERS (of
-# call 3, default 2), DEVICE (default cuda; emu, the emulator, does everything with tiny sizes, to test this script).
+# call 3, default 2), SANITIZERS (of call 4, default all four), DEVICE (default cuda; emu, the emulator, does
+# everything with tiny sizes, to test this script).
 set -u
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -130,13 +133,15 @@ call_1()
 {
     step 60 limits "$here/ops/bench_device" "$device" "$mebibytes"
     tests
-    table five 120 --seconds 0.3 "${five[@]}"
+    table five 60 --seconds 0.3 "${five[@]}"
+    table five-grid 60 --seconds 0.3 --codebook-grid int8 "${five[@]}"
 }
 
 call_2()
 {
-    table cold 460 --seconds 0.4 "${rows[@]}"
-    table warm 120 --seconds 0.2 --cache warm "${warm_rows[@]}"
+    table cold 250 --seconds 0.2 "${rows[@]}"
+    table cold-grid 250 --seconds 0.2 --codebook-grid int8 "${rows[@]}"
+    table warm 60 --seconds 0.1 --cache warm "${warm_rows[@]}"
 }
 
 # stage NAME SECONDS COMMAND..: a step whose time counts for the whole model.
@@ -176,14 +181,25 @@ find_tool()
     return 1
 }
 
+# counters NAME NCU OPTION..: counters of the first two kernels of packed products.
+counters()
+{
+    local name=counters-$1 profiler=$2
+    shift 2
+    step 20 "$name" "$profiler" --set full --kernel-name 'regex:^vq_' --launch-count 2 "$BIN/vptq-eval" gemv -q \
+        --backend "$device" --seconds 0.001 --cache warm "$@"
+}
+
 call_4()
 {
-    local program tool sanitizer profiler
+    local shape program tool sanitizer profiler
     profiler=$(find_tool ncu) &&
-        step 120 counters "$profiler" --set full --launch-count 12 "$BIN/vptq-eval" gemv -q --backend "$device" \
-            --seconds 0.001 --cache warm "${five[@]}"
+        for shape in "${profiled[@]}"; do
+            counters "$shape" "$profiler" "${profiled_books[@]}" --shape "$shape"
+            counters "grid-$shape" "$profiler" --codebook-grid int8 "${profiled_books[@]}" --shape "$shape"
+        done
     sanitizer=$(find_tool compute-sanitizer) &&
-        for tool in memcheck racecheck synccheck initcheck; do
+        for tool in ${SANITIZERS:-memcheck racecheck synccheck initcheck}; do
             for program in "$here"/ops/test_*; do
                 VPTQ_TEST_GPU=$only step 45 "$tool-${program##*/}" "$sanitizer" --tool "$tool" --error-exitcode 9 \
                     --print-limit 5 "$program"
@@ -195,7 +211,8 @@ call_4()
 
 only=only
 mebibytes=256
-five=(--books 4096+256 --shape 1024x1024 --shape 4096x4096 --shape 4096x14336 --shape 16384x1024 --shape 8192x28672)
+profiled_books=(--books 4096+256)
+profiled=(1024x1024 4096x4096 4096x14336 16384x1024 8192x28672)
 rows=()
 warm_rows=(--books 4096+256)
 layers=${LAYERS:-2}
@@ -206,15 +223,17 @@ config=1,16,64
 if [ "$device" = emu ]; then
     only=only:emu
     mebibytes=1
-    five=(--books 16+4 --shape 64x48)
-    rows=("${five[@]}")
-    warm_rows=("${five[@]}")
+    profiled_books=(--books 16+4)
+    profiled=(64x48)
+    rows=(--books 16+4 --shape 64x48)
+    warm_rows=("${rows[@]}")
     layers=1
     model=(16 24 2 512 256)
     windows=(-n 2 -l 16)
     codebooks=(-v 4 -k 16 -r 4 --kmeans-iterations 3 --joint 1 --sweeps 1 --retrain 0 --refits 0)
     config=1,4,3
 fi
+five=("${profiled_books[@]}" "${profiled[@]/#/--shape=}")
 versions
 "call_$call"
 [ "$failed" -eq 0 ]

@@ -422,8 +422,9 @@ static vptq_status time_calls(bench *b, kind which, size_t calls, double *second
     return VPTQ_OK;
 }
 
-/* Multiplies once with every packed matrix, whose first product prepares it, and chooses the
- * calls per sample from one more call of each kind. */
+/* Multiplies once with every packed matrix, whose first product prepares it, and once in the
+ * other ways, because a recorded product must find its working memory allocated; then chooses
+ * the calls per sample from one more call of each kind. */
 static vptq_status warm_up(bench *b, bool has_library, samples s[KINDS], vptq_err *err)
 {
     for (bench *part = b; part; part = part->next_part)
@@ -434,6 +435,8 @@ static vptq_status warm_up(bench *b, bool has_library, samples s[KINDS], vptq_er
         s[i].count = 0;
         if (i == LIBRARY && !has_library)
             continue;
+        if (i != PACKED)
+            VPTQ_CHECK(multiply_all(b, (kind)i, err));
         VPTQ_CHECK(time_calls(b, (kind)i, 1, &first, err));
         s[i].calls = first < min_sample ? (size_t)(min_sample / (first + 1e-9)) + 1 : 1;
     }

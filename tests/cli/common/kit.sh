@@ -30,12 +30,14 @@ fi
 DEVICE=emu run 1 > run.txt || fail "$(cat run.txt)"
 expect_line run.txt '^ok limits, '
 expect_line run.txt '^ok test_measure, '
-expect_line run.txt '^3 passed, 0 failed, 0 did not fit$'
+expect_line run.txt '^4 passed, 0 failed, 0 did not fit$'
 content 1 limits.log | grep -q '^launch in a graph ' || fail "$(content 1 limits.log)"
 content 1 test_measure.log | grep -q '^5 passed, 0 failed$' || fail "$(content 1 test_measure.log)"
 content 1 five.json > rows.json
 [ "$(json_get in_features rows.json)" = 64 ] || fail "$(cat rows.json)"
 expect_number "$(json_get dense_library_us rows.json)" '>' 0
+content 1 five-grid.json > rows.json
+[ "$(json_get codebook_grid rows.json)" = int8 ] || fail "$(cat rows.json)"
 DEVICE=emu run 3 > run.txt || fail "$(cat run.txt)"
 [ "$(content 3 stages.txt | wc -l)" = 3 ] || fail "$(content 3 stages.txt)"
 expect_line run.txt '^5 passed, 0 failed, 0 did not fit$'
@@ -58,7 +60,8 @@ content 1 summary.txt | grep -q '^interrupted after ' || fail "$(cat run.txt)"
 # Steps that do not fit are listed.
 DEVICE=emu BUDGET=4 run 2 > run.txt
 expect_line run.txt '^did not fit: cold$'
-expect_line run.txt '^0 passed, 0 failed, 2 did not fit$'
+expect_line run.txt '^did not fit: cold-grid$'
+expect_line run.txt '^0 passed, 0 failed, 3 did not fit$'
 
 # Tools that are missing are named; those that are there run every op test.
 mkdir tools
@@ -76,7 +79,12 @@ PATH=$PWD/tools:$PATH DEVICE=emu run 4 > run.txt || fail "$(cat run.txt)"
 for tool in memcheck racecheck synccheck initcheck; do
     expect_line calls.txt "^--tool $tool .*/ops/test_measure$"
 done
-expect_line calls.txt '^--set full .*vptq-eval gemv '
+expect_line calls.txt '^--set full --kernel-name regex:^vq_ .*vptq-eval gemv .*--books 16+4 --shape 64x48$'
+expect_line calls.txt '^--set full .*vptq-eval gemv .*--codebook-grid int8 .*--shape 64x48$'
+rm calls.txt
+PATH=$PWD/tools:$PATH SANITIZERS=initcheck DEVICE=emu run 4 > run.txt || fail "$(cat run.txt)"
+expect_line calls.txt '^--tool initcheck .*/ops/test_measure$'
+! grep -q -e '--tool [^i]' calls.txt || fail "$(cat calls.txt)"
 
 # The archive must fit.
 command -v xz > /dev/null || exit 0

@@ -70,3 +70,14 @@ refused '^vptq-eval: .*65' --shape 64x48 -v 65
 refused '^vptq-eval: --seconds is 0, expected more than 0' --seconds 0 --shape 64x48
 refused "dtype.*f32" --dtype f32
 refused "codebook-grid.*int4" --codebook-grid int4
+
+# On a device products are recorded, for which all working memory must be there: more tokens than one launch takes, and
+# so many that the matrix is decoded.
+there=${VPTQ_DEVICE_BIN-none}
+[ -x "$there/vptq-eval" ] || exit 0
+for row in "256x16 32" "64x24 300"; do
+    "$there/vptq-eval" gemv -q --seconds 0.001 --backend emu --cache warm --shape "${row% *}" --books 16+4 \
+        --batch "${row#* }" --format json >first.json
+    expect batch "${row#* }"
+    expect_number "$(json_get dense_library_us first.json)" '>' 0
+done

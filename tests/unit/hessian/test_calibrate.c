@@ -1,12 +1,10 @@
 /* Tests calibration, with the original model alone and with a second stream of hidden states
  * from the quantized one, against both forward passes run by hand. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "hessian/calibrate.h"
-#include "lib/base/file.h"
 #include "tests/support/devices.h"
 #include "tests/support/vcount.h"
 #include "tests/support/vrig.h"
