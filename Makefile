@@ -353,8 +353,9 @@ fuzz-check: $(FUZZ_BIN) run-fuzz
 check-hostile: tools run-hostile
 run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
 	$(Q)scripts/run_tests.sh $(UNIT_BIN)
+# Emulated tensor cores round like Hopper's in instrumented builds, like Ampere's (the default) in plain ones.
 run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
-	$(Q)scripts/run_tests.sh $(OPS_BIN)
+	$(Q)$(if $(SANITIZE),VPTQ_EMU_MMA=$${VPTQ_EMU_MMA-hopper} )scripts/run_tests.sh $(OPS_BIN)
 run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS) $(KIT))
 	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) VPTQ_DEVICE_BIN=$(abspath $(B))/tests/emu scripts/run_cli_tests.sh --bin $(BIN) $(T)
 run-hostile: | $(if $(filter check-hostile,$(MAKECMDGOALS)),tools)

@@ -1,4 +1,5 @@
-/* What streams and recorded graphs hold: operations, in the order in which they were given. */
+/* The contents of streams and recorded graphs: operations, in the order in which they were
+ * given. */
 #ifndef VPTQ_TESTS_EMU_CUDA_EMU_STREAMS_H
 #define VPTQ_TESTS_EMU_CUDA_EMU_STREAMS_H
 

@@ -314,7 +314,7 @@ static void graphs_run_when_launched(void **)
     assert_int_equal(cudaFree(p), cudaSuccess);
 }
 
-/* What waits spoils a recording, and so do events of other streams. */
+/* Waiting spoils a recording, and so do events of other streams. */
 static void recordings_refuse_to_wait(void **)
 {
     cudaStream_t stream;
