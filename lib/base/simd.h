@@ -1,4 +1,5 @@
-/* Internal: one vector type for three instruction sets, for files named *_simd.c.
+/* Internal: one vector type for three instruction sets, for files named *_simd.c; others get
+ * level 0.
  *
  * The Makefile compiles such a file once per level, with VPTQ_SIMD_LEVEL 0 (plain C), 1 (AVX2,
  * FMA, F16C) or 2 (AVX-512 F, BW, DQ, VL), and each compilation exports one table of functions

@@ -71,8 +71,7 @@ static float largest(const float *x, size_t n)
 {
     float max = 0;
     for (size_t i = 0; i < n; i++)
-        if (!(fabsf(x[i]) <= max)) /* keeps NaN */
-            max = fabsf(x[i]);
+        max = fmaxf(max, fabsf(x[i])); /* not NaN, which write_halves finds */
     return max;
 }
 

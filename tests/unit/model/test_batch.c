@@ -128,6 +128,34 @@ static void test_device_memory(void **state)
     assert_int_equal(cuda_emu_memory_used(), 0);
 }
 
+/* The weights go to a device once, when a batch opens; a step uploads some numbers per
+ * sequence. */
+static void test_steps_upload_no_weights(void **state)
+{
+    (void)state;
+    enum { STEPS = 6, PER_SEQUENCE = 64 };
+    vptq_err err = {0};
+    vptq_batch *b;
+    size_t id;
+    int32_t prompt[LENGTH];
+    const vptq_batch_options o = make_options(VPTQ_F32);
+    vrig r;
+    open_tiny(&r, "qwen3", "emu", 1);
+    const uint64_t empty = cuda_emu_count().uploaded;
+    assert_ok(vptq_batch_open(&r.m, &r.dev, &o, &b, &err), &err);
+    for (size_t s = 0; s < SEQUENCES; s++)
+        assert_ok(vptq_batch_add(b, prompt, make_prompt(s, prompt), &id, &err), &err);
+    prefill(b);
+    const uint64_t before = cuda_emu_count().uploaded;
+    for (size_t i = 0; i < STEPS; i++)
+        assert_ok(vptq_batch_decode(b, &err), &err);
+    const uint64_t step = (cuda_emu_count().uploaded - before) / STEPS;
+    assert_true(before - empty > r.m.head->bytes);
+    assert_in_range(step, SEQUENCES * sizeof(int32_t), SEQUENCES * PER_SEQUENCE);
+    vptq_batch_close(b);
+    vrig_close(&r);
+}
+
 static bool stories_open(vrig *r, int threads)
 {
     char model[4096], tokenizer[4096];
@@ -430,6 +458,7 @@ static void test_plan_matches_use(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_device_memory),
+           cmocka_unit_test(test_steps_upload_no_weights),
            cmocka_unit_test(test_published_text), cmocka_unit_test(test_threads),
            cmocka_unit_test(test_long_prompts), cmocka_unit_test(test_pages),
            cmocka_unit_test(test_bad_input), cmocka_unit_test(test_cancelled),
