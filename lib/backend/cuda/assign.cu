@@ -274,7 +274,83 @@ static __device__ inline unsigned enqueue(const float d[4], const float least[2]
     return count;
 }
 
-/* STEPS: 16 elements each. A warp takes TILES times 16 vectors. */
+/* A warp's vectors, TILES times 16 from `first` on. */
+template <unsigned STEPS, unsigned TILES> struct warp_vectors {
+    uint32_t a[TILES][STEPS][4];
+    float length[TILES][2], least[TILES][2]; /* least: score of a centroid to be compared */
+    size_t first;
+};
+
+/* The vector whose scores this lane has in d[2 r] and d[2 r + 1] of tile t. */
+static __device__ inline size_t vector_of(size_t first, unsigned t, unsigned r)
+{
+    return first + t * TILE + 8 * r + port_lane() / 4;
+}
+
+template <unsigned STEPS, unsigned TILES>
+static __device__ inline void load_vectors(const search_args &s, const codebook_facts &facts,
+                                           warp_vectors<STEPS, TILES> &w)
+{
+#pragma unroll
+    for (unsigned t = 0; t < TILES; t++)
+#pragma unroll
+        for (unsigned r = 0; r < 2; r++) {
+            w.length[t][r] = load_vector<STEPS>(s, facts, vector_of(w.first, t, r), r, w.a[t]);
+            w.least[t][r] = -INFINITY;
+        }
+}
+
+/* Finds the best scores, and from them which ones may belong to the nearest centroid. */
+template <unsigned STEPS, unsigned TILES>
+static __device__ inline void find_thresholds(const search_args &s, const codebook_facts &facts,
+                                              warp_vectors<STEPS, TILES> &w)
+{
+    const uint2 *image = s.image + port_lane();
+#pragma unroll 2
+    for (uint32_t group = 0; group < s.groups; group++) {
+        uint2 b[STEPS];
+        load_group<STEPS>(image + (size_t)group * STEPS * PORT_LANES, b);
+#pragma unroll
+        for (unsigned t = 0; t < TILES; t++) {
+            float d[4];
+            tile_scores<STEPS>(d, w.a[t], b);
+            w.least[t][0] = fmaxf(w.least[t][0], fmaxf(d[0], d[1]));
+            w.least[t][1] = fmaxf(w.least[t][1], fmaxf(d[2], d[3]));
+        }
+    }
+#pragma unroll
+    for (unsigned t = 0; t < TILES; t++)
+#pragma unroll
+        for (unsigned r = 0; r < 2; r++) {
+            w.least[t][r] = threshold(w.least[t][r], w.length[t][r], facts.length);
+            if (vector_of(w.first, t, r) >= s.n)
+                w.least[t][r] = INFINITY;
+        }
+}
+
+/* Scores of TOGETHER groups; returns whether one reaches its threshold. */
+template <unsigned STEPS, unsigned TILES>
+static __device__ inline bool score_groups(const uint2 *image,
+                                           const warp_vectors<STEPS, TILES> &w,
+                                           float d[TOGETHER][TILES][4])
+{
+    bool any = false;
+#pragma unroll
+    for (unsigned h = 0; h < TOGETHER; h++) {
+        uint2 b[STEPS];
+        load_group<STEPS>(image + h * STEPS * PORT_LANES, b);
+#pragma unroll
+        for (unsigned t = 0; t < TILES; t++) {
+            tile_scores<STEPS>(d[h][t], w.a[t], b);
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++)
+                any = any | (d[h][t][i] >= w.least[t][i / 2]);
+        }
+    }
+    return any;
+}
+
+/* STEPS: 16 elements each. */
 /* budget: assign_kernel 128 registers */
 template <unsigned STEPS, unsigned TILES>
 __global__ static void __launch_bounds__(THREADS, 5) assign_kernel(search_args s)
@@ -284,71 +360,31 @@ __global__ static void __launch_bounds__(THREADS, 5) assign_kernel(search_args s
     uint32_t *queue = m.queue[port_warp()];
     unsigned long long *best = m.best[port_warp()];
     const codebook_facts facts = *s.facts;
-    const size_t first = ((size_t)blockIdx.x * WARPS + port_warp()) * TILES * TILE;
-    uint32_t a[TILES][STEPS][4];
-    float length[TILES][2], least[TILES][2];
+    warp_vectors<STEPS, TILES> w;
+    w.first = ((size_t)blockIdx.x * WARPS + port_warp()) * TILES * TILE;
     for (unsigned r = port_lane(); r < TILES * TILE; r += PORT_LANES)
         best[r] = ~0ull;
-#pragma unroll
-    for (unsigned t = 0; t < TILES; t++)
-#pragma unroll
-        for (unsigned r = 0; r < 2; r++) {
-            const size_t i = first + t * TILE + 8 * r + port_lane() / 4;
-            length[t][r] = load_vector<STEPS>(s, facts, i, r, a[t]);
-            least[t][r] = -INFINITY;
-        }
+    load_vectors(s, facts, w);
+    find_thresholds(s, facts, w);
     const uint2 *image = s.image + port_lane();
-#pragma unroll 2
-    for (uint32_t group = 0; group < s.groups; group++) {
-        uint2 b[STEPS];
-        load_group<STEPS>(image + (size_t)group * STEPS * PORT_LANES, b);
-#pragma unroll
-        for (unsigned t = 0; t < TILES; t++) {
-            float d[4];
-            tile_scores<STEPS>(d, a[t], b);
-            least[t][0] = fmaxf(least[t][0], fmaxf(d[0], d[1]));
-            least[t][1] = fmaxf(least[t][1], fmaxf(d[2], d[3]));
-        }
-    }
-#pragma unroll
-    for (unsigned t = 0; t < TILES; t++)
-#pragma unroll
-        for (unsigned r = 0; r < 2; r++) {
-            const size_t i = first + t * TILE + 8 * r + port_lane() / 4;
-            least[t][r] = threshold(least[t][r], length[t][r], facts.length);
-            if (i >= s.n)
-                least[t][r] = INFINITY;
-        }
     unsigned count = 0;
     for (uint32_t group = 0; group < s.groups; group += TOGETHER) {
         float d[TOGETHER][TILES][4];
-        bool any = false;
-#pragma unroll
-        for (unsigned h = 0; h < TOGETHER; h++) {
-            uint2 b[STEPS];
-            load_group<STEPS>(image + h * STEPS * PORT_LANES, b);
-#pragma unroll
-            for (unsigned t = 0; t < TILES; t++) {
-                tile_scores<STEPS>(d[h][t], a[t], b);
-#pragma unroll
-                for (unsigned i = 0; i < 4; i++)
-                    any = any | (d[h][t][i] >= least[t][i / 2]);
-            }
-        }
+        const bool any = score_groups(image, w, d);
         image += TOGETHER * STEPS * PORT_LANES;
         if (__any_sync(port_all, any))
 #pragma unroll
             for (unsigned h = 0; h < TOGETHER; h++)
 #pragma unroll
                 for (unsigned t = 0; t < TILES; t++)
-                    count = enqueue(d[h][t], least[t], (group + h) * GROUP, s.k, t * TILE,
+                    count = enqueue(d[h][t], w.least[t], (group + h) * GROUP, s.k, t * TILE,
                                     count, queue);
         if (count > WAITING || group + TOGETHER == s.groups) {
-            compare_queue(s, queue, best, first, count);
+            compare_queue(s, queue, best, w.first, count);
             count = 0;
         }
     }
-    write_labels(s, first, TILES * TILE, best);
+    write_labels(s, w.first, TILES * TILE, best);
 }
 
 /* Vectors of a block, for every number of steps. */
