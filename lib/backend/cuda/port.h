@@ -39,7 +39,8 @@ static const unsigned port_all = 0xffffffffu; /* the mask of a whole warp */
 enum { PORT_DEFAULT_SHARED = 48 << 10, PORT_MAX_STATIC = 24 << 10 };
 
 /* Lets launches of the kernel use that much dynamic shared memory.  The limit only rises, so
- * that launches in a recorded graph keep theirs. */
+ * that launches in a recorded graph keep theirs.  Up to PORT_DEFAULT_SHARED it may be one that
+ * was never set, which the objects of port_shared count against. */
 template <class... P>
 static inline cudaError_t port_allow_shared(void (*kernel)(P...), size_t dynamic)
 {
@@ -47,10 +48,10 @@ static inline cudaError_t port_allow_shared(void (*kernel)(P...), size_t dynamic
         return cudaSuccess;
     cudaFuncAttributes now = {};
     const cudaError_t e = cudaFuncGetAttributes(&now, kernel);
-    if (e || now.maxDynamicSharedSizeBytes >= (int)dynamic)
+    const int limit = max(now.maxDynamicSharedSizeBytes, (int)dynamic);
+    if (e || (limit == now.maxDynamicSharedSizeBytes && limit > PORT_DEFAULT_SHARED))
         return e;
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)dynamic);
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
 }
 
 /* Starts kernel(args...) with `dynamic` bytes of shared memory in addition to the objects of
