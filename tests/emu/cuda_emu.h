@@ -6,8 +6,9 @@
  * depends on a seed (0: ascending), so that a kernel whose result depends on an order shows it.
  *
  * Launches and copies wait in queues. They are done as late as the streams allow, in an order
- * between streams that depends on the seed. A kernel that port_launch_early starts runs up to
- * port_grid_wait before its predecessor begins, and so sees nothing of it.
+ * between streams that depends on the seed; those that are recorded, when the graph is
+ * launched. A kernel that port_launch_early starts runs up to port_grid_wait before its
+ * predecessor begins, and so sees nothing of it.
  *
  * Detected and reported with file and line (the device is lost, cudaGetErrorString has the
  * message):
