@@ -21,6 +21,11 @@ out=${OUT:-$here/results}
 device=${DEVICE:-cuda}
 budget=${BUDGET:-570}
 call=${1-}
+# Libraries from Python packages are searched for in an environment that is active.
+if [ -z "${VIRTUAL_ENV:-}" ] && command -v python3 >/dev/null; then
+    VIRTUAL_ENV=$(python3 -c 'import sys; print(sys.prefix)')
+    export VIRTUAL_ENV
+fi
 case $call in
 [1-4]) ;;
 *) sed -n 's/^# \(usage: .*\)/\1/p; s/^#   \([1-4]  .*\)/  \1/p' "$0" >&2; exit 2 ;;
@@ -105,7 +110,7 @@ table()
 versions()
 {
     local text
-    text=$("$BIN/vptq-pack" --version --verbose --backend "$device" 2>&1)
+    text=$(timeout -k 5 60 "$BIN/vptq-pack" --version --verbose --backend "$device" 2>&1)
     echo "$text" >"$dir/versions.txt"
     command -v nvidia-smi >/dev/null && nvidia-smi >>"$dir/versions.txt" 2>&1
     if ! grep -q "^backend $device: .*compute capability" "$dir/versions.txt"; then
@@ -131,16 +136,28 @@ tests()
 
 call_1()
 {
-    step 60 limits "$here/ops/bench_device" "$device" "$mebibytes"
+    VPTQ_CUDA_GEMV=gemv-smem step 60 limits "$here/ops/bench_device" "$device" "$mebibytes"
     tests
     table five 60 --seconds 0.3 "${five[@]}"
     table five-grid 60 --seconds 0.3 --codebook-grid int8 "${five[@]}"
 }
 
+# cold NAME OPTION..: the rows from cold caches, each pair of codebooks in a run of its own, which may fail alone.
+cold()
+{
+    local name=$1 books
+    shift
+    for books in "${pairs[@]}"; do
+        table "$name-$books" 70 --seconds 0.2 --books "$books" "$@" "${rows[@]}"
+        cat "$dir/$name-$books.json" >>"$dir/$name.json"
+    done
+    "$here/scripts/gemv_table.sh" "$dir/$name.json" >"$dir/$name.txt"
+}
+
 call_2()
 {
-    table cold 250 --seconds 0.2 "${rows[@]}"
-    table cold-grid 250 --seconds 0.2 --codebook-grid int8 "${rows[@]}"
+    cold cold
+    cold cold-grid --codebook-grid int8
     table warm 60 --seconds 0.1 --cache warm "${warm_rows[@]}"
 }
 
@@ -192,7 +209,7 @@ counters()
 
 call_4()
 {
-    local shape program tool sanitizer profiler
+    local shape tool api sanitizer profiler
     profiler=$(find_tool ncu) &&
         for shape in "${profiled[@]}"; do
             counters "$shape" "$profiler" "${profiled_books[@]}" --shape "$shape"
@@ -200,10 +217,11 @@ call_4()
         done
     sanitizer=$(find_tool compute-sanitizer) &&
         for tool in ${SANITIZERS:-memcheck racecheck synccheck initcheck}; do
-            for program in "$here"/ops/test_*; do
-                VPTQ_TEST_GPU=$only step 45 "$tool-${program##*/}" "$sanitizer" --tool "$tool" --error-exitcode 9 \
-                    --print-limit 5 "$program"
-            done
+            api=
+            [ "$tool" != memcheck ] || api='--report-api-errors no' # tests provoke some
+            VPTQ_TEST_GPU=$only TEST_TIMEOUT=150 JOBS=8 \
+                UNDER="$sanitizer --tool $tool $api --error-exitcode 9 --print-limit 5" \
+                step 160 "$tool" "$here/scripts/run_tests.sh" "$here"/ops/test_*
         done
     [ -n "$profiler" ] || failed=$((failed + 1))
     [ -n "$sanitizer" ] || failed=$((failed + 1))
@@ -213,6 +231,7 @@ only=only
 mebibytes=256
 profiled_books=(--books 4096+256)
 profiled=(1024x1024 4096x4096 4096x14336 16384x1024 8192x28672)
+pairs=(4096+256 8192+256 4096+512 8192+512)
 rows=()
 warm_rows=(--books 4096+256)
 layers=${LAYERS:-2}
@@ -225,8 +244,9 @@ if [ "$device" = emu ]; then
     mebibytes=1
     profiled_books=(--books 16+4)
     profiled=(64x48)
-    rows=(--books 16+4 --shape 64x48)
-    warm_rows=("${rows[@]}")
+    pairs=(16+4 16)
+    rows=(--shape 64x48)
+    warm_rows=("${rows[@]}" --books 16+4)
     layers=1
     model=(16 24 2 512 256)
     windows=(-n 2 -l 16)

@@ -4,7 +4,7 @@
 #
 # Prints one line per program, followed by the whole output if it failed.  Skipped tests are named.
 # A program that is missing, dies or runs too long (TEST_TIMEOUT seconds) counts as one more failed
-# test.  JOBS, TALLY and the last line: test_pool.sh.  Exits with 1 if a test failed.
+# test.  UNDER is a command that runs the programs.  JOBS, TALLY and the last line: test_pool.sh.  Exits with 1 if a test failed.
 set -u
 
 # shellcheck source=scripts/test_pool.sh
@@ -19,7 +19,8 @@ run_one()
         pool_result "$name" 0 1 0
         return
     fi
-    CMOCKA_MESSAGE_OUTPUT=TAP timeout --foreground -k 10 "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1
+    # shellcheck disable=SC2086 # UNDER may have arguments
+    CMOCKA_MESSAGE_OUTPUT=TAP timeout --foreground -k 10 "${TEST_TIMEOUT:-600}" ${UNDER:-} "$program" >"$log" 2>&1
     status=$?
     plan=$(grep -a -m1 -E '^1\.\.[0-9]+' "$log" | sed 's/^1\.\.//')
     ok=$(grep -a -c -E '^ok [0-9]+' "$log")

@@ -45,10 +45,7 @@ static inline void vptq_bits_put(uint32_t *words, size_t i, unsigned width, uint
 /* floor(log2 k) for k >= 1. */
 static inline unsigned vptq_log2u(uint32_t k)
 {
-    unsigned b = 0;
-    while (k >>= 1)
-        b++;
-    return b;
+    return 31U - (unsigned)__builtin_clz(k | 1);
 }
 
 #endif

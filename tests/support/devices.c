@@ -36,7 +36,7 @@ void devices_skip_if_only(void)
         skip();
 }
 
-static bool have_gpu(void)
+bool devices_have_gpu(void)
 {
     return mode_is("1") || mode_is("only");
 }
@@ -85,7 +85,7 @@ void devices_each(devices_fn fn, void *arg)
         fn(arg, &d.dev, false);
         devices_close(&d);
     }
-    if (have_gpu()) {
+    if (devices_have_gpu()) {
         devices_open(&d, "cuda", VPTQ_SIMD_NONE, 1);
         fn(arg, &d.dev, false);
         devices_close(&d);
@@ -169,7 +169,7 @@ void devices_check(const devices_op *op, void *out)
         }
         free(one);
     }
-    if (have_gpu())
+    if (devices_have_gpu())
         check_device(op, "cuda", want, 2);
     if (out)
         memcpy(out, want, op->count * op->size);

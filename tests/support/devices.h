@@ -23,6 +23,8 @@ void devices_close(devices_one *d);
 
 /* The device that tests of the CUDA backend open: "emu", or the one of VPTQ_TEST_GPU=only. */
 const char *devices_gpu(void);
+/* Whether a GPU is tested: VPTQ_TEST_GPU is 1 or only. */
+bool devices_have_gpu(void);
 /* Whether VPTQ_TEST_GPU=only is set. */
 bool devices_only(void);
 /* Skips the calling test if so: for tests of cpu, or of what only the emulator can do. */

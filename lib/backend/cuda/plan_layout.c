@@ -13,7 +13,9 @@ enum { PADDING = -1, SMALL_CODEBOOK = 256 };
 typedef struct builder {
     const vptq_vq *q;
     vptq_cuda_segment *s;
-    uint32_t group;                  /* UINT32_MAX for the outlier columns */
+    uint32_t group;           /* UINT32_MAX for the outlier columns */
+    unsigned bits, main_bits; /* of an index, and of its part for the main codebook */
+    size_t row_words;
     const uint16_t *rank, *res_rank; /* [k] centroid -> rank, or NULL */
 } builder;
 
@@ -25,10 +27,9 @@ static uint32_t index_at(const builder *b, uint32_t vector_row, uint32_t column,
     if (b->group == UINT32_MAX)
         return b->q->outlier_indices[(size_t)vector_row * s->outliers + column];
     size_t row = (size_t)b->group * b->s->vector_rows + vector_row;
-    uint32_t both = vptq_bits_get(b->q->indices + row * vptq_vq_row_words(s), column,
-                                  vptq_vq_index_bits(s));
+    uint32_t both = vptq_bits_get(b->q->indices + row * b->row_words, column, b->bits);
     if (s->k_res)
-        *res = both >> vptq_log2u(s->k);
+        *res = both >> b->main_bits;
     return both & (s->k - 1);
 }
 
@@ -238,7 +239,11 @@ vptq_status vptq_cuda_layout_build(const vptq_vq *q, const vptq_cuda_tables *tab
     describe(q, tables, out);
     VPTQ_CHECK(map_channels(q, arena, out, err));
     for (uint32_t i = 0; i < out->segments; i++) {
-        builder b = {.q = q, .s = &out->segment[i]};
+        builder b = {.q = q,
+                     .s = &out->segment[i],
+                     .bits = vptq_vq_index_bits(&q->shape),
+                     .main_bits = vptq_log2u(q->shape.k),
+                     .row_words = vptq_vq_row_words(&q->shape)};
         b.group = i < has_outliers ? UINT32_MAX : i - has_outliers;
         VPTQ_CHECK(build_segment(&b, threads, arena, err));
     }
