@@ -145,11 +145,11 @@ call_1()
 # cold NAME OPTION..: the rows from cold caches, each pair of codebooks in a run of its own, which may fail alone.
 cold()
 {
-    local name=$1 books
+    local name=$1 pair
     shift
-    for books in "${pairs[@]}"; do
-        table "$name-$books" 70 --seconds 0.2 --books "$books" "$@" "${rows[@]}"
-        cat "$dir/$name-$books.json" >>"$dir/$name.json"
+    for pair in "${pairs[@]}"; do
+        table "$name-$pair" 70 --seconds 0.2 --books "$pair" "$@" "${rows[@]}"
+        cat "$dir/$name-$pair.json" >>"$dir/$name.json"
     done
     "$here/scripts/gemv_table.sh" "$dir/$name.json" >"$dir/$name.txt"
 }
