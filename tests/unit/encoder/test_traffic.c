@@ -41,7 +41,7 @@ static double other_bytes(const vptq_encoder_settings *s, const vptq_vq_shape *s
                  vectors = (double)shape->group_size * vptq_vq_vector_rows(shape);
     /* k-means, residual, pass, storage, and the optional ones */
     const double steps =
-        4 + (s->joint > 0) + (s->retrain > 0) + (s->sweeps > 0) + s->scales + s->refits;
+        4.0 + (s->joint > 0) + (s->retrain > 0) + (s->sweeps > 0) + s->scales + s->refits;
     double bytes = stored_bytes(shape); /* up again, to be decoded as a reader does it */
     bytes += shape->groups * codebook_bytes(s, vectors, shape->k, shape->v);
     if (shape->k_res)
