@@ -475,11 +475,6 @@ static vptq_status choose_way(bench *b, vptq_err *err)
         const vptq_status st = multiply(&one, LIBRARY, err); /* allocates on first use */
         if (st == VPTQ_E_UNSUPPORTED && one.way)
             break;
-        if (st && one.way) { /* the others may still work */
-            vptq_log(b->dev->ctx, VPTQ_LOG_WARN, "way %u of the library: %s", one.way,
-                     err ? err->text : "it fails");
-            continue;
-        }
         VPTQ_CHECK(st);
         VPTQ_CHECK(time_calls(&one, LIBRARY, one.copies[LIBRARY], &seconds, err));
         if (!one.way || seconds < best) {

@@ -23,8 +23,8 @@ static void cuda_close(vptq_dev *dev)
     (void)cudaStreamSynchronize(dev->stream);
     vptq_cuda_library_close(dev);
     vptq_cuda_stage_close(dev);
-    (void)cudaFree(dev->scratch);
-    (void)cudaFree(dev->tile);
+    (void)cudaFree(dev->scratch.at);
+    (void)cudaFree(dev->tile.at);
     (void)cudaStreamDestroy(dev->stream);
     vptq_mem_free(dev->ctx->mem, dev);
 }
@@ -121,25 +121,25 @@ vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err)
 
 /* ---- memory ---- */
 
-static void free_scratch(vptq_dev *dev)
+static void free_buffer(vptq_dev *dev, vptq_cuda_buffer *b)
 {
     (void)cudaStreamSynchronize(dev->stream);
-    (void)cudaFree(dev->scratch);
-    dev->scratch = NULL;
-    dev->scratch_bytes = 0;
+    (void)cudaFree(b->at);
+    *b = {};
 }
 
 vptq_status vptq_cuda_alloc(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
 {
     cudaError_t e = cudaMalloc(ptr, bytes ? bytes : 1);
     size_t left = 0, total = 0;
-    if (e == cudaErrorMemoryAllocation && dev->scratch) {
+    if (e == cudaErrorMemoryAllocation && dev->scratch.at) {
         (void)cudaGetLastError();
-        free_scratch(dev);
+        free_buffer(dev, &dev->scratch);
         e = cudaMalloc(ptr, bytes ? bytes : 1);
     }
     if (!e)
         return VPTQ_OK;
+    *ptr = NULL;
     (void)cudaGetLastError();
     if (e == cudaErrorMemoryAllocation && !cudaMemGetInfo(&left, &total))
         return vptq_fail(
@@ -150,23 +150,31 @@ vptq_status vptq_cuda_alloc(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *e
     return vptq_cuda_check(e, "allocating device memory", err);
 }
 
-void vptq_cuda_tile_close(vptq_dev *dev)
+static vptq_status reserve(vptq_dev *dev, size_t bytes, vptq_cuda_buffer *b, void **ptr,
+                           vptq_err *err)
 {
-    (void)cudaStreamSynchronize(dev->stream);
-    (void)cudaFree(dev->tile);
-    dev->tile = NULL;
-    dev->tile_bytes = 0;
+    if (bytes > b->bytes || !b->at) {
+        free_buffer(dev, b);
+        VPTQ_CHECK(vptq_cuda_alloc(dev, bytes, &b->at, err));
+        b->bytes = bytes;
+    }
+    *ptr = b->at;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
+{
+    return reserve(dev, bytes, &dev->scratch, ptr, err);
 }
 
 vptq_status vptq_cuda_tile(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
 {
-    if (bytes > dev->tile_bytes) {
-        vptq_cuda_tile_close(dev);
-        VPTQ_CHECK(vptq_cuda_alloc(dev, bytes, &dev->tile, err));
-        dev->tile_bytes = bytes;
-    }
-    *ptr = dev->tile;
-    return VPTQ_OK;
+    return reserve(dev, bytes, &dev->tile, ptr, err);
+}
+
+void vptq_cuda_tile_close(vptq_dev *dev)
+{
+    free_buffer(dev, &dev->tile);
 }
 
 static vptq_status cuda_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr,
@@ -178,7 +186,7 @@ static vptq_status cuda_alloc(vptq_dev *dev, size_t count, size_t size, void **p
         return vptq_fail(err, VPTQ_E_NOMEM, "cannot allocate %zu x %zu bytes of device memory",
                          count, size);
     const vptq_status st = vptq_cuda_alloc(dev, bytes, ptr, err);
-    if (st != VPTQ_E_NOMEM || !dev->tile)
+    if (st != VPTQ_E_NOMEM || !dev->tile.at)
         return st;
     vptq_cuda_tile_close(dev);
     return vptq_cuda_alloc(dev, bytes, ptr, err);
@@ -232,17 +240,6 @@ static vptq_status cuda_sync(vptq_dev *dev, vptq_err *err)
 static size_t cuda_cache_bytes(const vptq_dev *dev)
 {
     return dev->properties.l2CacheSize > 0 ? (size_t)dev->properties.l2CacheSize : 0;
-}
-
-vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
-{
-    if (bytes > dev->scratch_bytes || !dev->scratch) {
-        free_scratch(dev);
-        VPTQ_CHECK(vptq_cuda_alloc(dev, bytes, &dev->scratch, err));
-        dev->scratch_bytes = bytes;
-    }
-    *ptr = dev->scratch;
-    return VPTQ_OK;
 }
 
 /* ---- the table ---- */

@@ -12,19 +12,22 @@ extern "C" {
 typedef struct vptq_cuda_stage vptq_cuda_stage;     /* upload.cu */
 typedef struct vptq_cuda_library vptq_cuda_library; /* library.h */
 
+/* Device memory that is kept and grows on demand. */
+typedef struct vptq_cuda_buffer {
+    void *at;
+    size_t bytes;
+} vptq_cuda_buffer;
+
 struct vptq_dev {
     const vptq_ctx *ctx;
     cudaStream_t stream;
     cudaDeviceProp properties;
-    void *scratch; /* see vptq_cuda_scratch */
-    size_t scratch_bytes;
-    void *tile; /* see vptq_cuda_tile */
-    size_t tile_bytes;
-    double queued;              /* see vptq_cuda_pace */
-    bool recording;             /* vptq_cuda_measure records launches: nothing may wait */
-    vptq_cuda_stage *stage;     /* pinned buffers for uploads, or NULL */
-    bool stage_failed;          /* opening `stage` has failed */
-    vptq_cuda_library *library; /* cuBLAS and cuSOLVER, NULL until first used */
+    vptq_cuda_buffer scratch, tile; /* see vptq_cuda_scratch and vptq_cuda_tile */
+    double queued;                  /* see vptq_cuda_pace */
+    bool recording;                 /* vptq_cuda_measure records launches: nothing may wait */
+    vptq_cuda_stage *stage;         /* pinned buffers for uploads, or NULL */
+    bool stage_failed;              /* opening `stage` has failed */
+    vptq_cuda_library *library;     /* cuBLAS and cuSOLVER, NULL until first used */
 };
 
 /* Returns VPTQ_OK for cudaSuccess, otherwise VPTQ_E_DEVICE or VPTQ_E_NOMEM with a message that
