@@ -28,6 +28,11 @@ static inline cudaError_t port_start_early(void (*kernel)(P...), dim3 grid, dim3
     return cuda_emu_launch(true, kernel, grid, block, dynamic, stream, args...);
 }
 
+template <class... P> static inline cudaError_t port_prefer_shared(void (*)(P...))
+{
+    return cudaSuccess;
+}
+
 static inline void port_grid_wait(void)
 {
     cuda_emu_grid_wait();
@@ -156,6 +161,8 @@ static inline unsigned port_redux_min(unsigned mask, unsigned value)
 {
     return __reduce_min_sync(mask, value);
 }
+
+static inline void port_prefetch(const void *) {}
 
 /* ---- asynchronous copies ---- */
 

@@ -1,10 +1,19 @@
 /* accumulate and vq_scatter: sums of the vectors of every centroid in double, in a fixed order
- * and without atomics. A stable counting sort in blocks orders the vectors by label, then a
- * warp adds the vectors of each centroid. The counts take the memory: if it is short, blocks
- * are larger and the order is the same. */
+ * and without atomics. A stable counting sort in blocks orders the vectors by label, then a few
+ * warps add equal parts of the vectors of each centroid, and the sums of the parts are added in
+ * order. The counts take the memory: if it is short, blocks are larger and the order is the
+ * same. */
 #include "lib/backend/cuda/cuda.h"
 
-enum { THREADS = 128, WARPS = THREADS / PORT_LANES, BLOCK_VECTORS = 2048, SCAN = 1024 };
+enum {
+    THREADS = 128,
+    WARPS = THREADS / PORT_LANES,
+    BLOCK_VECTORS = 2048,
+    SCAN = 1024,
+    OFFSETS = 8,          /* counts that a thread reads at once */
+    SUM_WARPS = 16 << 10, /* as many as a large device runs at once, or more */
+    MAX_PARTS = 64        /* of a centroid */
+};
 
 /* Vector i is vector row i % vector_rows of column i / vector_rows. */
 struct labelled {
@@ -49,10 +58,17 @@ __global__ static void __launch_bounds__(THREADS)
     uint32_t sum = 0;
     if (j >= k)
         return;
-    for (unsigned p = 0; p < pieces; p++) {
-        const uint32_t here = at[p * (size_t)k + j];
-        at[p * (size_t)k + j] = sum;
-        sum += here;
+    for (unsigned p = 0; p < pieces; p += OFFSETS) {
+        uint32_t here[OFFSETS]; /* read together: a thread waits once */
+#pragma unroll
+        for (unsigned i = 0; i < OFFSETS; i++)
+            here[i] = p + i < pieces ? at[(p + i) * (size_t)k + j] : 0;
+#pragma unroll
+        for (unsigned i = 0; i < OFFSETS; i++) {
+            if (p + i < pieces)
+                at[(p + i) * (size_t)k + j] = sum;
+            sum += here[i];
+        }
     }
     starts[j] = sum;
 }
@@ -120,18 +136,25 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-/* One warp per centroid: neighbouring lanes are elements of one vector, `slots` vectors at a
- * time; the slots are added as a tree. With c: objective[j] = sum of w |x - c_j|^2. */
+/* Sums over the vectors of a centroid: of w x [v], of w, and with centroids of w |x - c|^2. */
+struct label_sums {
+    double *sums, *weights, *objective;
+};
+
+/* One warp per part of a centroid, `parts` of each: neighbouring lanes are elements of one
+ * vector, `slots` vectors at a time; the slots are added as a tree. */
 /* budget: sums_kernel 64 registers */
 __global__ static void __launch_bounds__(THREADS)
-    sums_kernel(labelled a, unsigned wide, const uint32_t *starts, const uint32_t *order,
-                const float *c, double *sums, double *weights, double *objective)
+    sums_kernel(labelled a, unsigned wide, unsigned parts, const uint32_t *starts,
+                const uint32_t *order, const float *c, label_sums to)
 {
-    const uint32_t j = blockIdx.x * WARPS + port_warp();
+    const uint32_t part = blockIdx.x * WARPS + port_warp(), j = part / parts;
     if (j >= a.k)
         return;
     const unsigned slots = PORT_LANES / wide, slot = port_lane() / wide;
-    const uint32_t first = starts[j], last = starts[j + 1];
+    const uint32_t end = starts[j + 1], each = (end - starts[j] + parts - 1) / parts;
+    const uint32_t first = min(starts[j] + part % parts * each, end);
+    const uint32_t last = min(first + each, end);
     double distance = 0;
     for (unsigned d0 = 0; d0 < a.v; d0 += wide) {
         const unsigned d = d0 + port_lane() % wide;
@@ -150,15 +173,38 @@ __global__ static void __launch_bounds__(THREADS)
             weight += __shfl_xor_sync(port_all, weight, (int)with);
         }
         if (valid && slot == 0)
-            sums[(size_t)j * a.v + d] = sum;
-        if (weights && a.repeat && valid && slot == 0)
-            weights[(size_t)j * a.v + d] = weight;
-        if (weights && !a.repeat && d0 == 0 && port_lane() == 0)
-            weights[j] = weight;
+            to.sums[(size_t)part * a.v + d] = sum;
+        if (d0 == 0 && port_lane() == 0)
+            to.weights[part] = weight;
     }
     distance = port_warp_sum(distance);
     if (c && port_lane() == 0)
-        objective[j] = distance;
+        to.objective[part] = distance;
+}
+
+static __device__ inline double sum_of_parts(const double *of, uint32_t j, unsigned parts,
+                                             uint32_t v, uint32_t d)
+{
+    double sum = 0;
+    for (unsigned p = 0; p < parts; p++)
+        sum += of[((size_t)j * parts + p) * v + d];
+    return sum;
+}
+
+/* Adds the parts of every centroid; to.weights and to.objective may be NULL. */
+/* budget: join_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS)
+    join_kernel(labelled a, unsigned parts, label_sums of, label_sums to)
+{
+    const size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x;
+    const uint32_t j = (uint32_t)(i / a.v), d = (uint32_t)(i % a.v);
+    if (j >= a.k)
+        return;
+    to.sums[i] = sum_of_parts(of.sums, j, parts, a.v, d);
+    if (to.weights && (a.repeat || d == 0))
+        to.weights[a.repeat ? i : j] = sum_of_parts(of.weights, j, parts, 1, 0);
+    if (to.objective && d == 0)
+        to.objective[j] = sum_of_parts(of.objective, j, parts, 1, 0);
 }
 
 /* Adds n numbers. One block. */
@@ -195,21 +241,39 @@ static vptq_status alloc_sort(vptq_dev *dev, labelled *a, size_t doubles, void *
     }
 }
 
+/* Launches the sums of parts and then those of centroids. */
+static cudaError_t add_labelled(vptq_dev *dev, const labelled *a, unsigned parts,
+                                const uint32_t *starts, const uint32_t *order, const float *c,
+                                label_sums of_parts, label_sums to)
+{
+    unsigned wide = 1;
+    while (wide < a->v && wide < PORT_LANES)
+        wide *= 2;
+    cudaError_t e =
+        port_launch(sums_kernel, vptq_cuda_blocks((size_t)a->k * parts, WARPS), THREADS, 0,
+                    dev->stream, *a, wide, parts, starts, order, c, of_parts);
+    if (!e)
+        e = port_launch(join_kernel, vptq_cuda_blocks((size_t)a->k * a->v, THREADS), THREADS, 0,
+                        dev->stream, *a, parts, of_parts, to);
+    return e;
+}
+
 /* Adds up the vectors of every centroid; without c no objective is computed. */
 static vptq_status sum_by_label(vptq_dev *dev, labelled *a, const float *c, double *sums,
                                 double *weights, double *objective, const char *row,
                                 vptq_err *err)
 {
-    const size_t doubles = c ? a->k + 1 : 0;
+    const unsigned parts = max(1u, min((unsigned)MAX_PARTS, SUM_WARPS / a->k));
+    const size_t all = (size_t)a->k * parts, doubles = all * (a->v + 2) + a->k + 1;
     void *memory = NULL;
     VPTQ_CHECK(alloc_sort(dev, a, doubles, &memory, err));
     const unsigned pieces = vptq_cuda_blocks(a->n, a->piece);
-    double *parts = static_cast<double *>(memory), *total = parts + (c ? a->k : 0);
-    uint32_t *at = reinterpret_cast<uint32_t *>(parts + doubles);
+    double *at_doubles = static_cast<double *>(memory);
+    const label_sums of_parts = {at_doubles, at_doubles + all * a->v,
+                                 at_doubles + all * (a->v + 1)};
+    double *of_centroids = at_doubles + all * (a->v + 2), *total = of_centroids + a->k;
+    uint32_t *at = reinterpret_cast<uint32_t *>(at_doubles + doubles);
     uint32_t *starts = at + (size_t)pieces * a->k, *order = starts + a->k + 1;
-    unsigned wide = 1;
-    while (wide < a->v && wide < PORT_LANES)
-        wide *= 2;
 
     cudaError_t e = cudaMemsetAsync(at, 0, (size_t)pieces * a->k * sizeof *at, dev->stream);
     if (!e && pieces)
@@ -223,10 +287,10 @@ static vptq_status sum_by_label(vptq_dev *dev, labelled *a, const float *c, doub
         e = port_launch(sort_kernel, vptq_cuda_blocks(pieces, WARPS), THREADS, 0, dev->stream,
                         *a, pieces, at, starts, order);
     if (!e)
-        e = port_launch(sums_kernel, vptq_cuda_blocks(a->k, WARPS), THREADS, 0, dev->stream, *a,
-                        wide, starts, order, c, sums, weights, parts);
+        e = add_labelled(dev, a, parts, starts, order, c, of_parts,
+                         {sums, weights, c ? of_centroids : NULL});
     if (!e && c)
-        e = vptq_cuda_total(dev, a->k, parts, total);
+        e = vptq_cuda_total(dev, a->k, of_centroids, total);
     if (e)
         return vptq_cuda_check(e, row, err);
     return c ? vptq_cuda_download(dev, objective, total, sizeof *total, err) : VPTQ_OK;

@@ -22,8 +22,8 @@ struct columns_job {
 
 /* The input of a column, which no other column changes. A pass uses the pivot only. */
 template <unsigned V> struct columns_input {
-    float q[SEARCH_VECTORS * V];
-    uint32_t main[SEARCH_VECTORS], res[SEARCH_VECTORS];
+    float q[search_vectors<V> * V];
+    uint32_t main[search_vectors<V>], res[search_vectors<V>];
     float pivot;
 };
 
@@ -31,8 +31,8 @@ template <unsigned V> struct columns_input {
  * factor[t % 2], copied during its own: copies in flight occupy no registers. */
 template <unsigned V> struct columns_area {
     columns_input<V> input[2];
-    float factor[2][MAX_PANEL];       /* factors of the later columns of the panel */
-    float change[SEARCH_VECTORS * V]; /* change of the column, without gaps */
+    float factor[2][MAX_PANEL];          /* factors of the later columns of the panel */
+    float change[search_vectors<V> * V]; /* change of the column, without gaps */
 };
 
 static_assert(sizeof(search_area<SEARCH_LONG>) + sizeof(columns_area<SEARCH_LONG>) <=
@@ -53,11 +53,11 @@ static __device__ inline float changed(float value, float change, float factor)
 }
 
 /* Loads columns t0 .. t1 - 1 and applies the changes of all columns before them. */
-template <bool DESCEND>
+template <unsigned V, bool DESCEND>
 static __device__ void load_panel(const columns_job &a, const columns_place &p)
 {
     const unsigned row0 = p.first * a.layout.v, count = (p.t1 - p.t0) * p.rows;
-    for (unsigned i = threadIdx.x; i < count; i += SEARCH_THREADS) {
+    for (unsigned i = threadIdx.x; i < count; i += search_threads<V>) {
         const unsigned s = p.t0 + i / p.rows, row = row0 + i % p.rows;
         float value = a.from[s * a.ld_from + row];
         for (unsigned t = 0; t < p.t0; t++)
@@ -75,7 +75,7 @@ template <unsigned V, bool DESCEND>
 static __device__ inline void propagate(const columns_area<V> &c, const columns_place &p,
                                         unsigned t)
 {
-    const unsigned side = SEARCH_THREADS / p.rows, row = threadIdx.x % p.rows;
+    const unsigned side = search_threads<V> / p.rows, row = threadIdx.x % p.rows;
     const unsigned width = p.t1 - p.t0;
     if (threadIdx.x >= side * p.rows)
         return;
@@ -203,7 +203,7 @@ static __device__ inline void quantize_vector_rows(const columns_job &a, search_
     port_copy_wait<0>();
     for (p.t0 = 0; p.t0 < a.cols; p.t0 = p.t1) {
         p.t1 = min(p.t0 + a.layout.panel, a.cols);
-        load_panel<DESCEND>(a, p);
+        load_panel<V, DESCEND>(a, p);
         for (unsigned t = p.t0; t < p.t1; t++) {
             copy_input<V, DESCEND>(a, p, c.input[(t + 1) % 2], t + 1);
             port_copy_commit();
@@ -217,13 +217,12 @@ static __device__ inline void quantize_vector_rows(const columns_job &a, search_
 
 /* budget: columns_kernel 192 registers (long vectors; up to 12 elements 128) */
 template <unsigned V, bool DESCEND>
-__global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
-    columns_kernel(columns_job a)
+__global__ static void __launch_bounds__(search_threads<V>, 1) columns_kernel(columns_job a)
 {
     search_area<V> &s = port_shared<search_area<V>>();
     columns_area<V> &c = port_shared<columns_area<V>>();
     search_load_codebooks<V>(a.layout);
-    for (unsigned i = threadIdx.x; i < SEARCH_VECTORS * V; i += SEARCH_THREADS)
+    for (unsigned i = threadIdx.x; i < search_vectors<V> * V; i += search_threads<V>)
         search_put(s, i / V, i % V, 0); /* elements after v remain zero */
     __syncthreads();
     const unsigned stride = gridDim.x * a.each;
@@ -268,9 +267,9 @@ static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
     a.idx_res = f->res.stride ? a.idx_res : NULL;
     const auto launch = [&](size_t first, size_t count) {
         columns_job part = part_of(a, first, count);
-        const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, count, &part.each);
-        return port_launch(kernels<DESCEND>[f->size], blocks, SEARCH_THREADS, a.layout.bytes,
-                           dev->stream, part);
+        const unsigned blocks = vptq_cuda_search_blocks(dev, f, count, &part.each);
+        return port_launch(kernels<DESCEND>[f->size], blocks, search_threads_of(f->length),
+                           a.layout.bytes, dev->stream, part);
     };
     return vptq_cuda_in_pieces(dev, op, a.vector_rows, each, SEARCH_UNIT, launch, err);
 }

@@ -5,14 +5,15 @@
 
 static const vptq_cuda_costs h200 = {.chip = "H200",
                                      .launch_s = 2.5e-6,
-                                     .memory = 4.3e12,
-                                     .link = 12e9,
-                                     .products = 2.5e14,
+                                     .memory = 4.23e12,
+                                     .link = 9.3e9,
+                                     .products = 1.2e14,
                                      .doubles = 1.6e13,
                                      .factoring = 1e13,
-                                     .issued = 2.7e13,
-                                     .columns = 1.7e13,
-                                     .host = 2.3e11};
+                                     .issued = 1.02e13,
+                                     .columns = 1.5e13,
+                                     .column_s = 6.1e-6,
+                                     .host = 2.7e10};
 
 /* Counts of the kernels. */
 static const double gemm_products = 3, gemv_products = 2, syrk_products = 3;
@@ -20,8 +21,10 @@ static const double gemm_products = 3, gemv_products = 2, syrk_products = 3;
 static const double assign_instructions = 3, main_instructions = 11, pair_instructions = 7.5;
 enum { COUNTED_V = 8 };
 enum { GEMM_LAUNCHES = 3, SEARCH_LAUNCHES = 2, SCATTER_LAUNCHES = 12, COLUMN_BLOCK = 128 };
+/* Vector rows that the device takes through the columns together (search.h). */
+enum { COLUMN_ROWS = 132 * 16 };
 /* Times that a vector and its label are read or written by sorting and adding. */
-static const double scatter_passes = 6;
+static const double scatter_passes = 18;
 
 const vptq_cuda_costs *vptq_cuda_costs_default(void)
 {
@@ -96,8 +99,9 @@ double vptq_cuda_cost_search(const vptq_cuda_costs *c, double n, const vptq_cuda
 double vptq_cuda_cost_columns(const vptq_cuda_costs *c, double columns, double vectors,
                               const vptq_cuda_searched *s)
 {
+    const double waiting = columns * ceil(vectors / COLUMN_ROWS) * c->column_s;
     return seconds(c, ceil(columns / COLUMN_BLOCK),
-                   columns * vectors * search_instructions(s) / c->columns,
+                   waiting + columns * vectors * search_instructions(s) / c->columns,
                    sizeof(float) * 4 * columns * vectors * s->v);
 }
 

@@ -1,10 +1,11 @@
 /* Internal: predicts the time of the ops that quantize and calibrate on a GPU, so that a run
- * can be planned without one and the first run on one confirms or refutes each number.  Plain
- * C, no CUDA.  Times of products with packed matrices: plan_dispatch.h.
+ * can be planned without one.  Plain C, no CUDA.  Times of products with packed matrices:
+ * plan_dispatch.h.
  *
  * Every time is seconds = launches + the larger of computing and memory, from one table of
  * constants (plan_cost.c) and counts of multiplications, instructions and bytes that follow
- * from the kernels (docs/gpu.md, "Predicted times").  Nothing here is a measurement. */
+ * from the kernels.  The constants were fitted to a run on an H200 (docs/gpu.md, "Predicted
+ * times"). */
 #ifndef VPTQ_BACKEND_CUDA_PLAN_COST_H
 #define VPTQ_BACKEND_CUDA_PLAN_COST_H
 
@@ -23,7 +24,8 @@ typedef struct vptq_cuda_costs {
     double doubles;   /* multiplications in double on tensor cores, in our kernels */
     double factoring; /* the same in cuSOLVER's */
     double issued;    /* instructions of one lane, in kernels that fill the device */
-    double columns;   /* the same in the column kernels, which have few vectors at a time */
+    double columns;   /* the same in the column kernels, which have few vectors at a time, */
+    double column_s;  /* and seconds of each column that no number of vectors shortens */
     double host;      /* multiplications in float, all cores of the host */
 } vptq_cuda_costs;
 

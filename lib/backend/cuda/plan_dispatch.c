@@ -6,38 +6,45 @@
 #include <string.h>
 
 enum {
-    SECTOR = 32,      /* bytes that L2 transfers for one row */
-    MAX_SPLIT = 4,    /* blocks of a cluster */
-    VALUE_BYTES = 2,  /* of a 16-bit value */
-    MIN_COLUMNS = 32, /* tokens of a block of GEMM_SMALL */
-    MMA_COLUMNS = 8,  /* columns of a tensor core product */
-    SCHEDULERS = 4,   /* of an SM: instructions per clock */
+    SECTOR = 32,        /* bytes that L2 transfers for one row */
+    MAX_SPLIT = 4,      /* blocks of a cluster */
+    VALUE_BYTES = 2,    /* of a 16-bit value */
+    MIN_COLUMNS = 32,   /* tokens of a block of GEMM_SMALL */
+    MMA_COLUMNS = 8,    /* columns of a tensor core product */
+    ROWS_PER_CLOCK = 4, /* that an SM writes into the tables */
     /* GEMV_GRID, counted in SASS (docs/gpu.md): instructions for 8 tiles, with each codebook
      * and without; instructions and lines of shared memory when a warp adds up one codebook's
-     * sums */
+     * sums.  Its 12 warps keep an SM busy half of the time. */
+    GRID_ISSUE = 2, /* instructions per clock */
     GRID_CHUNK = 36,
     GRID_CHUNK_CODEBOOK = 66,
     GRID_FLUSH = 128,
     GRID_FLUSH_LINES = 20,
-    GRID_LARGEST = 200, /* clocks until a block knows its largest value */
-    GRID_CONVERT = 11,  /* clocks for the digits of a chunk: 85 instructions for half a warp */
+    GRID_LARGEST = 3600, /* clocks from the end of the previous kernel until a block knows its
+                            largest value */
+    GRID_CONVERT = 45,   /* clocks for the digits of a chunk */
     /* Tokens that the layout is planned for.  One layout serves any number of tokens; reserving
      * the sums of 4 costs a single token less than a hundredth of its lookups. */
     PLANNED_BATCH = 4
 };
 
-/* H200: launch and memory from published figures and one copy test.  The others: data sheets
- * and estimates by proportion.  early_us, x_us, read_us and join_us are estimates for all. */
+/* Share of the clocks in which the lookups of GEMV_GRID keep shared memory busy. */
+static const double GRID_PIPE = 0.74;
+/* GEMM_SMALL: from asking for a chunk of x until all warps have it. */
+static const double SMALL_CHUNK_US = 1.0;
+
+/* H200: measured (docs/gpu.md), but for x_us, read_us and join_us, which are estimates.  The
+ * others: data sheets and estimates by proportion. */
 static const vptq_cuda_chip chips[] = {
-    {"h200", 132, VPTQ_CUDA_SMEM_HOPPER, 1.98, 4300, 5500, 2.5, 0.5, 1.2, 0.3, 1.0, 0.05, 64,
-     1280, 0.85, 1.5},
-    {"h100", 132, VPTQ_CUDA_SMEM_HOPPER, 1.98, 3000, 5500, 2.5, 0.5, 1.2, 0.3, 1.0, 0.05, 64,
-     1280, 0.85, 1.5},
+    {"h200", 132, VPTQ_CUDA_SMEM_HOPPER, 1.98, 4230, 5500, 2.5, 0.5, 1.2, 0.3, 1.0, 2.2, 64,
+     1280, 0.32, 11.7},
+    {"h100", 132, VPTQ_CUDA_SMEM_HOPPER, 1.98, 3000, 5500, 2.5, 0.5, 1.2, 0.3, 1.0, 2.2, 64,
+     1280, 0.32, 11.7},
     /* without early launches, the second one takes its whole time */
-    {"a100", 108, VPTQ_CUDA_SMEM_AMPERE, 1.41, 1700, 4000, 3.0, 1.5, 1.5, 0.4, 1.3, 0.05, 64,
-     1024, 0.85, 1.5},
-    {"rtx4090", 128, VPTQ_CUDA_SMEM_SMALL, 2.52, 920, 4500, 3.0, 1.5, 1.2, 0.3, 1.0, 0.05, 64,
-     256, 0.85, 1.5},
+    {"a100", 108, VPTQ_CUDA_SMEM_AMPERE, 1.41, 1700, 4000, 3.0, 1.5, 1.5, 0.4, 1.3, 2.8, 64,
+     1024, 0.32, 11.7},
+    {"rtx4090", 128, VPTQ_CUDA_SMEM_SMALL, 2.52, 920, 4500, 3.0, 1.5, 1.2, 0.3, 1.0, 2.2, 64,
+     256, 0.32, 11.7},
 };
 
 const vptq_cuda_chip *vptq_cuda_chip_search(const char *name)
@@ -146,9 +153,8 @@ static double tile_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *mai
                           const vptq_cuda_table *res, double bytes, uint32_t columns,
                           double macs)
 {
-    double lookups = (vptq_cuda_expected_clocks(main) + vptq_cuda_expected_clocks(res) +
-                      chip->extra_clocks) /
-                     chip->pipe;
+    double lookups =
+        vptq_cuda_expected_clocks(main) + vptq_cuda_expected_clocks(res) + chip->extra_clocks;
     lookups += gather_clocks(chip, main) + gather_clocks(chip, res);
     double n = ceil_div(columns, MMA_COLUMNS) * (double)MMA_COLUMNS, codebooks = res->k ? 2 : 1;
     double mma = 2.0 * main->v * VPTQ_CUDA_TILE * n * codebooks / macs;
@@ -176,7 +182,7 @@ static double grid_clocks(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
     double issue =
         chunks * (GRID_CHUNK + codebooks * GRID_CHUNK_CODEBOOK) + flushes * GRID_FLUSH;
     double memory = tiles * stream_bytes(t) * chip->ghz * chip->sms / chip->memory_gb_s;
-    return fmax(fmax(lookups / chip->pipe, memory), fmax(mma, issue / SCHEDULERS));
+    return fmax(fmax(lookups / GRID_PIPE, memory), fmax(mma, issue / GRID_ISSUE));
 }
 
 static double body_clocks(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
@@ -208,13 +214,14 @@ static double x_bytes(const vptq_vq_shape *s)
     return 4.0 * s->in * (1 + (s->has_norm ? 2 : 0) + (s->has_perm || s->groups > 1 ? 1 : 0));
 }
 
-/* Predicts loading the codebooks into every SM, once per segment, where a row is written to all
- * its places while others are on their way.  copy_us is what the writes take longer. */
+/* Predicts loading the codebooks into every SM, once per segment, and writing all rows of their
+ * tables.  GEMV_GRID with blocks for half of the SMs does that while the product before it runs
+ * on the others. */
 static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_choice *c)
 {
     const vptq_cuda_table *all[] = {&c->smem.tables.main, &c->smem.tables.residual,
                                     &c->smem.tables.outlier};
-    double codebooks = 0, copies = 0;
+    double codebooks = 0, rows = 0;
     for (size_t i = 0; i < 3; i++) {
         const vptq_cuda_table *t = all[i];
         if (!t->k || !t->shared)
@@ -222,12 +229,15 @@ static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_c
         uint32_t values = t->grid ? VPTQ_CUDA_GRID_ROW : t->v;
         double times = i < 2 ? s->groups : 1, one = (double)vptq_cuda_copy_bytes(values, t->k);
         codebooks += times * one;
-        copies += times * (double)vptq_cuda_table_bytes(t);
+        rows += times * t->rows * (t->pieces + t->tail);
     }
+    c->fill_us = c->copy_us = 0;
+    if (codebooks <= 0 || (c->kernel == VPTQ_CUDA_GEMV_GRID && 2 * c->blocks <= chip->sms))
+        return;
     if (c->kernel == VPTQ_CUDA_GEMV_GRID) /* loads x at the same time */
         codebooks += x_bytes(s) / c->split;
-    c->fill_us = codebooks > 0 ? chip->fill_us + load_us(chip, c, codebooks) : 0;
-    c->copy_us = fmax(us_of_clocks(chip, copies / VPTQ_CUDA_LINE) - c->fill_us, 0);
+    c->fill_us = chip->fill_us + load_us(chip, c, codebooks);
+    c->copy_us = us_of_clocks(chip, rows / ROWS_PER_CLOCK);
 }
 
 /* Predicts what x costs: its own launch, the conversion beyond the time in which a GEMV kernel
@@ -401,8 +411,10 @@ static double small_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                             VPTQ_CUDA_GEMM_WARPS * VPTQ_CUDA_GEMM_FRAGMENTS);
     double x = times * columns * VALUE_BYTES * s->in / c->split,
            codes = tiles * stream_bytes(t);
+    double chunks = (double)s->groups * ceil_div(chunks_of(s->group_size), c->split);
     return fmax(us_of_clocks(chip, clocks),
-                us_of_bytes(chip->l2_gb_s, c->blocks * (x + codes)));
+                us_of_bytes(chip->l2_gb_s, c->blocks * (x + codes))) +
+           times * chunks * SMALL_CHUNK_US;
 }
 
 /* Plans GEMM_SMALL with the number of tokens per block that is predicted to be fastest: many

@@ -29,12 +29,13 @@ typedef struct vptq_cuda_chip {
     double x_us;         /* latencies of converting x: two reads and a sum over a block */
     double read_us;      /* latency of one read through L2 */
     double join_us;      /* until the last block has added the parts of all */
-    double fill_us;      /* until the first byte of a table arrives */
+    double fill_us;      /* from the start of a block until the first row of a table arrives */
     double fill_bytes;   /* per clock into one SM */
     double mma_macs;     /* per clock and SM by mma.sync, f16 inputs, float sums; twice as many
                             with bytes */
-    double pipe;         /* share of the clocks in which lookups keep shared memory busy */
-    double extra_clocks; /* per 32 indices, for loading codes and x */
+    double pipe;         /* share of the clocks in which lookups of GEMM_SMALL keep shared
+                            memory busy */
+    double extra_clocks; /* of the other kernels per 32 indices, in addition to lookups */
 } vptq_cuda_chip;
 
 /* Returns the constants of a chip ("h200", "h100", "a100", "rtx4090"), NULL for another name.

@@ -7,6 +7,7 @@
  *     port_launch_work()              fused multiplications in one launch, at most
  *     port_start(kernel, grid, ...)   starts a kernel; called by port_launch
  *     port_start_early(kernel, ...)   the same for port_launch_early
+ *     port_prefer_shared(kernel)
  *     port_grid_wait(), port_grid_release()    for kernels that port_launch_early starts, and
  *                                     for those before them
  *     port_shared<T>()                the block's one object of type T, a plain struct,
@@ -14,7 +15,7 @@
  *     port_shared_dynamic()           the dynamic shared memory, 16-byte aligned
  *     port_ldmatrix, port_ldmatrix_trans, port_mma_f16, port_mma_f16_first,
  *     port_mma_s8, port_mma_f64, port_permute, port_add_f16x2, port_redux_min,
- *     port_copy_async, port_copy_async_word, port_copy_commit, port_copy_wait
+ *     port_prefetch, port_copy_async, port_copy_async_word, port_copy_commit, port_copy_wait
  *
  * Kernels therefore use no `__shared__`, no `<<< >>>` and no inline PTX.  nvcc must not fuse
  * multiplications and additions (-fmad=false): a kernel calls fmaf where it wants one rounding,

@@ -45,6 +45,15 @@ static inline cudaError_t port_start_early(void (*kernel)(P...), dim3 grid, dim3
     return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
+/* Gives shared memory as much of an SM as it can get while the kernel runs.  An SM has to be
+ * idle to change its division, so a small kernel next to one that needs all of it calls this.
+ */
+template <class... P> static inline cudaError_t port_prefer_shared(void (*kernel)(P...))
+{
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                cudaSharedmemCarveoutMaxShared);
+}
+
 /* griddepcontrol.wait: returns once all earlier kernels of the stream have ended and their
  * writes are visible.  Does nothing in an ordinary launch. */
 static __device__ inline void port_grid_wait(void)
@@ -165,6 +174,13 @@ static __device__ inline uint32_t port_add_f16x2(uint32_t a, uint32_t b)
 static __device__ inline unsigned port_redux_min(unsigned mask, unsigned value)
 {
     return __reduce_min_sync(mask, value);
+}
+
+/* prefetch.global.L2: asks for the line of 128 bytes with this address, which may be written
+ * by an earlier kernel: nothing is read. */
+static __device__ inline void port_prefetch(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }
 
 /* ---- asynchronous copies ---- */

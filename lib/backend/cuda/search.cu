@@ -180,18 +180,19 @@ static unsigned reserve(search_layout *l, size_t bytes)
     return at;
 }
 
-/* Reserves memory for choosing the beam. */
-static void lay_lists(search_layout *l)
+/* Reserves memory for choosing the beam (search_list). */
+static void lay_lists(unsigned length, search_layout *l)
 {
     if (l->beam > 1) {
+        const size_t threads = search_threads_of(length);
         l->groups = PORT_LANES;
         while (l->groups < 2 * l->beam)
             l->groups *= 2;
         l->max_candidates = 4 * l->beam + 32;
-        l->keys = reserve(l, SEARCH_VECTORS * SEARCH_THREADS * sizeof(uint64_t));
-        l->group_keys = reserve(l, SEARCH_VECTORS * l->groups * sizeof(uint64_t));
-        l->candidates = reserve(l, SEARCH_VECTORS * l->max_candidates * sizeof(uint64_t));
-        l->list = reserve(l, SEARCH_VECTORS * l->beam * sizeof(uint32_t));
+        const size_t scores = threads * sizeof(uint32_t);
+        const size_t lists = threads * sizeof(uint16_t) + l->max_candidates * sizeof(uint64_t);
+        l->list_bytes = (unsigned)(max(scores, lists) + l->groups * sizeof(uint32_t));
+        l->lists = reserve(l, (size_t)search_vectors_of(length) * l->list_bytes);
     }
 }
 
@@ -219,7 +220,7 @@ search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_ind
                                       unsigned columns)
 {
     const size_t all = dev->properties.sharedMemPerBlockOptin - SEARCH_STATIC_BYTES;
-    const size_t column = SEARCH_VECTORS * index->v * sizeof(float);
+    const size_t column = search_vectors_of(index->length) * index->v * sizeof(float);
     const size_t least = (columns < MIN_PANEL ? columns : (unsigned)MIN_PANEL) * column;
     search_layout l = {};
     l.main = index->main;
@@ -227,7 +228,7 @@ search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_ind
     l.tiles = index->tiles;
     l.v = index->v;
     l.beam = index->beam;
-    lay_lists(&l);
+    lay_lists(index->length, &l);
     lay_tiles(index, all - least, &l);
     if (!l.tiles.data)
         lay_codebook(index, all - least, &l, &l.res);
@@ -242,15 +243,13 @@ search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_ind
     return l;
 }
 
-unsigned vptq_cuda_search_blocks(const vptq_dev *dev, const search_layout *l, size_t n,
+unsigned vptq_cuda_search_blocks(const vptq_dev *dev, const vptq_search_index *index, size_t n,
                                  unsigned *each)
 {
-    const cudaDeviceProp *p = &dev->properties;
-    const size_t half = (p->sharedMemPerBlockOptin - 1024) / 2;
-    const size_t concurrent =
-        (size_t)p->multiProcessorCount * (l->bytes + SEARCH_STATIC_BYTES <= half ? 2 : 1);
+    const size_t concurrent = (size_t)dev->properties.multiProcessorCount;
     const size_t share = (n + concurrent - 1) / concurrent;
-    *each = share < SEARCH_VECTORS ? (unsigned)share : (unsigned)SEARCH_VECTORS;
+    const unsigned vectors = search_vectors_of(index->length);
+    *each = share < vectors ? (unsigned)share : vectors;
     const size_t tasks = (n + *each - 1) / *each;
     return (unsigned)(tasks < concurrent ? tasks : concurrent);
 }
@@ -296,8 +295,7 @@ static __device__ void store_choice(const search_job &a, size_t i, const float *
 /* A block loads the codebooks once and takes `each` vectors at a time. */
 /* budget: search_kernel 216 registers (long vectors; up to 12 elements 128) */
 template <unsigned V>
-__global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
-    search_kernel(search_job a)
+__global__ static void __launch_bounds__(search_threads<V>, 1) search_kernel(search_job a)
 {
     search_area<V> &s = port_shared<search_area<V>>();
     const size_t stride = (size_t)gridDim.x * a.each;
@@ -305,7 +303,7 @@ __global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     for (size_t first = (size_t)blockIdx.x * a.each; first < a.n; first += stride) {
         const unsigned count = (unsigned)min((size_t)a.each, a.n - first);
         const uint32_t v = a.layout.v;
-        for (unsigned i = threadIdx.x; i < count * V; i += SEARCH_THREADS)
+        for (unsigned i = threadIdx.x; i < count * V; i += search_threads<V>)
             search_put(s, i / V, i % V, i % V < v ? a.x[(first + i / V) * v + i % V] : 0);
         const search_choice found = search_run(a.layout, s, count);
         if (port_warp() < count)
@@ -330,9 +328,9 @@ vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err 
         a.idx = f->idx + first;
         a.idx_res = f->index->res.stride ? f->idx_res + first : NULL;
         a.dist = f->dist ? f->dist + first : NULL;
-        const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, count, &a.each);
-        return port_launch(kernels[f->index->size], blocks, SEARCH_THREADS, a.layout.bytes,
-                           dev->stream, a);
+        const unsigned blocks = vptq_cuda_search_blocks(dev, f->index, count, &a.each);
+        return port_launch(kernels[f->index->size], blocks, search_threads_of(f->index->length),
+                           a.layout.bytes, dev->stream, a);
     };
     return vptq_cuda_in_pieces(dev, "search", f->n, vptq_cuda_search_work(f->index),
                                SEARCH_UNIT, launch, err);

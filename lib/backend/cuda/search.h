@@ -1,9 +1,11 @@
 /* Internal: codebook search on the device, shared by search, vq_pass and vq_descend so that
  * they choose alike. For search.cu and columns.cu only.
  *
- * A block searches up to SEARCH_VECTORS vectors at once: every thread scores some of the
- * centroids (loaded once for all vectors) and keeps its nearest, then the threads' keys are
- * joined.  The arithmetic is float:
+ * A block searches up to search_vectors<V> vectors at once: every thread scores some of the
+ * centroids (loaded once for several vectors) and keeps its nearest.  What follows is done by
+ * one warp per vector without barriers, so that the latencies of the warps overlap; if there
+ * are fewer vectors than warps, several warps share the pairs of a vector.  The arithmetic is
+ * float:
  *   - one codebook: |c|^2 - 2 x c, a chain of fused multiplications that starts with |c|^2, as
  *     in assign;
  *   - pairs: |x - c|^2 + (|r|^2 - 2 (x - c) r), the second part on tensor cores, with both
@@ -20,9 +22,6 @@
 #include "lib/backend/cuda/cuda.h"
 
 enum {
-    SEARCH_THREADS = 256,
-    SEARCH_WARPS = SEARCH_THREADS / PORT_LANES,
-    SEARCH_VECTORS = 4,           /* in flight */
     SEARCH_LONG = 64,             /* the class of vectors with more than 16 elements */
     SEARCH_MAINS = 16,            /* main centroids that a warp tries at once */
     SEARCH_TILE = 8,              /* residual centroids of a product on tensor cores */
@@ -67,8 +66,21 @@ static inline __host__ __device__ size_t search_tiles_floats(unsigned length, ui
            (size_t)stride / SEARCH_TILE * search_steps_of(length) * PORT_LANES * words;
 }
 
-/* Blocks per multiprocessor for which registers must suffice. */
-template <unsigned V> static const unsigned search_per_sm = V >= 16 ? 1 : 2;
+/* Threads of a block, of which one fits on a multiprocessor, and vectors that it searches at
+ * once. */
+static inline __host__ __device__ constexpr unsigned search_threads_of(unsigned length)
+{
+    return length < SEARCH_LONG ? 512 : 256;
+}
+static inline __host__ __device__ constexpr unsigned search_vectors_of(unsigned length)
+{
+    return length <= 8 ? 16 : length < SEARCH_LONG ? 8 : 4;
+}
+template <unsigned V> static const unsigned search_threads = search_threads_of(V);
+template <unsigned V> static const unsigned search_warps = search_threads<V> / PORT_LANES;
+template <unsigned V> static const unsigned search_vectors = search_vectors_of(V);
+/* Vectors whose elements a thread holds in registers. */
+template <unsigned V> static const unsigned search_in_registers = V <= 8 ? 8 : 4;
 
 struct vptq_search_index {
     search_codebook main, res; /* res.stride 0: no residual codebook */
@@ -88,9 +100,9 @@ struct search_layout {
     search_codebook main, res;
     search_tiles tiles;
     uint32_t v;
-    unsigned beam, groups, max_candidates;       /* see search_select */
-    unsigned keys, group_keys, candidates, list; /* see search_select */
-    unsigned tile, panel; /* [panel][SEARCH_VECTORS * v] floats for columns */
+    unsigned beam, groups, max_candidates; /* see search_select */
+    unsigned lists, list_bytes;            /* search_list of every vector */
+    unsigned tile, panel;                  /* [panel][search_vectors * v] floats for columns */
     unsigned bytes;
 };
 
@@ -108,7 +120,7 @@ search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_ind
 
 /* Number of blocks for n vectors or vector rows that all run at once; *each is how many a block
  * takes at a time. */
-unsigned vptq_cuda_search_blocks(const vptq_dev *dev, const search_layout *l, size_t n,
+unsigned vptq_cuda_search_blocks(const vptq_dev *dev, const vptq_search_index *index, size_t n,
                                  unsigned *each);
 
 /* Multiplications per choice. */
@@ -118,14 +130,22 @@ enum { SEARCH_UNIT = 64 };
 
 /* ---- keys ---- */
 
+/* The score of a key: an unsigned number in the same order; not below search_infinite if it is
+ * not finite. */
+static const uint32_t search_infinite = 0xff800000U;
+
+static __device__ inline uint32_t search_order(float score)
+{
+    const unsigned bits = __float_as_uint(score + 0.0F); /* -0 is 0 */
+    return bits >> 31 ? ~bits : bits | 0x80000000U;
+}
+
 /* (score, index) as one number with the same order; scores that are not finite never win. */
 static const uint64_t search_none = ~(uint64_t)0;
 
 static __device__ inline uint64_t search_key(float score, uint32_t index)
 {
-    const unsigned bits = __float_as_uint(score + 0.0F); /* -0 is 0 */
-    const unsigned ordered = bits >> 31 ? ~bits : bits | 0x80000000U;
-    return score < INFINITY ? (uint64_t)ordered << 32 | index : search_none;
+    return score < INFINITY ? (uint64_t)search_order(score) << 32 | index : search_none;
 }
 
 /* The smallest key of a warp, in all lanes. */
@@ -155,12 +175,12 @@ struct search_pair {
 
 template <unsigned V> struct __align__(16) search_area
 {
-    float x[SEARCH_VECTORS][V]; /* vectors to search, 0 after element v */
-    float y[SEARCH_VECTORS][V]; /* -2 times what is searched in the current codebook */
-    uint64_t nearest[SEARCH_VECTORS][SEARCH_WARPS];
-    search_pair pairs[SEARCH_VECTORS][SEARCH_WARPS];
-    uint64_t threshold[SEARCH_VECTORS];
-    unsigned count[SEARCH_VECTORS], total;
+    float x[search_vectors<V>][V]; /* vectors to search, 0 after element v */
+    float y[search_vectors<V>][V]; /* -2 times what is searched in the current codebook */
+    uint64_t nearest[search_vectors<V>][search_warps<V>];
+    search_pair pairs[search_warps<V>];
+    uint32_t threshold[search_vectors<V>];
+    uint32_t count[search_vectors<V>]; /* main centroids to try */
 };
 
 template <class T> static __device__ inline T *search_dynamic(unsigned at)
@@ -171,6 +191,22 @@ template <class T> static __device__ inline T *search_dynamic(unsigned at)
 static __device__ inline const float *search_copy(const search_codebook &b)
 {
     return static_cast<const float *>(port_shared_dynamic()) + b.at;
+}
+
+/* The list of vector i in shared memory, for search_select: first the scores of all threads,
+ * then the numbers of the threads that have near centroids, at last the main centroids to try;
+ * followed by the candidates and, at the end, the minima of groups. */
+static __device__ inline uint32_t *search_list(const search_layout &l, unsigned i)
+{
+    return search_dynamic<uint32_t>(l.lists + i * l.list_bytes);
+}
+
+/* The candidates of vector i: keys of main centroids, after the numbers of all threads. */
+template <unsigned V>
+static __device__ inline uint64_t *search_candidates(const search_layout &l, unsigned i)
+{
+    return search_dynamic<uint64_t>(l.lists + i * l.list_bytes +
+                                    search_threads<V> * (unsigned)sizeof(uint16_t));
 }
 
 /* The codebook in either memory. Hot loops distinguish the two cases themselves. */
@@ -191,7 +227,7 @@ static __device__ inline void search_load_codebook(const search_layout &l,
     const float4 *from = reinterpret_cast<const float4 *>(b.data);
     float4 *to = search_dynamic<float4>(b.at * (unsigned)sizeof(float));
     for (unsigned i = threadIdx.x; i < (search_wide_of<V>(l) + 1) * (b.stride / 4);
-         i += SEARCH_THREADS)
+         i += search_threads<V>)
         to[i] = from[i];
 }
 
@@ -208,7 +244,7 @@ static __device__ inline void search_load_codebooks(const search_layout &l)
         const float4 *from = reinterpret_cast<const float4 *>(l.tiles.data);
         float4 *to = search_dynamic<float4>(l.tiles.at * (unsigned)sizeof(float));
         const unsigned count = (unsigned)search_tiles_floats(V, l.res.stride) / 4;
-        for (unsigned i = threadIdx.x; i < count; i += SEARCH_THREADS)
+        for (unsigned i = threadIdx.x; i < count; i += search_threads<V>)
             to[i] = from[i];
     }
 }
@@ -313,7 +349,7 @@ static __device__ inline void search_scan(const search_held<V, N> &h, const floa
             at[i] = 0;
     }
 #pragma unroll(V <= 8 ? 2 : 1)
-    for (uint32_t j = first; j < last; j += SEARCH_THREADS) {
+    for (uint32_t j = first; j < last; j += search_threads<V>) {
         float score[N];
         search_score(h, data, stride, j, score);
 #pragma unroll
@@ -325,167 +361,224 @@ static __device__ inline void search_scan(const search_held<V, N> &h, const floa
     }
 }
 
-/* The nearest of a thread's centroids for each vector of s.y; all threads together cover the
- * codebook. */
-template <bool AT, unsigned V>
-static __device__ inline void
-search_scan_codebook(const search_layout &l, const search_area<V> &s, const search_codebook &b,
-                     float *best, uint32_t *at)
+/* The nearest centroids for vectors first .. first + N - 1 of s.y among those of a thread; all
+ * threads together cover the codebook.  With AT the nearest key of a warp goes to s.nearest,
+ * otherwise the order of a thread's score to the list. */
+template <bool AT, unsigned N, unsigned V>
+static __device__ inline void search_scan_some(const search_layout &l, search_area<V> &s,
+                                               const search_codebook &b, unsigned first)
 {
-    search_held<V, SEARCH_VECTORS> h;
-    search_hold(l, h, &s.y[0][0]);
+    float best[N];
+    uint32_t at[N];
+    search_held<V, N> h;
+    search_hold(l, h, &s.y[first][0]);
     if (b.shared)
         search_scan<AT>(h, search_copy(b), b.stride, threadIdx.x, b.stride, best, at);
     else
         search_scan<AT>(h, b.data, b.stride, threadIdx.x, b.stride, best, at);
+#pragma unroll
+    for (unsigned i = 0; i < N; i++) {
+        if constexpr (AT) {
+            const uint64_t key = search_least(search_key(best[i], at[i]));
+            if (port_lane() == 0)
+                s.nearest[first + i][port_warp()] = key;
+        } else {
+            search_list(l, first + i)[threadIdx.x] = search_order(best[i]);
+        }
+    }
 }
 
-/* The smallest key over all threads for each vector; warp i gets that of vector i < count. */
-template <unsigned V>
-static __device__ inline uint64_t search_join(search_area<V> &s, unsigned count,
-                                              const float *best, const uint32_t *at)
+/* The same for vectors 0 .. count - 1. */
+template <bool AT, unsigned V>
+static __device__ inline void search_scan_codebook(const search_layout &l, search_area<V> &s,
+                                                   const search_codebook &b, unsigned count)
 {
-#pragma unroll
-    for (unsigned i = 0; i < SEARCH_VECTORS; i++) {
-        const uint64_t key = search_least(search_key(best[i], at[i]));
-        if (port_lane() == 0)
-            s.nearest[i][port_warp()] = key;
-    }
-    __syncthreads();
+    constexpr unsigned n = search_in_registers<V>;
+    unsigned first = 0;
+    for (; first + n / 2 < count; first += n)
+        search_scan_some<AT, n>(l, s, b, first);
+    if (first < count)
+        search_scan_some<AT, n / 2>(l, s, b, first);
+}
+
+/* The smallest key of vector i, in the lanes of warp i < count. */
+template <unsigned V>
+static __device__ inline uint64_t search_join(const search_area<V> &s, unsigned count)
+{
     const unsigned i = port_warp(), lane = port_lane();
-    return i < count ? search_least(lane < SEARCH_WARPS ? s.nearest[i][lane] : search_none)
+    __syncthreads();
+    return i < count ? search_least(lane < search_warps<V> ? s.nearest[i][lane] : search_none)
                      : search_none;
 }
 
 /* ---- the beam: the nearest main centroids ---- */
 
-/* Selects roughly the `beam` nearest: the threads' keys fall into `groups` groups, at least
- * twice as many as the beam. With the beam-th smallest group minimum as threshold, few more
- * than `beam` candidates remain. Neighbouring threads are in different groups, as are those a
- * power of two distance, because codebooks often have an order. */
-static __device__ inline uint64_t search_group(const uint64_t *keys, unsigned groups,
-                                               unsigned g)
-{
-    uint64_t least = search_none;
-    for (unsigned run = 0; run < SEARCH_THREADS / groups; run++)
-        least = min(least, keys[run * groups + (g + 5 * run) % groups]);
-    return least;
-}
-
-/* Sets s.threshold[i] to the beam-th smallest key of the groups of vector i. */
+/* Sets s.threshold[i] to a score that at least `beam` centroids of vector i do not exceed, and
+ * few more: the threads' scores fall into `groups` groups, at least twice as many as the beam,
+ * and the beam-th smallest minimum of a group is the threshold.  Neighbouring threads are in
+ * different groups, as are those a power of two apart, because codebooks often have an order.
+ * One warp. */
 template <unsigned V>
-static __device__ void search_thresholds(const search_layout &l, search_area<V> &s,
-                                         unsigned count, const float *best)
+static __device__ inline void search_set_threshold(const search_layout &l, search_area<V> &s,
+                                                   unsigned i)
 {
-    uint64_t *keys = search_dynamic<uint64_t>(l.keys);
-    uint64_t *groups = search_dynamic<uint64_t>(l.group_keys);
-#pragma unroll
-    for (unsigned i = 0; i < SEARCH_VECTORS; i++)
-        keys[i * SEARCH_THREADS + threadIdx.x] = search_key(best[i], ~0U);
-    __syncthreads();
-    for (unsigned n = threadIdx.x; n < count * l.groups; n += SEARCH_THREADS)
-        groups[n] = search_group(keys + n / l.groups * SEARCH_THREADS, l.groups, n % l.groups);
-    if (threadIdx.x < SEARCH_VECTORS)
-        s.count[threadIdx.x] = 0;
-    __syncthreads();
-    for (unsigned n = threadIdx.x; n < count * l.groups; n += SEARCH_THREADS) {
-        const unsigned i = n / l.groups, g = n % l.groups;
-        const uint64_t mine = groups[n];
+    const uint32_t *scores = search_list(l, i);
+    const unsigned lane = port_lane(), each = l.groups / PORT_LANES;
+    uint32_t *groups = search_list(l, i) + l.list_bytes / sizeof(uint32_t) - l.groups;
+    for (unsigned f = 0; f < each; f++) {
+        uint32_t least = ~0U;
+        for (unsigned w = f; w < search_warps<V>; w += each)
+            least = min(least, scores[w * PORT_LANES + (lane + 5 * w) % PORT_LANES]);
+        groups[f * PORT_LANES + lane] = least;
+    }
+    __syncwarp();
+    for (unsigned g = lane; g < l.groups; g += PORT_LANES) {
+        const uint32_t mine = groups[g];
         unsigned before = 0;
-        for (unsigned o = 0; o < l.groups; o++) {
-            const uint64_t other = groups[i * l.groups + o];
-            before += other < mine || (other == mine && o < g);
+        for (unsigned o = 0; o < l.groups; o += 4) {
+            const uint4 other = *reinterpret_cast<const uint4 *>(groups + o);
+            before += other.x < mine || (other.x == mine && o < g);
+            before += other.y < mine || (other.y == mine && o + 1 < g);
+            before += other.z < mine || (other.z == mine && o + 2 < g);
+            before += other.w < mine || (other.w == mine && o + 3 < g);
         }
         if (before == l.beam - 1)
             s.threshold[i] = mine;
     }
-    __syncthreads();
+    __syncwarp();
 }
 
-/* Collects the candidates of vector i among a thread's centroids: keys up to the threshold. */
+/* Replaces the scores of vector i by the numbers of the threads whose score is finite and does
+ * not exceed the threshold, as 16-bit numbers; returns how many there are.  One warp. */
 template <unsigned V>
-static __device__ void search_collect(const search_layout &l, search_area<V> &s, unsigned i,
-                                      uint64_t threshold)
+static __device__ inline unsigned search_list_threads(const search_layout &l, unsigned i,
+                                                      uint32_t threshold)
 {
+    const uint32_t *scores = search_list(l, i);
+    uint16_t *to = reinterpret_cast<uint16_t *>(search_list(l, i));
+    const unsigned lane = port_lane();
+    unsigned own = 0;
+#pragma unroll
+    for (unsigned w = 0; w < search_warps<V>; w++) {
+        const uint32_t score = scores[w * PORT_LANES + lane];
+        own |= (unsigned)(score <= threshold && score < search_infinite) << w;
+    }
+    unsigned sum = (unsigned)__popc(own);
+#pragma unroll
+    for (unsigned by = 1; by < PORT_LANES; by *= 2) {
+        const unsigned left = __shfl_up_sync(port_all, sum, by);
+        sum += lane >= by ? left : 0;
+    }
+    to += sum - (unsigned)__popc(own);
+    __syncwarp(); /* the scores have been read */
+    for (; own; own &= own - 1)
+        *to++ = (uint16_t)((unsigned)(__ffs((int)own) - 1) * PORT_LANES + lane);
+    __syncwarp();
+    return __shfl_sync(port_all, sum, PORT_LANES - 1);
+}
+
+/* Calls visit(key) for the centroids of the listed threads of vector i; search_none for other
+ * lanes.  One warp, whose lanes call it together. */
+template <unsigned V, class VISIT>
+static __device__ inline void search_visit_in(const float *data, const search_layout &l,
+                                              const search_area<V> &s, unsigned i,
+                                              unsigned threads, VISIT visit)
+{
+    const uint16_t *listed = reinterpret_cast<const uint16_t *>(search_list(l, i));
     search_held<V, 1> h;
-    uint64_t *to = search_dynamic<uint64_t>(l.candidates) + i * l.max_candidates;
     search_hold(l, h, s.y[i]);
-    for (uint32_t j = threadIdx.x; j < l.main.stride; j += SEARCH_THREADS) {
-        float score;
-        search_score(h, search_data(l.main), l.main.stride, j, &score);
-        const uint64_t key = search_key(score, j);
-        if (key > threshold || key == search_none)
-            continue;
-        const unsigned slot = atomicAdd(&s.count[i], 1U);
-        if (slot < l.max_candidates)
-            to[slot] = key;
+    for (unsigned n = 0; n < threads; n += PORT_LANES) {
+        const bool valid = n + port_lane() < threads;
+        const uint32_t first = valid ? listed[n + port_lane()] : 0;
+#pragma unroll(V <= 8 ? 2 : 1)
+        for (uint32_t at = 0; at < l.main.stride; at += search_threads<V>) {
+            const uint32_t j = at + first < l.main.stride ? at + first : 0;
+            float score;
+            search_score(h, data, l.main.stride, j, &score);
+            visit(valid && j == at + first ? search_key(score, j) : search_none);
+        }
     }
 }
 
-/* Finds the exact threshold that leaves `beam` candidates, by bisection; needed when the groups
- * left more than fit (the near centroids fall into few groups). */
-template <unsigned V>
-static __device__ void search_narrow(const search_layout &l, search_area<V> &s, unsigned i)
+template <unsigned V, class VISIT>
+static __device__ inline void search_visit(const search_layout &l, const search_area<V> &s,
+                                           unsigned i, unsigned threads, VISIT visit)
 {
-    search_held<V, 1> h;
-    uint64_t low = 0, high = s.threshold[i];
-    search_hold(l, h, s.y[i]);
+    if (l.main.shared)
+        search_visit_in(search_copy(l.main), l, s, i, threads, visit);
+    else
+        search_visit_in(l.main.data, l, s, i, threads, visit);
+}
+
+/* Stores the keys up to `limit` of vector i; returns how many there are, which may be more than
+ * fit.  One warp. */
+template <unsigned V>
+static __device__ inline unsigned search_collect(const search_layout &l,
+                                                 const search_area<V> &s, unsigned i,
+                                                 unsigned threads, uint64_t limit)
+{
+    uint64_t *to = search_candidates<V>(l, i);
+    unsigned count = 0;
+    search_visit(l, s, i, threads, [&](uint64_t key) {
+        const bool take = key <= limit && key != search_none;
+        const unsigned lanes = __ballot_sync(port_all, take);
+        const unsigned slot = count + (unsigned)__popc(lanes & ((1U << port_lane()) - 1));
+        if (take && slot < l.max_candidates)
+            to[slot] = key;
+        count += (unsigned)__popc(lanes);
+    });
+    __syncwarp();
+    return count;
+}
+
+/* The limit that leaves exactly `beam` keys, by bisection; needed when the threshold left more
+ * than fit (the near centroids fall into few groups).  One warp. */
+template <unsigned V>
+static __device__ uint64_t search_narrow(const search_layout &l, const search_area<V> &s,
+                                         unsigned i, unsigned threads, uint64_t high)
+{
+    uint64_t low = 0;
     while (low < high) {
         const uint64_t middle = low + (high - low) / 2;
-        unsigned own = 0;
-        for (uint32_t j = threadIdx.x; j < l.main.stride; j += SEARCH_THREADS) {
-            float score;
-            search_score(h, search_data(l.main), l.main.stride, j, &score);
-            own += search_key(score, j) <= middle;
-        }
-        own = port_warp_sum(own);
-        __syncthreads(); /* the previous total has been read */
-        if (threadIdx.x == 0)
-            s.total = 0;
-        __syncthreads();
-        if (port_lane() == 0)
-            (void)atomicAdd(&s.total, own);
-        __syncthreads();
-        if (s.total >= l.beam)
+        unsigned count = 0;
+        search_visit(l, s, i, threads, [&](uint64_t key) {
+            count += (unsigned)__popc(__ballot_sync(port_all, key <= middle));
+        });
+        if (count >= l.beam)
             high = middle;
         else
             low = middle + 1;
     }
-    if (threadIdx.x == 0)
-        s.count[i] = 0;
-    __syncthreads();
-    search_collect(l, s, i, high);
-    __syncthreads();
+    return high;
 }
 
-/* Writes the `beam` nearest main centroids of each vector (or all finite ones, if fewer) to the
- * list [count][beam], nearest first, and their number to s.count. */
+/* Writes the `beam` nearest main centroids of vector i (or all finite ones, if fewer) to its
+ * list, nearest first, and their number to s.count.  One warp. */
 template <unsigned V>
-static __device__ void search_select(const search_layout &l, search_area<V> &s, unsigned count,
-                                     const float *best)
+static __device__ inline void search_select(const search_layout &l, search_area<V> &s,
+                                            unsigned i)
 {
-    search_thresholds(l, s, count, best);
-#pragma unroll
-    for (unsigned i = 0; i < SEARCH_VECTORS; i++)
-        if (i < count && best[i] < INFINITY && search_key(best[i], ~0U) <= s.threshold[i])
-            search_collect(l, s, i, s.threshold[i]);
-    __syncthreads();
-    for (unsigned i = 0; i < count; i++)
-        if (s.count[i] > l.max_candidates)
-            search_narrow(l, s, i);
-    const uint64_t *candidates = search_dynamic<uint64_t>(l.candidates);
-    uint32_t *list = search_dynamic<uint32_t>(l.list);
-    for (unsigned n = threadIdx.x; n < count * l.max_candidates; n += SEARCH_THREADS) {
-        const unsigned i = n / l.max_candidates, of = s.count[i];
-        unsigned before = 0;
-        if (n % l.max_candidates >= of)
-            continue;
-        for (unsigned o = 0; o < of; o++)
-            before += candidates[i * l.max_candidates + o] < candidates[n];
-        if (before < l.beam)
-            list[i * l.beam + before] = (uint32_t)candidates[n];
+    search_set_threshold(l, s, i);
+    const unsigned threads = search_list_threads<V>(l, i, s.threshold[i]);
+    uint64_t limit = (uint64_t)s.threshold[i] << 32 | ~0U;
+    unsigned of = search_collect(l, s, i, threads, limit);
+    if (of > l.max_candidates) {
+        limit = search_narrow(l, s, i, threads, limit);
+        of = search_collect(l, s, i, threads, limit);
     }
-    __syncthreads();
+    const uint64_t *candidates = search_candidates<V>(l, i);
+    uint32_t *list = search_list(l, i);
+    for (unsigned n = port_lane(); n < of; n += PORT_LANES) {
+        const uint64_t mine = candidates[n];
+        unsigned before = 0;
+        for (unsigned o = 0; o < of; o++)
+            before += candidates[o] < mine;
+        if (before < l.beam)
+            list[before] = (uint32_t)mine;
+    }
+    if (port_lane() == 0)
+        s.count[i] = min(of, l.beam);
+    __syncwarp();
 }
 
 #endif

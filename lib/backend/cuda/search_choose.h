@@ -260,7 +260,10 @@ static __device__ inline void search_try_pairs(const search_layout &l, const flo
         search_operand_at<V>(l.tiles.shared ? copy : l.tiles.data, l.res.stride);
     search_unit<V> u;
     search_unit_start(l, x, t, first,
-                      reinterpret_cast<const search_tiles_head *>(l.tiles.data)->size, u);
+                      l.tiles.shared
+                          ? reinterpret_cast<const search_tiles_head *>(copy)->size
+                          : reinterpret_cast<const search_tiles_head *>(l.tiles.data)->size,
+                      u);
     search_lowest best =
         l.tiles.shared
             ? search_scan_tiles(u, search_operand_at<V>(copy, l.res.stride), from, to)
@@ -298,42 +301,64 @@ static __device__ inline search_pair search_least_pair(search_pair p)
     return {main, search_least(p.main == main ? p.res : search_none)};
 }
 
-/* The best of all pairs to try; warp i gets that of vector i < count. Warps take units in turn;
- * if there are few, the residual codebook is divided into parts. */
+/* The best of all pairs to try; warp i gets that of vector i < count.  As many warps as there
+ * are for each vector take its main centroids in turn; if these are few, they divide the
+ * residual codebook into parts. */
 template <unsigned V>
 static __device__ search_choice search_pairs(const search_layout &l, search_area<V> &s,
                                              unsigned count)
 {
-    const unsigned warp = port_warp(), lane = port_lane();
     const uint32_t tried = l.beam ? l.beam : l.main.k, tiles = l.res.stride / SEARCH_TILE;
     const uint32_t together = (tried + SEARCH_MAINS - 1) / SEARCH_MAINS;
+    const unsigned team = search_warps<V> / count, i = port_warp() / team;
     uint32_t parts = 1;
-    while (count * together * parts < SEARCH_WARPS && 2 * parts <= tiles)
+    while (together * parts < team && 2 * parts <= tiles)
         parts *= 2;
-    const uint32_t units = together * parts;
     const uint32_t part = (tiles + parts - 1) / parts;
-    for (unsigned i = 0; i < count; i++) {
-        const search_mains t = {l.beam ? search_dynamic<uint32_t>(l.list) + i * l.beam : NULL,
-                                l.beam ? min(s.count[i], l.beam) : l.main.k};
-        search_pair least = {search_none, search_none};
-        for (uint32_t n = (warp + SEARCH_WARPS - i * units % SEARCH_WARPS) % SEARCH_WARPS;
-             n < units; n += SEARCH_WARPS) {
+    search_pair least = {search_none, search_none};
+    if (team > 1)
+        __syncthreads(); /* the lists are those of other warps */
+    if (i < count) {
+        const search_mains t = {l.beam ? search_list(l, i) : NULL,
+                                l.beam ? s.count[i] : l.main.k};
+        for (uint32_t n = port_warp() % team; n < together * parts; n += team) {
             const uint32_t from = n % parts * part;
             search_try_pairs<V>(l, s.x[i], t, n / parts * SEARCH_MAINS, from,
                                 min(from + part, tiles), &least);
         }
-        if (lane == 0)
-            s.pairs[i][warp] = least;
     }
-    __syncthreads();
-    search_pair least = {search_none, search_none};
-    if (warp < count && lane < SEARCH_WARPS)
-        least = s.pairs[warp][lane];
-    least = search_least_pair(least);
+    if (team > 1) {
+        if (port_lane() == 0)
+            s.pairs[port_warp()] = least;
+        __syncthreads();
+        least = {search_none, search_none};
+        if (port_warp() < count && port_lane() < team)
+            least = s.pairs[port_warp() * team + port_lane()];
+        least = search_least_pair(least);
+    }
     return {search_index(least.main), search_index(least.res)};
 }
 
 /* ---- the search ---- */
+
+/* The nearest centroid of the main codebook, then that of the residual codebook to the rest. */
+template <unsigned V>
+static __device__ inline search_choice search_greedy(const search_layout &l, search_area<V> &s,
+                                                     unsigned count)
+{
+    search_scan_codebook<true>(l, s, l.main, count);
+    search_choice found = {search_index(search_join(s, count)), 0};
+    if (!l.res.stride)
+        return found;
+    const unsigned i = port_warp();
+    const float *data = search_data(l.main);
+    for (unsigned d = port_lane(); i < count && d < l.v; d += PORT_LANES)
+        s.y[i][d] = -2 * (s.x[i][d] - search_element<V>(data, l.main.stride, found.main, d));
+    __syncthreads();
+    search_scan_codebook<true>(l, s, l.res, count);
+    found.res = search_index(search_join(s, count));
+    return found;
+}
 
 /* Searches vectors 0 .. count - 1, which search_put has set: warp i gets the choice of vector
  * i. All threads call it; it begins with a barrier, and another barrier must precede the next
@@ -342,28 +367,16 @@ template <unsigned V>
 static __device__ inline search_choice search_run(const search_layout &l, search_area<V> &s,
                                                   unsigned count)
 {
-    float best[SEARCH_VECTORS];
-    uint32_t at[SEARCH_VECTORS];
     __syncthreads();
-    if (!l.beam)
-        return search_pairs(l, s, count);
-    if (l.beam > 1) {
-        search_scan_codebook<false>(l, s, l.main, best, at);
-        search_select(l, s, count, best);
-        return search_pairs(l, s, count);
+    if (l.beam == 1)
+        return search_greedy(l, s, count);
+    if (l.beam) {
+        search_scan_codebook<false>(l, s, l.main, count);
+        __syncthreads();
+        if (port_warp() < count)
+            search_select(l, s, port_warp());
     }
-    search_scan_codebook<true>(l, s, l.main, best, at);
-    search_choice found = {search_index(search_join(s, count, best, at)), 0};
-    if (!l.res.stride)
-        return found;
-    const unsigned i = port_warp();
-    const float *data = search_data(l.main);
-    for (unsigned d = port_lane(); i < count && d < l.v; d += PORT_LANES)
-        s.y[i][d] = -2 * (s.x[i][d] - search_element<V>(data, l.main.stride, found.main, d));
-    __syncthreads();
-    search_scan_codebook<true>(l, s, l.res, best, at);
-    found.res = search_index(search_join(s, count, best, at));
-    return found;
+    return search_pairs(l, s, count);
 }
 
 /* Element d of the decoded choice. */

@@ -338,6 +338,7 @@ template <x_form X, vptq_cuda_loop LOOP>
 __global__ static void __launch_bounds__(THREADS) vq_gemv_kernel(gemv_job j)
 {
     pass_state &p = pass_of(j);
+    port_grid_release();
     if (threadIdx.x == 0) {
         p.range = blockIdx.x / j.o.split;
         p.rank = blockIdx.x % j.o.split;

@@ -317,7 +317,7 @@ static __device__ grid_scale convert_x(const grid_job &j, uint32_t chunk, uint32
 {
     unsigned largest = 0;
     double sum = 0;
-#pragma unroll 2
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < chunks * UNITS; i += THREADS)
         largest = max(largest, load_unit(j, chunk, i, &sum));
     largest = port_block_max(largest);
@@ -332,6 +332,28 @@ static __device__ grid_scale convert_x(const grid_job &j, uint32_t chunk, uint32
 }
 
 /* ---- a segment ---- */
+
+/* Asks for all that is read once before the products, so that only the first of these reads
+ * waits for memory. */
+template <vptq_cuda_loop LOOP>
+static __device__ void prefetch_share(const grid_job &j, const grid_share &s)
+{
+    const size_t column = (size_t)s.x_chunk * VPTQ_CUDA_CHUNK;
+    const size_t columns = (size_t)s.chunks * VPTQ_CUDA_CHUNK;
+    prefetch_bytes(s.main, (size_t)j.first.main.table.k * VPTQ_CUDA_TAIL);
+    if (LOOP != VPTQ_CUDA_MAIN_ALONE)
+        prefetch_bytes(s.residual, (size_t)j.first.residual.table.k * VPTQ_CUDA_TAIL);
+    if (j.channel) {
+        prefetch_bytes(j.channel + column, columns * sizeof *j.channel);
+        return; /* its columns are anywhere */
+    }
+    const size_t bytes = (min(column + columns, (size_t)j.in) - column) * sizeof(float);
+    prefetch_bytes(j.o.g.x + column, bytes);
+    if (j.scale)
+        prefetch_bytes(j.scale + column, bytes);
+    if (j.bias)
+        prefetch_bytes(j.bias + column, bytes);
+}
 
 /* Multiplies the items of a warp, whose first AHEAD are on their way. */
 template <vptq_cuda_loop LOOP>
@@ -368,6 +390,7 @@ static __device__ grid_scale run_segment(const grid_job &j, const grid_share &s)
 #pragma unroll
     for (unsigned slot = 0; slot < AHEAD; slot++)
         ask<LOOP>(q, s, slot);
+    prefetch_share<LOOP>(j, s);
     fill_table(j.first.main.table, j.first.main.at, s.main, 0);
     if (LOOP != VPTQ_CUDA_MAIN_ALONE)
         fill_table(j.first.residual.table, j.first.residual.at, s.residual, 0);
@@ -424,6 +447,7 @@ template <vptq_cuda_loop LOOP>
 __global__ static void __launch_bounds__(THREADS) vq_grid_kernel(const grid_job j)
 {
     const uint32_t range = blockIdx.x / j.o.split, row0 = range * j.rows;
+    port_grid_release();
     const uint32_t rows = min(j.rows, j.o.out - row0);
     grid_share s = share_of(j, j.first, row0, rows);
     for (uint32_t i = 0; i < j.count; i++) {

@@ -40,6 +40,17 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
 vptq_status vptq_cuda_vq_grid(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
                               const vptq_gemv_args *g, vptq_err *err);
 
+/* ---- reading ahead ---- */
+
+/* Asks for n bytes, which a block reads soon, all at once. */
+static __device__ inline void prefetch_bytes(const void *from, size_t n)
+{
+    const char *lines = static_cast<const char *>(from);
+    for (size_t i = threadIdx.x * (size_t)VPTQ_CUDA_LINE; i < n;
+         i += blockDim.x * (size_t)VPTQ_CUDA_LINE)
+        port_prefetch(lines + i);
+}
+
 /* ---- results ---- */
 
 struct product_out {

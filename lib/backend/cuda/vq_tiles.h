@@ -28,15 +28,17 @@ static __device__ unsigned char *shared_at(uint32_t byte)
     return static_cast<unsigned char *>(port_shared_dynamic()) + byte;
 }
 
-/* Writes a row of one part of a centroid to all its places. */
+/* Writes a row of one part of a centroid to all its places.  The loops are not unrolled: blocks
+ * run this code once, and reading it would take longer than its branches. */
 template <class ROW>
 static __device__ void put_row(const vptq_cuda_table &t, ROW *to, uint32_t rank, ROW row)
 {
+#pragma unroll 1
     for (uint32_t i = 0; i < t.replicas; i++) /* neighbouring lanes write to different slots */
         to[vptq_cuda_replica_row(&t, rank, i + threadIdx.x)] = row;
-#pragma unroll
-    for (uint32_t c = 0; c < VPTQ_CUDA_MAX_COPIES; c++)
-        if (c < t.copies && rank < t.copy[c].ranks)
+#pragma unroll 1
+    for (uint32_t c = 0; c < t.copies; c++)
+        if (rank < t.copy[c].ranks)
             to[vptq_cuda_row(&t, c, rank)] = row;
 }
 
@@ -74,8 +76,17 @@ static __device__ void fill_table(const vptq_cuda_table &t, uint32_t at, const v
                   reinterpret_cast<const uint2 *>(from_piece + t.pieces * (size_t)from_rows));
 }
 
+static __device__ inline void prefetch_codebook(const vptq_cuda_codebook &b)
+{
+    if (b.table.k && b.table.shared)
+        prefetch_bytes(b.codebook, (size_t)b.codebook_rows * (b.table.pieces * VPTQ_CUDA_PIECE +
+                                                              b.table.tail * VPTQ_CUDA_TAIL));
+}
+
 static __device__ inline void fill_codebooks(const vptq_cuda_stripe &s)
 {
+    prefetch_codebook(s.main);
+    prefetch_codebook(s.residual);
     fill_table(s.main.table, s.main.at, s.main.codebook, s.main.codebook_rows);
     fill_table(s.residual.table, s.residual.at, s.residual.codebook, s.residual.codebook_rows);
     __syncthreads();

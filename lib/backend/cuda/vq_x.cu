@@ -40,6 +40,7 @@ static __device__ float value_of(const x_job &j, const float *x, uint32_t column
 static __device__ void put_halves(const x_job &j, const float *x, unsigned b, float up)
 {
     const size_t next = (size_t)j.tiles * PORT_LANES; /* next group of columns of B */
+#pragma unroll 2
     for (uint32_t i = blockIdx.x * X_THREADS + threadIdx.x; i < j.tiles * 4;
          i += gridDim.x * X_THREADS) {
         const uint32_t tile = i / 4, t = i % 4;
@@ -68,14 +69,21 @@ __global__ static void __launch_bounds__(X_THREADS) vq_x_kernel(x_job j)
     const float *x = j.x + b * j.ldx;
     unsigned largest = 0;
     port_grid_release();
-#pragma unroll 4
+    if (j.bias && blockIdx.x == 0)
+        prefetch_bytes(j.bias, j.in * sizeof *j.bias);
+    if (j.scale)
+        prefetch_bytes(j.scale, j.in * sizeof *j.scale);
+    prefetch_bytes(j.channel, j.tiles * (size_t)TILE * sizeof *j.channel);
+    port_grid_wait(); /* a product may still read the fragments of its x */
+    prefetch_bytes(x, j.in * sizeof *x);
+#pragma unroll 8
     for (uint32_t i = threadIdx.x; i < j.in; i += X_THREADS)
         largest = max(largest, __float_as_uint(fabsf(scaled(j, x, i))));
     largest = port_block_max(largest);
     const float up = vptq_cuda_to_top(largest, X_TOP);
     if (blockIdx.x == 0) {
         double sum = 0;
-#pragma unroll 4
+#pragma unroll 8
         for (uint32_t i = threadIdx.x; i < (j.bias ? j.in : 0); i += X_THREADS)
             sum += (double)x[i] * (double)j.bias[i];
         sum = port_block_sum(sum);
@@ -124,7 +132,9 @@ vptq_status vptq_cuda_product_open(vptq_dev *dev, const vptq_matrix *m,
           split,
           j.factor + n,
           r->arrived};
-    return vptq_cuda_check(
-        port_launch(vq_x_kernel, dim3(blocks, (unsigned)n), X_THREADS, 0, dev->stream, j),
-        "vq_gemv", err);
+    cudaError_t e = port_prefer_shared(vq_x_kernel);
+    if (!e)
+        e = port_launch_early(vq_x_kernel, dim3(blocks, (unsigned)n), X_THREADS, 0, dev->stream,
+                              j);
+    return vptq_cuda_check(e, "vq_gemv", err);
 }
