@@ -338,16 +338,16 @@ static __device__ grid_scale convert_x(const grid_job &j, uint32_t chunk, uint32
 template <vptq_cuda_loop LOOP>
 static __device__ void prefetch_share(const grid_job &j, const grid_share &s)
 {
-    const size_t column = (size_t)s.x_chunk * VPTQ_CUDA_CHUNK;
-    const size_t columns = (size_t)s.chunks * VPTQ_CUDA_CHUNK;
-    prefetch_bytes(s.main, (size_t)j.first.main.table.k * VPTQ_CUDA_TAIL);
+    const uint32_t column = s.x_chunk * VPTQ_CUDA_CHUNK, columns = s.chunks * VPTQ_CUDA_CHUNK;
+    prefetch_bytes(s.main, j.first.main.table.k * VPTQ_CUDA_TAIL);
     if (LOOP != VPTQ_CUDA_MAIN_ALONE)
-        prefetch_bytes(s.residual, (size_t)j.first.residual.table.k * VPTQ_CUDA_TAIL);
+        prefetch_bytes(s.residual, j.first.residual.table.k * VPTQ_CUDA_TAIL);
     if (j.channel) {
-        prefetch_bytes(j.channel + column, columns * sizeof *j.channel);
+        prefetch_bytes(j.channel + column, columns * (uint32_t)sizeof *j.channel);
         return; /* its columns are anywhere */
     }
-    const size_t bytes = (min(column + columns, (size_t)j.in) - column) * sizeof(float);
+    const uint32_t end = min(column + columns, j.in); /* a block may have no columns */
+    const uint32_t bytes = (end > column ? end - column : 0) * (uint32_t)sizeof(float);
     prefetch_bytes(j.o.g.x + column, bytes);
     if (j.scale)
         prefetch_bytes(j.scale + column, bytes);
@@ -386,11 +386,11 @@ static __device__ grid_scale run_segment(const grid_job &j, const grid_share &s)
     constexpr uint32_t codebooks = LOOP == VPTQ_CUDA_MAIN_ALONE ? 1 : CODEBOOKS;
     const uint32_t items = s.pairs * s.chunks;
     const uint32_t first = items * port_warp() / WARPS, end = items * (port_warp() + 1) / WARPS;
+    prefetch_share<LOOP>(j, s);
     code_queue q = open_queue<LOOP>(s, first, end);
 #pragma unroll
     for (unsigned slot = 0; slot < AHEAD; slot++)
         ask<LOOP>(q, s, slot);
-    prefetch_share<LOOP>(j, s);
     fill_table(j.first.main.table, j.first.main.at, s.main, 0);
     if (LOOP != VPTQ_CUDA_MAIN_ALONE)
         fill_table(j.first.residual.table, j.first.residual.at, s.residual, 0);

@@ -43,12 +43,10 @@ vptq_status vptq_cuda_vq_grid(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
 /* ---- reading ahead ---- */
 
 /* Asks for n bytes, which a block reads soon, all at once. */
-static __device__ inline void prefetch_bytes(const void *from, size_t n)
+static __device__ inline void prefetch_bytes(const void *from, uint32_t n)
 {
-    const char *lines = static_cast<const char *>(from);
-    for (size_t i = threadIdx.x * (size_t)VPTQ_CUDA_LINE; i < n;
-         i += blockDim.x * (size_t)VPTQ_CUDA_LINE)
-        port_prefetch(lines + i);
+    for (uint32_t i = threadIdx.x * VPTQ_CUDA_LINE; i < n; i += blockDim.x * VPTQ_CUDA_LINE)
+        port_prefetch(static_cast<const char *>(from) + i);
 }
 
 /* ---- results ---- */

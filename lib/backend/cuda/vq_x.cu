@@ -70,12 +70,12 @@ __global__ static void __launch_bounds__(X_THREADS) vq_x_kernel(x_job j)
     unsigned largest = 0;
     port_grid_release();
     if (j.bias && blockIdx.x == 0)
-        prefetch_bytes(j.bias, j.in * sizeof *j.bias);
+        prefetch_bytes(j.bias, j.in * (uint32_t)sizeof *j.bias);
     if (j.scale)
-        prefetch_bytes(j.scale, j.in * sizeof *j.scale);
-    prefetch_bytes(j.channel, j.tiles * (size_t)TILE * sizeof *j.channel);
+        prefetch_bytes(j.scale, j.in * (uint32_t)sizeof *j.scale);
+    prefetch_bytes(j.channel, j.tiles * TILE * (uint32_t)sizeof *j.channel);
     port_grid_wait(); /* a product may still read the fragments of its x */
-    prefetch_bytes(x, j.in * sizeof *x);
+    prefetch_bytes(x, j.in * (uint32_t)sizeof *x);
 #pragma unroll 8
     for (uint32_t i = threadIdx.x; i < j.in; i += X_THREADS)
         largest = max(largest, __float_as_uint(fabsf(scaled(j, x, i))));
