@@ -8,6 +8,7 @@
  *     vf     SIMD_LANES floats: 4, 8 or 16.  A file may define SIMD_MAX_LANES as 1 (affects
  *            level 0) or 8 (affects level 2) first.
  *     vd     as many doubles
+ *     vr     SIMD_DOUBLES doubles, one register: 4, or 8 at level 2
  *
  * Pointers have any alignment.  `part` functions access the first n < SIMD_LANES lanes (at
  * level 1 also n = SIMD_LANES). */
@@ -59,6 +60,8 @@ typedef __m512 vf;
 typedef struct vd {
     __m512d lo, hi;
 } vd;
+enum { SIMD_DOUBLES = 8 };
+typedef __m512d vr;
 #else
 #define SIMD_512                0
 #define SIMD_OP(name)           _mm256_##name
@@ -71,6 +74,8 @@ typedef __m256 vf;
 typedef struct vd {
     __m256d lo, hi;
 } vd;
+enum { SIMD_DOUBLES = 4 };
+typedef __m256d vr;
 #endif
 
 #else
@@ -90,6 +95,10 @@ typedef float vf __attribute__((vector_size(16)));
 typedef struct vd {
     double lane[SIMD_LANES];
 } vd;
+enum { SIMD_DOUBLES = 4 };
+typedef struct vr {
+    double lane[SIMD_DOUBLES];
+} vr;
 
 #endif
 
@@ -214,6 +223,38 @@ static inline void vd_store(double *p, vd d)
 static inline vd vd_mul_add(vd a, vd b, vd d)
 {
     return (vd){SIMD_OP(fmadd_pd)(a.lo, b.lo, d.lo), SIMD_OP(fmadd_pd)(a.hi, b.hi, d.hi)};
+}
+
+static inline vr vr_set1(double x)
+{
+    return SIMD_OP(set1_pd)(x);
+}
+
+static inline vr vr_load(const double *p)
+{
+    return SIMD_OP(loadu_pd)(p);
+}
+
+static inline void vr_store(double *p, vr d)
+{
+    SIMD_OP(storeu_pd)(p, d);
+}
+
+static inline vr vr_mul(vr a, vr b)
+{
+    return SIMD_OP(mul_pd)(a, b);
+}
+
+/* d + a * b, rounded once at every level. */
+static inline vr vr_mul_add(vr a, vr b, vr d)
+{
+    return SIMD_OP(fmadd_pd)(a, b, d);
+}
+
+/* d - a * b, rounded once at every level. */
+static inline vr vr_mul_sub(vr a, vr b, vr d)
+{
+    return SIMD_OP(fnmadd_pd)(a, b, d);
 }
 
 /* ---- reductions of 8 and 4 lanes, always in the same order ---- */
@@ -621,6 +662,44 @@ static inline vd vd_mul_add(vd a, vd b, vd d)
 {
     for (int l = 0; l < SIMD_LANES; l++)
         d.lane[l] += a.lane[l] * b.lane[l];
+    return d;
+}
+
+static inline vr vr_set1(double x)
+{
+    return (vr){{x, x, x, x}};
+}
+
+static inline vr vr_load(const double *p)
+{
+    vr d;
+    memcpy(&d, p, sizeof d);
+    return d;
+}
+
+static inline void vr_store(double *p, vr d)
+{
+    memcpy(p, &d, sizeof d);
+}
+
+static inline vr vr_mul(vr a, vr b)
+{
+    for (int l = 0; l < SIMD_DOUBLES; l++)
+        a.lane[l] *= b.lane[l];
+    return a;
+}
+
+static inline vr vr_mul_add(vr a, vr b, vr d)
+{
+    for (int l = 0; l < SIMD_DOUBLES; l++)
+        d.lane[l] = fma(a.lane[l], b.lane[l], d.lane[l]);
+    return d;
+}
+
+static inline vr vr_mul_sub(vr a, vr b, vr d)
+{
+    for (int l = 0; l < SIMD_DOUBLES; l++)
+        d.lane[l] = fma(-a.lane[l], b.lane[l], d.lane[l]);
     return d;
 }
 

@@ -394,9 +394,84 @@ static void check_factor(size_t n, size_t lda)
 static void test_factor(void **state)
 {
     (void)state;
-    static const size_t sizes[] = {1, 2, 17, 127, 128, 129, 383, 385, 530};
+    static const size_t sizes[] = {1, 2, 17, 119, 120, 121, 240, 385, 530};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         check_factor(sizes[s], sizes[s] + s % 3);
+}
+
+/* ---- the rule of docs/numerics.md, bit for bit ---- */
+
+/* Runs on every level of cpu, with several numbers of threads. */
+static void check_rule(const devices_op *op, const void *want)
+{
+    void *got = malloc(op->count * op->size);
+    assert_non_null(got);
+    for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++)
+        for (int threads = 1; threads <= 3; threads++) {
+            devices_one d;
+            devices_open(&d, "cpu", (vptq_simd)simd, threads);
+            op->run(&d.dev, op->arg, got);
+            devices_close(&d);
+            if (memcmp(got, want, op->count * op->size) != 0)
+                fail_msg("%s, %d threads: other bits than the rule",
+                         vptq_simd_name((vptq_simd)simd), threads);
+        }
+    free(got);
+}
+
+static void potrf_by_rule(size_t n, double *a, size_t lda)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j <= i; j++) {
+            double s = a[i * lda + j];
+            for (size_t l = 0; l < j; l++)
+                s = fma(-a[i * lda + l], a[j * lda + l], s);
+            a[i * lda + j] = i == j ? sqrt(s) : s * (1 / a[j * lda + j]);
+        }
+}
+
+static void trtri_by_rule(size_t n, const double *a, size_t lda, double *x)
+{
+    for (size_t j = 0; j < n; j++) {
+        x[j * lda + j] = 1 / a[j * lda + j];
+        for (size_t i = j + 1; i < n; i++) {
+            double s = 0;
+            for (size_t l = j; l < i; l++)
+                s = fma(-a[i * lda + l], x[l * lda + j], s);
+            x[i * lda + j] = s * (1 / a[i * lda + i]);
+        }
+    }
+}
+
+static void check_factor_rule(size_t n, bool invert)
+{
+    const size_t lda = n + n % 3;
+    double *a = positive(n, lda, n), *result = positive(n, lda, n);
+    double *want = malloc(n * (n + 1) / 2 * sizeof *want), *to = want;
+    const factor_case c = {n, lda, a, invert};
+    const devices_op op = {run_factor, &c, n * (n + 1) / 2, sizeof(double), 0};
+    assert_non_null(want);
+    if (invert)
+        trtri_by_rule(n, a, lda, result);
+    else
+        potrf_by_rule(n, result, lda);
+    for (size_t i = 0; i < n; i++, to += i)
+        memcpy(to, result + i * lda, (i + 1) * sizeof *to);
+    check_rule(&op, want);
+    free(a);
+    free(result);
+    free(want);
+}
+
+static void test_factor_rule(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 2, 3, 11, 12, 13, 24, 25, 119, 120, 121, 217, 241, 500};
+    devices_skip_if_only();
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        check_factor_rule(sizes[s], false);
+        check_factor_rule(sizes[s], true);
+    }
 }
 
 static void test_factor_errors(void **state);
@@ -459,7 +534,7 @@ static void test_factor_errors(void **state)
 {
     (void)state;
     enum { N = 300 };
-    static const size_t at[] = {0, 1, 127, 128, 257, 299};
+    static const size_t at[] = {0, 1, 119, 120, 257, 299};
     static const double bad[] = {0, -1, -INFINITY, NAN, INFINITY};
     static const char *const names[] = {"ref", "cpu", "emu"};
     double *a = malloc(N * N * sizeof *a);
@@ -541,6 +616,57 @@ static void test_quad_trace(void **state)
     }
 }
 
+/* One row of a tile of H [height, width], which begins at h: every element of e H is a chain,
+ * and so is its product with e. */
+static double row_by_rule(const quad_case *c, const float *e, size_t i0, size_t height,
+                          size_t j0, size_t width)
+{
+    double total = 0;
+    for (size_t j = j0; j < j0 + width; j++) {
+        double s = 0;
+        for (size_t i = i0; i < i0 + height; i++)
+            s = fma((double)e[i], c->h[(i > j ? i : j) * (c->n + 2) + (i > j ? j : i)], s);
+        total = fma(s, (double)e[j], total);
+    }
+    return total;
+}
+
+static double trace_by_rule(const quad_case *c)
+{
+    const size_t tiles = (c->n + 239) / 240;
+    const size_t size = ((c->n + tiles - 1) / tiles + 23) / 24 * 24;
+    double trace = 0;
+    for (size_t i = 0; i < c->n; i += size)
+        for (size_t j = 0; j <= i; j += size) {
+            const size_t height = c->n - i < size ? c->n - i : size;
+            const size_t width = c->n - j < size ? c->n - j : size;
+            double total = 0;
+            for (size_t r = 0; r < c->m; r++)
+                total += row_by_rule(c, c->e + r * (c->n + 1), i, height, j, width);
+            trace += i == j ? total : 2 * total;
+        }
+    return trace;
+}
+
+static void test_quad_trace_rule(void **state)
+{
+    (void)state;
+    static const size_t shapes[][2] = {{1, 1},    {3, 17},    {23, 239}, {24, 240},
+                                       {25, 241}, {100, 300}, {7, 730}};
+    devices_skip_if_only();
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        const size_t m = shapes[s][0], n = shapes[s][1];
+        float *e = vtest_normals(m * (n + 1), 33);
+        double *h = positive(n, n + 2, 34);
+        const quad_case c = {m, n, e, h};
+        const devices_op op = {run_quad, &c, 1, sizeof(double), 0};
+        const double want = trace_by_rule(&c);
+        check_rule(&op, &want);
+        free(e);
+        free(h);
+    }
+}
+
 VTEST_MAIN(cmocka_unit_test(test_gemm_by_hand), cmocka_unit_test(test_gemm_forms),
            cmocka_unit_test(test_gemm_shapes), cmocka_unit_test(test_gemm_scales),
            cmocka_unit_test(test_products_in_little_shared_memory),
@@ -548,4 +674,5 @@ VTEST_MAIN(cmocka_unit_test(test_gemm_by_hand), cmocka_unit_test(test_gemm_forms
            cmocka_unit_test(test_syrk_by_hand), cmocka_unit_test(test_factor),
            cmocka_unit_test(test_factor_by_hand), cmocka_unit_test(test_factor_errors),
            cmocka_unit_test(test_own_factor), cmocka_unit_test(test_factor_without_a_library),
-           cmocka_unit_test(test_quad_trace))
+           cmocka_unit_test(test_factor_rule), cmocka_unit_test(test_quad_trace),
+           cmocka_unit_test(test_quad_trace_rule))

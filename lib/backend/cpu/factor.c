@@ -1,25 +1,31 @@
-/* The ops potrf and trtri. Both are blocked: LAPACK on the diagonal blocks, matrix products on
- * tiles for the rest. Blocks and tiles depend on n only. */
-#include <math.h>
+/* The ops potrf and trtri. Both are right-looking: one block of rows and columns after the
+ * other is solved into panels (double.h), whose products are then subtracted from everything
+ * below. An element is one chain over the columns to its left (docs/numerics.md). */
+#include <string.h>
 
-#include "lib/backend/cpu/blas.h"
 #include "lib/backend/cpu/cpu.h"
+#include "lib/backend/cpu/double.h"
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/dev.h"
-#include "lib/backend/ref/ref.h"
+#include "lib/base/parallel.h"
 
-/* BLOCK: rows and columns of a diagonal block, factored by one thread while the others wait;
- * TILE: rows (potrf) or columns (trtri) of a task. */
-enum { BLOCK = 128, TILE = 256 };
+/* BLOCK: rows and columns of a block; a panel of that depth fits half of a first-level cache.
+ * TILE: rows and columns of a task. */
+enum { BLOCK = 5 * VPTQ_DOUBLE_STEP, TILE = 4 * VPTQ_DOUBLE_STEP };
 
 typedef struct factor_job {
-    const vptq_blas *blas;
+    const vptq_cpu_double *kernels;
     double *a;
     size_t n, lda;
-    size_t at, width; /* the current block: rows and columns [at, at + width) */
-    size_t good;      /* potrf: leading pivots of the block that are positive numbers */
-    double *panel;    /* trtri: [width, at], rows of `ld_panel` */
-    size_t ld_panel;
+    size_t at, width;  /* the current block: rows and columns [at, at + width) */
+    size_t below;      /* the first row below it */
+    double *inverse;   /* [BLOCK], reciprocals of its diagonal */
+    double *triangle;  /* its rows, in panels of depth BLOCK like the next two */
+    double *left;      /* the rows below it, in these columns */
+    double *right;     /* potrf: the same; trtri: columns [0, below) of its rows */
+    size_t first_col;  /* of `right` */
+    size_t col_panels; /* trtri: panels of `right` */
+    size_t col_tiles;  /* trtri: tiles [TILE, TILE] in a row of them */
 } factor_job;
 
 static size_t min_size(size_t a, size_t b)
@@ -27,168 +33,248 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* ---- potrf: left-looking, one block column after the other ---- */
-
-/* Subtracts the products of the columns to the left from rows [i, i + rows) of the block
- * column. */
-static void subtract_products(const factor_job *job, size_t i, size_t rows)
+static size_t ceil_div(size_t a, size_t b)
 {
-    const double *left = job->a + i * job->lda, *block = job->a + job->at * job->lda;
-    double *c = job->a + i * job->lda + job->at;
-    if (i == job->at)
-        job->blas->dsyrk(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_LOWER, VPTQ_BLAS_NO_TRANS, (int)rows,
-                         (int)job->at, -1, block, (int)job->lda, 1, c, (int)job->lda);
-    else
-        job->blas->dgemm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_NO_TRANS, VPTQ_BLAS_TRANS, (int)rows,
-                         (int)job->width, (int)job->at, -1, left, (int)job->lda, block,
-                         (int)job->lda, 1, c, (int)job->lda);
+    return (a + b - 1) / b;
 }
 
-/* Task 0 is the diagonal block, task t the t-th tile of rows below it. */
-static void potrf_update(void *arg, size_t begin, size_t end, int thread)
+/* Vector i of panels of depth BLOCK. */
+static double *vector_at(const factor_job *job, double *panels, size_t i)
 {
-    const factor_job *job = arg;
-    (void)end;
-    (void)thread;
-    if (begin == 0) {
-        subtract_products(job, job->at, job->width);
-        return;
+    const size_t width = job->kernels->width;
+    return panels + i / width * BLOCK * width + i % width;
+}
+
+/* Takes memory for all panels of a block: n vectors, the last panels rounded up. */
+static vptq_status take_panels(factor_job *job, vptq_dev *dev, vptq_err *err)
+{
+    const size_t vectors = BLOCK + job->n + 2 * job->kernels->width;
+    job->triangle = vptq_dev_scratch(dev, (vectors + 1) * BLOCK, sizeof *job->triangle, err);
+    if (!job->triangle)
+        return VPTQ_E_NOMEM;
+    job->left = job->triangle + (size_t)BLOCK * BLOCK;
+    job->inverse = job->triangle + vectors * BLOCK;
+    return VPTQ_OK;
+}
+
+static void start_block(factor_job *job, size_t at)
+{
+    job->at = at;
+    job->width = min_size(BLOCK, job->n - at);
+    job->below = at + job->width;
+}
+
+/* Gathers rows [row, row + panel width) of the block up to its diagonal, returns their panel.
+ */
+static double *gather_triangle(const factor_job *job, size_t row)
+{
+    const size_t width = job->kernels->width, count = min_size(width, job->width - row);
+    const double *a = job->a + (job->at + row) * job->lda + job->at;
+    double *panel = vector_at(job, job->triangle, row);
+    job->kernels->gather(count, row, a, job->lda, panel);
+    memset(panel + row * width, 0, width * width * sizeof *panel);
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = 0; j <= i; j++)
+            panel[(row + j) * width + i] = a[i * job->lda + row + j];
+    return panel;
+}
+
+/* ---- products ---- */
+
+/* Subtracts from a block of the matrix that is partly outside of it: element (i, j) is inside
+ * for i < rows, j < cols and j <= i + diagonal. */
+static void subtract_part(const factor_job *job, const double *left, const double *right,
+                          double *c, size_t rows, size_t cols, size_t diagonal)
+{
+    enum { MAX_ROWS = 8 };
+    const size_t width = job->kernels->width;
+    double copy[MAX_ROWS * VPTQ_DOUBLE_STEP] = {0};
+    for (size_t i = 0; i < rows; i++)
+        memcpy(copy + i * width, c + i * job->lda,
+               min_size(cols, i + diagonal + 1) * sizeof *copy);
+    job->kernels->subtract(BLOCK, left, right, copy, width, copy);
+    for (size_t i = 0; i < rows; i++)
+        memcpy(c + i * job->lda, copy + i * width,
+               min_size(cols, i + diagonal + 1) * sizeof *copy);
+}
+
+/* Subtracts the products of panels from the lower triangle in [row, row + TILE) and [col, col +
+ * TILE) of the matrix, at most to column col_end. */
+static void subtract_tile(const factor_job *job, size_t row, size_t col, size_t col_end)
+{
+    const size_t height = job->kernels->rows, width = job->kernels->width;
+    const size_t row_end = min_size(row + TILE, job->n);
+    col_end = min_size(col + TILE, col_end);
+    for (size_t j = col; j < col_end; j += width)
+        for (size_t i = row; i < row_end; i += height) {
+            const double *left = vector_at(job, job->left, i - job->below);
+            const double *right = vector_at(job, job->right, j - job->first_col);
+            const size_t rows = min_size(height, row_end - i);
+            const size_t cols = min_size(width, col_end - j);
+            double *c = job->a + i * job->lda + j;
+            const double *next = i + height < row_end ? c + height * job->lda : c;
+            if (i < j)
+                continue; /* above the diagonal */
+            if (rows == height && cols == width && i + 1 >= j + width)
+                job->kernels->subtract(BLOCK, left, right, c, job->lda, next);
+            else
+                subtract_part(job, left, right, c, rows, cols, i - j);
+        }
+}
+
+/* ---- potrf ---- */
+
+/* Factors the block, panel by panel; returns the number of its good pivots. */
+static size_t factor_block(const factor_job *job)
+{
+    const vptq_cpu_double *kernels = job->kernels;
+    const size_t width = kernels->width;
+    for (size_t row = 0; row < job->width; row += width) {
+        const size_t count = min_size(width, job->width - row);
+        double *panel = gather_triangle(job, row), *block = panel + row * width;
+        double *a = job->a + (job->at + row) * job->lda + job->at;
+        kernels->solve(row, job->triangle, BLOCK, job->inverse, panel);
+        for (size_t i = 0; i < width; i += kernels->rows)
+            kernels->subtract(row, panel + i, panel, block + i * width, width, block);
+        const size_t good = kernels->factor(count, block, job->inverse + row);
+        if (good < count)
+            return row + good;
+        kernels->scatter(count, row, panel, a, job->lda);
+        for (size_t i = 0; i < count; i++)
+            for (size_t j = 0; j <= i; j++)
+                a[i * job->lda + row + j] = block[j * width + i];
     }
-    const size_t i = job->at + job->width + (begin - 1) * TILE;
-    subtract_products(job, i, min_size(TILE, job->n - i));
+    return job->width;
 }
 
+/* Rows [begin, end) below the block, one panel. */
 static void potrf_solve(void *arg, size_t begin, size_t end, int thread)
 {
     const factor_job *job = arg;
     (void)thread;
-    const double *diagonal = job->a + job->at * job->lda + job->at;
-    double *rows = job->a + (job->at + job->width + begin) * job->lda + job->at;
-    job->blas->dtrsm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_RIGHT, VPTQ_BLAS_LOWER, VPTQ_BLAS_TRANS,
-                     VPTQ_BLAS_NON_UNIT, (int)(end - begin), (int)job->width, 1, diagonal,
-                     (int)job->lda, rows, (int)job->lda);
+    double *a = job->a + (job->below + begin) * job->lda + job->at;
+    double *panel = vector_at(job, job->left, begin);
+    job->kernels->gather(end - begin, BLOCK, a, job->lda, panel);
+    job->kernels->solve(BLOCK, job->triangle, BLOCK, job->inverse, panel);
+    job->kernels->scatter(end - begin, BLOCK, panel, a, job->lda);
 }
 
-/* Factors the diagonal block. Checks the pivots because LAPACK accepts NaN. */
-static void potrf_diagonal(void *arg, size_t begin, size_t end, int thread)
+static void potrf_update(void *arg, size_t begin, size_t end, int thread)
 {
-    factor_job *job = arg;
-    (void)begin;
+    const factor_job *job = arg;
+    size_t row = 0, col = 0;
     (void)end;
     (void)thread;
-    double *diagonal = job->a + job->at * job->lda + job->at;
-    const int n = (int)job->width, ld = (int)job->lda;
-    int info = 0;
-    job->blas->dpotrf("U", &n, diagonal, &ld, &info); /* "U": column-major */
-    const size_t factored = info > 0 ? (size_t)info - 1 : job->width;
-    for (job->good = 0; job->good < factored; job->good++) {
-        const double pivot = diagonal[job->good * job->lda + job->good];
-        if (!(pivot > 0) || isinf(pivot))
-            return;
-    }
+    vptq_cpu_lower_tile(begin, &row, &col);
+    subtract_tile(job, job->below + row * TILE, job->below + col * TILE, job->n);
 }
 
 vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
                            vptq_err *err)
 {
-    const vptq_blas *blas = NULL;
-    VPTQ_CHECK(vptq_cpu_blas(dev, &blas, err));
-    if (!blas)
-        return vptq_ref_potrf(dev, n, a, lda, bad_pivot, err);
-
-    factor_job job = {.blas = blas, .a = a, .n = n, .lda = lda};
     const int threads = vptq_cpu_threads(dev, n * n);
-
-    for (; job.at < n; job.at += BLOCK) {
+    factor_job job = {.kernels = vptq_cpu_double_get(dev->simd), .a = a, .n = n, .lda = lda};
+    VPTQ_CHECK(take_panels(&job, dev, err));
+    job.right = job.left;
+    for (size_t at = 0; at < n; at += BLOCK) {
         VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
-        job.width = min_size(BLOCK, n - job.at);
-        const size_t below = n - job.at - job.width;
-        if (job.at)
-            vptq_blas_parallel_for(blas, threads, 1 + (below + TILE - 1) / TILE, 1,
-                                   potrf_update, &job);
-        vptq_blas_parallel_for(blas, 1, 1, 1, potrf_diagonal, &job);
-        if (job.good < job.width) {
+        start_block(&job, at);
+        job.first_col = job.below;
+        const size_t good = factor_block(&job), tiles = ceil_div(n - job.below, TILE);
+        if (good < job.width) {
             if (bad_pivot)
-                *bad_pivot = job.at + job.good;
+                *bad_pivot = at + good;
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "matrix is not positive definite: pivot %zu of %zu is not a "
                              "positive number",
-                             job.at + job.good, n);
+                             at + good, n);
         }
-        vptq_blas_parallel_for(blas, threads, below, TILE, potrf_solve, &job);
+        vptq_parallel_for(threads, n - job.below, job.kernels->width, potrf_solve, &job);
+        vptq_parallel_for(threads, tiles * (tiles + 1) / 2, 1, potrf_update, &job);
     }
     return VPTQ_OK;
 }
 
-/* ---- trtri: block rows from the top, X[i, :] = -X[i, i] L[i, :] X[0 .. i) ---- */
+/* ---- trtri: X = L^-1; below the current block are the sums that X is solved from ---- */
 
-static void trtri_diagonal(void *arg, size_t begin, size_t end, int thread)
+/* Columns of a panel of X: the sums of the block's rows, or the identity in its own columns. */
+static void trtri_solve(const factor_job *job, size_t col)
 {
-    const factor_job *job = arg;
-    (void)thread;
-    const int n = (int)(end - begin), ld = (int)job->lda;
-    int info = 0; /* the caller has excluded zeros on the diagonal */
-    job->blas->dtrtri("U", "N", &n, job->a + begin * job->lda + begin, &ld, &info);
+    const size_t width = job->kernels->width, cols = min_size(width, job->below - col);
+    double *a = job->a + job->at * job->lda + col, *panel = vector_at(job, job->right, col);
+    memset(panel, 0, BLOCK * width * sizeof *panel);
+    for (size_t i = 0; i < job->width; i++) {
+        if (col < job->at)
+            memcpy(panel + i * width, a + i * job->lda, cols * sizeof *a);
+        else if (job->at + i - col < width)
+            panel[i * width + job->at + i - col] = 1;
+    }
+    job->kernels->solve(BLOCK, job->triangle, BLOCK, job->inverse, panel);
+    for (size_t i = 0; i < job->width; i++) {
+        const size_t known = job->at + i + 1; /* columns up to the diagonal */
+        if (known > col)
+            memcpy(a + i * job->lda, panel + i * width,
+                   min_size(cols, known - col) * sizeof *a);
+    }
 }
 
-/* panel = -X[i, i] L[i, begin .. end) */
+/* Gathers a panel of rows below the block, and starts the sums of their columns at 0. */
+static void trtri_gather(const factor_job *job, size_t row)
+{
+    const size_t count = min_size(job->kernels->width, job->n - job->below - row);
+    double *a = job->a + (job->below + row) * job->lda + job->at;
+    job->kernels->gather(count, BLOCK, a, job->lda, vector_at(job, job->left, row));
+    for (size_t i = 0; i < count; i++)
+        memset(a + i * job->lda, 0, BLOCK * sizeof *a);
+}
+
 static void trtri_panel(void *arg, size_t begin, size_t end, int thread)
 {
     const factor_job *job = arg;
+    const size_t width = job->kernels->width;
+    (void)end;
     (void)thread;
-    const double *row = job->a + job->at * job->lda;
-    for (size_t r = 0; r < job->width; r++)
-        for (size_t j = begin; j < end; j++)
-            job->panel[r * job->ld_panel + j] = row[r * job->lda + j];
-    job->blas->dtrmm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_LEFT, VPTQ_BLAS_LOWER, VPTQ_BLAS_NO_TRANS,
-                     VPTQ_BLAS_NON_UNIT, (int)job->width, (int)(end - begin), -1, row + job->at,
-                     (int)job->lda, job->panel + begin, (int)job->ld_panel);
+    if (begin < job->col_panels)
+        trtri_solve(job, begin * width);
+    else
+        trtri_gather(job, (begin - job->col_panels) * width);
 }
 
-/* Columns [begin, end) of the block row: the panel times the triangle above, of which these
- * columns are triangular at the top and full below. */
-static void trtri_columns(void *arg, size_t begin, size_t end, int thread)
+static void trtri_update(void *arg, size_t begin, size_t end, int thread)
 {
     const factor_job *job = arg;
+    (void)end;
     (void)thread;
-    const double *above = job->a + begin * job->lda + begin;
-    double *row = job->a + job->at * job->lda + begin;
-    const size_t width = end - begin;
-    for (size_t r = 0; r < job->width; r++)
-        for (size_t j = 0; j < width; j++)
-            row[r * job->lda + j] = job->panel[r * job->ld_panel + begin + j];
-    job->blas->dtrmm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_RIGHT, VPTQ_BLAS_LOWER, VPTQ_BLAS_NO_TRANS,
-                     VPTQ_BLAS_NON_UNIT, (int)job->width, (int)width, 1, above, (int)job->lda,
-                     row, (int)job->lda);
-    if (end < job->at)
-        job->blas->dgemm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_NO_TRANS, VPTQ_BLAS_NO_TRANS,
-                         (int)job->width, (int)width, (int)(job->at - end), 1, job->panel + end,
-                         (int)job->ld_panel, above + width * job->lda, (int)job->lda, 1, row,
-                         (int)job->lda);
+    subtract_tile(job, job->below + begin / job->col_tiles * TILE,
+                  begin % job->col_tiles * TILE, job->below);
 }
 
 vptq_status vptq_cpu_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err)
 {
-    const vptq_blas *blas = NULL;
-    VPTQ_CHECK(vptq_cpu_blas(dev, &blas, err));
-    if (!blas)
-        return vptq_ref_trtri(dev, n, a, lda, err);
     for (size_t i = 0; i < n; i++)
         if (a[i * lda + i] == 0)
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "triangular matrix is singular: diagonal %zu of %zu is 0", i, n);
 
-    factor_job job = {.blas = blas, .a = a, .n = n, .lda = lda, .ld_panel = n};
     const int threads = vptq_cpu_threads(dev, n * n);
-    job.panel = vptq_dev_scratch(dev, BLOCK * n, sizeof *job.panel, err);
-    if (!job.panel)
-        return VPTQ_E_NOMEM;
-    vptq_blas_parallel_for(blas, threads, n, BLOCK, trtri_diagonal, &job);
-    for (job.at = BLOCK; job.at < n; job.at += BLOCK) {
+    factor_job job = {.kernels = vptq_cpu_double_get(dev->simd), .a = a, .n = n, .lda = lda};
+    const size_t width = job.kernels->width;
+    VPTQ_CHECK(take_panels(&job, dev, err));
+    for (size_t at = 0; at < n; at += BLOCK) {
         VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
-        job.width = min_size(BLOCK, n - job.at);
-        vptq_blas_parallel_for(blas, threads, job.at, TILE, trtri_panel, &job);
-        vptq_blas_parallel_for(blas, threads, job.at, TILE, trtri_columns, &job);
+        start_block(&job, at);
+        memset(job.triangle, 0, (size_t)BLOCK * BLOCK * sizeof *job.triangle);
+        for (size_t row = 0; row < job.width; row += width)
+            gather_triangle(&job, row);
+        for (size_t i = 0; i < BLOCK; i++)
+            job.inverse[i] = i < job.width ? 1 / a[(at + i) * lda + at + i] : 0;
+        job.col_panels = ceil_div(job.below, width);
+        job.col_tiles = ceil_div(job.below, TILE);
+        job.right = job.left + ceil_div(n - job.below, width) * width * BLOCK;
+        vptq_parallel_for(threads, job.col_panels + ceil_div(n - job.below, width), 1,
+                          trtri_panel, &job);
+        vptq_parallel_for(threads, ceil_div(n - job.below, TILE) * job.col_tiles, 1,
+                          trtri_update, &job);
     }
     return VPTQ_OK;
 }

@@ -1,28 +1,17 @@
-/* The ops syrk_add and quad_trace: both walk the tiles of a lower triangle, each computed by
- * one thread from beginning to end. */
-#include <string.h>
-
-#include "lib/backend/cpu/blas.h"
+/* The op syrk_add: walks the tiles of the lower triangle, each computed by one thread from
+ * beginning to end. */
 #include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/cpu/math.h"
 #include "lib/backend/dev.h"
-#include "lib/backend/ref/ref.h"
+#include "lib/base/parallel.h"
 
 enum {
     TILE = 256,
-    STEP = 32,    /* whole panels */
-    TOKENS = 256, /* largest number of float products that are summed before they are added in
-                     double */
-    ROWS = 128    /* rows of E that are processed together */
+    STEP = 32,   /* whole panels */
+    TOKENS = 256 /* largest number of float products that are summed before they are added in
+                    double */
 };
-
-static size_t lower_count(size_t tiles)
-{
-    return tiles * (tiles + 1) / 2;
-}
-
-/* ---- syrk_add ---- */
 
 typedef struct syrk_job {
     const vptq_cpu_math *math;
@@ -106,92 +95,6 @@ vptq_status vptq_cpu_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *
     if (!job.scratch)
         return VPTQ_E_NOMEM;
     vptq_parallel_for(vptq_cpu_threads(dev, a->tokens * a->n * a->n),
-                      lower_count(job.tiles.count), 1, syrk_tile, &job);
-    return VPTQ_OK;
-}
-
-/* ---- quad_trace ---- */
-
-typedef struct quad_job {
-    const vptq_blas *blas;
-    const vptq_cpu_math *math;
-    const vptq_quad_trace_args *a;
-    vptq_cpu_tiles tiles;
-    double *partial; /* per tile */
-    double *scratch;
-    size_t slice; /* doubles of scratch per thread */
-} quad_job;
-
-/* Returns the tile of H as a full matrix, filling in the upper half of a diagonal tile. */
-static const double *full_tile(const quad_job *job, const double *h, bool diagonal, size_t n,
-                               double *copy, size_t *ld)
-{
-    *ld = job->a->ldh;
-    if (!diagonal)
-        return h;
-    *ld = job->tiles.size;
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j <= i; j++)
-            copy[i * *ld + j] = copy[j * *ld + i] = h[i * job->a->ldh + j];
-    return copy;
-}
-
-static void quad_tile(void *arg, size_t begin, size_t end, int thread)
-{
-    const quad_job *job = arg;
-    const vptq_quad_trace_args *a = job->a;
-    (void)end;
-    size_t tile_row = 0, tile_col = 0;
-    vptq_cpu_lower_tile(begin, &tile_row, &tile_col);
-    const bool diagonal = tile_row == tile_col;
-    const size_t size = job->tiles.size, i0 = tile_row * size, j0 = tile_col * size;
-    const size_t height = vptq_cpu_tile_length(&job->tiles, tile_row);
-    const size_t width = vptq_cpu_tile_length(&job->tiles, tile_col);
-    double *left = job->scratch + (size_t)thread * job->slice;
-    double *product = left + ROWS * size;
-    double *copy = product + ROWS * size;
-    size_t ldh = 0;
-    const double *h = full_tile(job, a->h + i0 * a->ldh + j0, diagonal, height, copy, &ldh);
-
-    double total = 0;
-    for (size_t r = 0; r < a->m; r += ROWS) {
-        const size_t rows = a->m - r < ROWS ? a->m - r : ROWS;
-        for (size_t l = 0; l < rows; l++)
-            job->math->widen(a->e + (r + l) * a->lde + i0, left + l * size, height);
-        job->blas->dgemm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_NO_TRANS, VPTQ_BLAS_NO_TRANS, (int)rows,
-                         (int)width, (int)height, 1, left, (int)size, h, (int)ldh, 0, product,
-                         (int)size);
-        for (size_t l = 0; l < rows; l++)
-            total +=
-                job->math->dot_double(product + l * size, a->e + (r + l) * a->lde + j0, width);
-    }
-    job->partial[begin] = diagonal ? total : 2 * total;
-}
-
-vptq_status vptq_cpu_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err)
-{
-    const vptq_blas *blas = NULL;
-    VPTQ_CHECK(vptq_cpu_blas(dev, &blas, err));
-    if (!blas)
-        return vptq_ref_quad_trace(dev, a, err);
-
-    quad_job job = {.blas = blas,
-                    .math = vptq_cpu_math_get(dev->simd),
-                    .a = a,
-                    .tiles = vptq_cpu_tiles_of(a->n, TILE, STEP)};
-    const size_t count = lower_count(job.tiles.count), size = job.tiles.size;
-    job.slice = size * (2 * (size_t)ROWS + size);
-    job.scratch = vptq_dev_scratch(dev, (size_t)dev->threads * job.slice + count,
-                                   sizeof *job.scratch, err);
-    if (!job.scratch)
-        return VPTQ_E_NOMEM;
-    job.partial = job.scratch + (size_t)dev->threads * job.slice;
-    vptq_blas_parallel_for(blas, vptq_cpu_threads(dev, a->m * a->n * a->n), count, 1, quad_tile,
-                           &job);
-
-    double total = 0;
-    for (size_t i = 0; i < count; i++)
-        total += job.partial[i];
-    *a->trace = total;
+                      job.tiles.count * (job.tiles.count + 1) / 2, 1, syrk_tile, &job);
     return VPTQ_OK;
 }
