@@ -14,7 +14,7 @@ struct vptq_dev {
     const vptq_ctx *ctx;
     int threads;            /* >= 1; results do not depend on it */
     vptq_simd simd;         /* widest kernels that the cpu backend may use; NONE in ref */
-    struct vptq_blas *blas; /* cpu: NULL until an op needs it (vptq_cpu_blas) */
+    struct vptq_blas *blas; /* cpu: NULL until library_gemv needs it */
     void *scratch;          /* see vptq_dev_scratch */
     size_t scratch_bytes;
 };

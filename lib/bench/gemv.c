@@ -485,8 +485,8 @@ static vptq_status choose_way(bench *b, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Sets *has if the backend has a library to compare with.  Without the libraries of a device a
- * ratio says little, so that the user gets a warning. */
+/* Sets *has if the backend has a library to compare with.  Without it a ratio says little, so
+ * that the user gets a warning. */
 static vptq_status find_library(bench *b, bool *has, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -494,7 +494,7 @@ static vptq_status find_library(bench *b, bool *has, vptq_err *err)
     for (bench *part = b; part && !st; part = part->next_part)
         st = host ? multiply(part, LIBRARY, err) : choose_way(part, err);
     *has = st == VPTQ_OK;
-    if (st == VPTQ_E_UNSUPPORTED && !host)
+    if (st == VPTQ_E_UNSUPPORTED)
         vptq_log(b->dev->ctx, VPTQ_LOG_WARN, "no product to compare with: %s",
                  err ? err->text : "no library");
     return st == VPTQ_E_UNSUPPORTED ? VPTQ_OK : st;

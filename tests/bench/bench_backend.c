@@ -27,7 +27,7 @@ typedef struct bench {
     sgemm_fn sgemm; /* OpenBLAS's own, with all threads */
     vptq_err err;
     float *a, *b, *c;
-    double *h, *work;
+    double *h, *sum;
 } bench;
 
 static void *filled(size_t floats)
@@ -164,49 +164,23 @@ static void bench_rows(bench *b)
            (double)TOKENS * TILE / nll / 1e9);
 }
 
-static void bench_hessian(bench *b, size_t n)
+static void bench_syrk(bench *b, size_t n)
 {
-    const vptq_backend *ops = b->dev.ops;
-    double syrk = 1e9, potrf = 1e9, trtri = 1e9, quad = 1e9;
+    double best = 1e9;
+    memset(b->h, 0, n * n * sizeof *b->h);
     for (int r = 0; r < 3; r++) {
-        double trace = 0;
-        memset(b->h, 0, n * n * sizeof *b->h);
-        double t = vptq_seconds();
+        const double t = vptq_seconds();
         bench_need(
-            ops->syrk_add(
+            b->dev.ops->syrk_add(
                 b->dev.state,
                 &(vptq_syrk_args){
-                    .tokens = TOKENS, .n = n, .x = b->a, .ldx = n, .h = b->h, .sum = b->work},
+                    .tokens = TOKENS, .n = n, .x = b->a, .ldx = n, .h = b->h, .sum = b->sum},
                 &b->err),
             &b->err);
-        syrk = faster(syrk, vptq_seconds() - t);
-        for (size_t i = 0; i < n; i++)
-            b->h[i * n + i] += 1e4;
-        t = vptq_seconds();
-        bench_need(
-            ops->quad_trace(
-                b->dev.state,
-                &(vptq_quad_trace_args){
-                    .m = n, .n = n, .e = b->a, .lde = n, .h = b->h, .ldh = n, .trace = &trace},
-                &b->err),
-            &b->err);
-        quad = faster(quad, vptq_seconds() - t);
-        t = vptq_seconds();
-        bench_need(ops->potrf(b->dev.state, n, b->h, n, NULL, &b->err), &b->err);
-        potrf = faster(potrf, vptq_seconds() - t);
-        t = vptq_seconds();
-        bench_need(ops->trtri(b->dev.state, n, b->h, n, &b->err), &b->err);
-        trtri = faster(trtri, vptq_seconds() - t);
+        best = faster(best, vptq_seconds() - t);
     }
-    const double cube = (double)n * (double)n * (double)n;
     printf("syrk_add %d x %zu   %8.2f ms %7.1f GFLOP/s (of the lower half)\n", TOKENS, n,
-           syrk * 1e3, (double)TOKENS * (double)n * (double)n / syrk / 1e9);
-    printf("quad_trace %zu x %zu %8.2f ms %7.1f GFLOP/s\n", n, n, quad * 1e3,
-           cube / quad / 1e9);
-    printf("potrf %zu            %8.2f ms %7.1f GFLOP/s\n", n, potrf * 1e3,
-           cube / 3 / potrf / 1e9);
-    printf("trtri %zu            %8.2f ms %7.1f GFLOP/s\n", n, trtri * 1e3,
-           cube / 3 / trtri / 1e9);
+           best * 1e3, (double)TOKENS * (double)n * (double)n / best / 1e9);
 }
 
 int main(void)
@@ -230,22 +204,22 @@ int main(void)
     b.b = filled(LARGEST);
     b.c = filled(LARGEST);
     b.h = bench_alloc((size_t)SIDE * SIDE, sizeof *b.h);
-    b.work = bench_alloc(SIDE, sizeof *b.work);
-    memset(b.work, 0, SIDE * sizeof *b.work);
+    b.sum = bench_alloc(SIDE, sizeof *b.sum);
+    memset(b.sum, 0, SIDE * sizeof *b.sum);
 
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         bench_gemm(&b, shapes[i][0], shapes[i][1], shapes[i][2]);
     bench_attention(&b, TOKENS, 0);
     bench_attention(&b, 1, TOKENS - 1);
     bench_rows(&b);
-    bench_hessian(&b, 576);
-    bench_hessian(&b, SIDE);
+    bench_syrk(&b, 576);
+    bench_syrk(&b, SIDE);
 
     free(b.a);
     free(b.b);
     free(b.c);
     free(b.h);
-    free(b.work);
+    free(b.sum);
     vptq_blas_close(&b.blas);
     vptq_device_close(&b.dev);
     return 0;

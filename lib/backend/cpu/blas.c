@@ -3,7 +3,6 @@
 
 #include <dlfcn.h>
 #include <omp.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -45,48 +44,40 @@ static bool blas_symbol(void *library, const char *name, void *function, size_t 
     return true;
 }
 
-/* Whether a mapping like those of OpenBLAS succeeds. */
-static bool can_map(size_t mib)
+/* Fails unless the mappings of the library and its buffers can be had: its code repeats a
+ * failing mmap without end. */
+static vptq_status check_memory(int threads, vptq_err *err)
 {
-    const size_t bytes = mib << 20;
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+    /* 0.3.21: an image of 35 MiB and two buffers of 128 when it is loaded, then one for each
+     * thread that calls it at the same time. */
+    enum { LOAD_MIB = 320, THREAD_MIB = 132 };
+    const size_t mib = LOAD_MIB + (size_t)threads * THREAD_MIB;
+    void *p = mmap(NULL, mib << 20, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return p != MAP_FAILED && munmap(p, bytes) == 0;
+    if (p == MAP_FAILED)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "OpenBLAS reserves %zu MiB of address space, more than the limits "
+                         "leave (ulimit -v)",
+                         mib);
+    munmap(p, mib << 20);
+    return VPTQ_OK;
 }
 
-/* Whether the library can be loaded without a mapping that fails. */
-static bool can_load(void)
+/* Has OpenBLAS map the buffers of its threads now instead of when they call it.  It keeps them
+ * for later calls. */
+static void map_buffers(void *library, int threads)
 {
-    void *loaded = NULL;
-    for (size_t i = 0; !loaded && i < NAMES; i++)
-        loaded = dlopen(names[i], RTLD_NOW | RTLD_NOLOAD);
-    if (!loaded)
-        return can_map(VPTQ_BLAS_LOAD_MIB + VPTQ_BLAS_THREAD_MIB);
-    dlclose(loaded);
-    return true;
-}
-
-/* Has OpenBLAS map the buffers of `threads` threads now, as it would when they call it, and
- * returns for how many there was memory.  It keeps them for later calls. */
-static int map_buffers(void *library, int threads)
-{
-    static atomic_int mapped = 1; /* in this process; can_load has tried the first */
     void *(*take)(int) = NULL;
     void (*give)(void *) = NULL;
     void *buffers[MAX_THREADS] = {NULL};
-    const int wanted = threads < MAX_THREADS ? threads : MAX_THREADS;
-    int n = 0;
 
     if (!blas_symbol(library, "blas_memory_alloc", &take, sizeof take) ||
         !blas_symbol(library, "blas_memory_free", &give, sizeof give))
-        return can_map((size_t)wanted * VPTQ_BLAS_THREAD_MIB) ? wanted : 1;
-    for (; n < wanted && (n < mapped || can_map(VPTQ_BLAS_THREAD_MIB)); n++)
-        buffers[n] = take(0);
-    if (n > mapped)
-        mapped = n;
-    for (int i = n; i-- > 0;)
+        return;
+    for (int i = 0; i < threads; i++)
+        buffers[i] = take(0);
+    for (int i = threads; i-- > 0;)
         give(buffers[i]);
-    return n;
 }
 
 vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, int threads, vptq_err *err)
@@ -98,36 +89,25 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, int threads, vptq_er
     } wanted[] = {
         {"cblas_sgemm", &blas->sgemm},
         {"cblas_sgemv", &blas->sgemv},
-        {"cblas_dgemm", &blas->dgemm},
-        {"cblas_dsyrk", &blas->dsyrk},
-        {"cblas_dtrsm", &blas->dtrsm},
-        {"cblas_dtrmm", &blas->dtrmm},
-        {"dpotrf_", &blas->dpotrf},
-        {"dtrtri_", &blas->dtrtri},
         {"openblas_get_config", &blas->config},
         {"openblas_get_corename", &blas->corename},
         {"openblas_set_num_threads", &set_threads},
     };
 
-    *blas = (vptq_blas){.threads = 0};
-    if (!can_load())
-        return VPTQ_OK;
+    *blas = (vptq_blas){.threads = threads < MAX_THREADS ? threads : MAX_THREADS};
+    VPTQ_CHECK(check_memory(blas->threads, err));
     blas->library = blas_load(simd);
     if (!blas->library) {
         const char *why = dlerror();
-        return vptq_fail(
-            err, VPTQ_E_UNSUPPORTED,
-            "the cpu backend needs OpenBLAS (Debian: libopenblas0-openmp; --backend ref "
-            "does without): %s",
-            why ? why : "libopenblas.so.0 was not found");
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "OpenBLAS cannot be loaded (Debian: libopenblas0-openmp): %s",
+                         why ? why : "libopenblas.so.0 was not found");
     }
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (!blas_symbol(blas->library, wanted[i].name, wanted[i].function,
                          sizeof set_threads)) {
             vptq_blas_close(blas);
-            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "libopenblas.so.0 has no %s; the cpu backend needs OpenBLAS with "
-                             "CBLAS and LAPACK",
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED, "libopenblas.so.0 has no %s",
                              wanted[i].name);
         }
 
@@ -136,7 +116,7 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, int threads, vptq_er
     const int omp_threads = omp_get_max_threads();
     set_threads(1);
     omp_set_num_threads(omp_threads);
-    blas->threads = map_buffers(blas->library, threads);
+    map_buffers(blas->library, blas->threads);
     return VPTQ_OK;
 }
 
@@ -158,13 +138,8 @@ vptq_status vptq_cpu_blas(vptq_dev *dev, const vptq_blas **blas, vptq_err *err)
             return st;
         }
         dev->blas = b;
-        if (!b->threads)
-            vptq_log(dev->ctx, VPTQ_LOG_WARN,
-                     "no OpenBLAS: it reserves %d MiB of address space, more than the limits "
-                     "leave (ulimit -v); slower, and last digits may differ",
-                     VPTQ_BLAS_LOAD_MIB + VPTQ_BLAS_THREAD_MIB);
     }
-    *blas = dev->blas->threads ? dev->blas : NULL;
+    *blas = dev->blas;
     return VPTQ_OK;
 }
 

@@ -36,7 +36,7 @@ static void cpu_libraries(vptq_dev *dev, char *text, size_t size)
 {
     const vptq_blas *blas = NULL;
     vptq_err err = {VPTQ_OK, ""};
-    if (vptq_cpu_blas(dev, &blas, &err) || !blas) {
+    if (vptq_cpu_blas(dev, &blas, &err)) {
         snprintf(text, size, "%s", err.text);
         return;
     }

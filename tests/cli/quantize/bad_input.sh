@@ -31,13 +31,6 @@ run -o w -k 32 --layers 0-0 -f > /dev/null
 [ ! -e w/layer_009_q_proj.safetensors ] || fail "a matrix of the other run is still there"
 [ "$(sed -n 's/.*"k": \?\([0-9]*\).*/\1/p' w/report.jsonl | sort -u)" = 32 ] || fail "not redone"
 
-# OpenBLAS cannot be loaded: said before the calibration.
-mkdir libraries
-echo "not a library" | tee libraries/libopenblas.so.0 >libraries/libopenblas.so
-LD_LIBRARY_PATH=$PWD/libraries expect_error 1 "the cpu backend needs OpenBLAS .*libopenblas" \
-    "$BIN/vptq-quantize" -q -m "$hf" -c "$text" -n 2 -l 64 --layers 0-0 -k 16 -o blind
-[ ! -e blind ] || fail "left: $(ls blind)"
-
 # A path that quantize.json cannot record.
 cp -r "$hf" "$(printf 'm\344')"
 expect_error 1 "quantize.json: the model's path '.*m.xe4' is not valid UTF-8, as JSON must be" \
