@@ -22,8 +22,6 @@ typedef struct vptq_cpu_math {
     void (*rotate)(float *lo, float *hi, const float *c, const float *s, size_t n);
     void (*swiglu)(const float *gate, const float *up, float *y, size_t n);
     void (*add_double)(const float *x, double *sum, size_t n); /* sum[i] += x[i] */
-    void (*widen)(const float *x, double *y, size_t n);
-    double (*dot_double)(const double *a, const float *b, size_t n);
     /* dst[i * ld_dst + j] = factor * src[i * ld_src + j] for i < rows, j < cols */
     void (*copy)(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,
                  float *dst, size_t ld_dst);

@@ -107,27 +107,6 @@ static double sum_squares(const float *x, size_t n)
     return vd_sum(sum);
 }
 
-static double dot_double(const double *a, const float *b, size_t n)
-{
-    vd sum = vd_zero();
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        sum = vd_mul_add(vd_load(a + i), vd_from(vf_load(b + i)), sum);
-    double total = vd_sum(sum);
-    for (; i < n; i++)
-        total += a[i] * (double)b[i];
-    return total;
-}
-
-static void widen(const float *x, double *y, size_t n)
-{
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        vd_store(y + i, vd_from(vf_load(x + i)));
-    for (; i < n; i++)
-        y[i] = (double)x[i];
-}
-
 static void norm(const float *x, const float *w, float s, float *y, size_t n)
 {
     const vf v = vf_set1(s);
@@ -549,8 +528,6 @@ const vptq_cpu_math VPTQ_SIMD_SYMBOL(vptq_cpu_math) = {
     .rotate = rotate,
     .swiglu = swiglu,
     .add_double = add_double,
-    .widen = widen,
-    .dot_double = dot_double,
     .copy = copy,
     .transpose = transpose,
     .dots = dots,
