@@ -119,7 +119,7 @@ B   := build/$(CONFIG)
 OBJ := $(B)/obj
 BIN := $(B)/bin
 
-# Without OpenBLAS: the cpu backend loads it when it is opened (lib/backend/cpu/blas.h).
+# Without OpenBLAS, which benchmarks load (lib/backend/cpu/blas.h).
 PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc libcrypto
 PKG       := pkg-config
 MISSING   := $(shell for p in $(PACKAGES); do $(PKG) --exists $$p 2>/dev/null || echo $$p; done)
@@ -595,9 +595,9 @@ info:
 	$(call probe,$(PKG) --exists libxxhash,xxhash,libxxhash-dev)
 	$(call probe,$(PKG) --exists libutf8proc,utf8proc,libutf8proc-dev)
 	$(call probe,$(PKG) --exists libcrypto,libcrypto,libssl-dev)
-	$(call probe,PATH="$$PATH:/sbin" ldconfig -p | grep -q libopenblas.so.0,openblas,libopenblas0-openmp)
 	@echo "cuda          $(if $(HAVE_CUDA),$(NVCC),$(or $(CUDA_WHY),not requested (CUDA=auto)))"
 	@echo "for the tests:"
+	$(call probe,PATH="$$PATH:/sbin" ldconfig -p | grep -q libopenblas.so.0,openblas,libopenblas0-openmp)
 	$(call probe,$(PKG) --exists cmocka,cmocka,libcmocka-dev)
 	$(call probe,command -v $(CLANG_FORMAT),clang-format,clang-format)
 	$(call probe,command -v shellcheck,shellcheck,shellcheck)

