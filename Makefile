@@ -446,7 +446,7 @@ demo:
 
 # --- source checks -------------------------------------------------------------------------
 
-.PHONY: format format-check lint shellcheck style layers symbols cuda-check
+.PHONY: format format-check lint shellcheck style layers portable symbols cuda-check
 C_FILES  := $(sort $(shell find lib formats hessian kmeans cmd tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cc' 2>/dev/null))
 # gcc's analyzer finds double frees, uses after a free and lost descriptors.  It does not know that vptq_fail
 # returns its status, and so takes failures for successes without a result: the kinds left out are of that sort.
@@ -478,6 +478,8 @@ lint: shellcheck
 style:
 	$(Q)scripts/check_style.py --self-test
 	$(Q)scripts/check_style.py
+portable:
+	$(Q)CC='$(CC)' FLAGS='$(ALL_CFLAGS)' scripts/check_portable.sh
 layers:
 	$(Q)scripts/check_layers.sh --self-test
 	$(Q)scripts/check_layers.sh

@@ -106,6 +106,7 @@ counted "fuzz corpora" run-fuzz SANITIZE=address,undefined
 title "source checks"
 echo "#" >>"$TALLY"
 part layers "$MAKE" -s layers
+part portable "$MAKE" -s portable
 part style "$MAKE" -s style
 part symbols "$MAKE" -s symbols
 tool_part clang-format format "$MAKE" -s format-check

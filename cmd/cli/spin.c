@@ -7,15 +7,17 @@
  * environment is the array that the kernel left on the stack, without room for another entry.
  * So GOMP_SPINCOUNT takes the place of a variable that no library reads, which
  * vptq_cli_restore_environment puts back.  A value of the user's own is kept; without such a
- * variable (`env -i`) the default holds. */
+ * variable (`env -i`), and in programs that are not ELF files, the default holds. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cmd/cli/internal.h"
 
-static char spin_count[] = "GOMP_SPINCOUNT=2000";
 static char *displaced; /* "NAME=value" */
+
+#ifdef __ELF__
+static char spin_count[] = "GOMP_SPINCOUNT=2000";
 
 static bool has_name(const char *entry, const char *name)
 {
@@ -49,6 +51,7 @@ static void shorten_spin(int argc, char **argv, char **environment)
 __attribute__((section(".preinit_array"),
                used)) static void (*const before_libraries)(int, char **,
                                                             char **) = shorten_spin;
+#endif
 
 void vptq_cli_restore_environment(void)
 {

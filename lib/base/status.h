@@ -27,6 +27,7 @@
 #ifndef VPTQ_BASE_STATUS_H
 #define VPTQ_BASE_STATUS_H
 
+#include "lib/base/target.h"
 #include "lib/vptq.h"
 
 /* As vptq_fail, with ": " and the text of the system error number `errnum` at the end. */
