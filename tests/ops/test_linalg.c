@@ -191,15 +191,18 @@ static void check_scales(const char *name, double spread)
     multiply(&d.dev, M, N, K, a, b, c);
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < N; j++) {
-            double sum = 0, size = 0, max_a = 0, max_b = 0;
+            double sum = 0, size = 0;
+            float max_a = 0,
+                  max_b = 0; /* gcc 12 for aarch64 cannot compile this loop in double */
             for (size_t l = 0; l < K; l++) {
-                max_a = fmax(max_a, fabs((double)a[i * K + l]));
-                max_b = fmax(max_b, fabs((double)b[j * K + l]));
+                max_a = fmaxf(max_a, fabsf(a[i * K + l]));
+                max_b = fmaxf(max_b, fabsf(b[j * K + l]));
             }
             for (size_t l = 0; l < K; l++) {
                 const double x = (double)a[i * K + l], y = (double)b[j * K + l];
                 sum += x * y;
-                size += fmax(fabs(x), max_a * 0x1p-18) * fmax(fabs(y), max_b * 0x1p-18);
+                size += fmax(fabs(x), (double)max_a * 0x1p-18) *
+                        fmax(fabs(y), (double)max_b * 0x1p-18);
             }
             if (!(fabs((double)c[i * N + j] - sum) <= size * 0x1p-17 + 0x1p-120))
                 fail_msg("%s, (%zu, %zu): %g, expected %g", name, i, j, (double)c[i * N + j],

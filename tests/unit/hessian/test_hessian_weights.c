@@ -69,7 +69,7 @@ static void check_terms(rig *r, const char *dir, vptq_token_weights kind, const 
     for (uint32_t layer = 0; layer < r->m.desc->layers; layer++, at += packed) {
         char path[PATH], name[64];
         vptq_hessian_file h;
-        double largest = 0;
+        float largest = 0; /* gcc 12 for aarch64 cannot compile this loop in double */
         vptq_hessian_file_name(name, layer, "kv");
         vtest_path(path, sizeof path, dir, name);
         assert_ok(vptq_hessian_file_read(path, (uint32_t)n, NULL, &h, &err), &err);
@@ -77,8 +77,8 @@ static void check_terms(rig *r, const char *dir, vptq_token_weights kind, const 
         assert_int_equal(h.windows, windows);
         assert_int_equal(h.tokens, windows * length);
         for (size_t i = 0; i < packed; i++)
-            largest = fmax(largest, fabs((double)at[i]));
-        assert_close(h.lower, at, packed, 2e-5 * largest, 0);
+            largest = fmaxf(largest, fabsf(at[i]));
+        assert_close(h.lower, at, packed, 2e-5 * (double)largest, 0);
         vptq_hessian_file_release(&h);
     }
     vtest_npy_free(&want);
