@@ -9,6 +9,9 @@
 #   CUDA_SM=90                    compute capabilities to compile kernels for, without PTX
 #                                 (default: 80, 90 and PTX of the newest)
 #   CC, CXX, AR, CLANG_FORMAT, NVCC  the tools
+#   CROSS=aarch64-linux-gnu-      a cross build with the compiler of that prefix
+#   SYSROOT=DIR                   where its libraries are (default: build/sysroot, scripts/sysroot.sh)
+#   UNDER='COMMAND ARGUMENTS'     runs programs of a cross build (default: qemu-user)
 #   PREFIX, DESTDIR               where `install` puts things
 #   TEXT=, MODEL=                 inputs of `make demo`
 #   T=, RUNS=                     tests to run, or seconds and executions of `make fuzz`
@@ -16,19 +19,25 @@
 # Objects live in build/CONFIG, where CONFIG follows from the flags, so that a change of flags
 # never mixes objects.  The four tools of the plain build are also in build/bin.
 
-CC           ?= cc
-CXX          ?= g++
-AR           ?= ar
 CLANG_FORMAT ?= clang-format
 PREFIX       ?= /usr/local
 DESTDIR      ?=
+CROSS        ?=
 
-ifeq ($(origin CC),default)
-CC := gcc
+# A tool that make knows by default or that is not set at all.
+ifneq ($(filter default undefined,$(origin CC)),)
+CC := $(CROSS)gcc
 endif
-ifeq ($(origin CXX),default)
-CXX := g++
+ifneq ($(filter default undefined,$(origin CXX)),)
+CXX := $(CROSS)g++
 endif
+ifneq ($(filter default undefined,$(origin AR)),)
+AR := $(CROSS)ar
+endif
+ifneq ($(filter default undefined,$(origin LD)),)
+LD := $(CROSS)ld
+endif
+OBJCOPY ?= $(CROSS)objcopy
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -41,6 +50,10 @@ Q :=
 endif
 
 # --- configuration -------------------------------------------------------------------------
+
+# The processor that is compiled for: x86_64, aarch64, ...
+TARGET := $(shell $(CC) -dumpmachine 2>/dev/null)
+ARCH   := $(firstword $(subst -, ,$(TARGET)))
 
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion \
             -Wdouble-promotion -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wcast-qual \
@@ -56,7 +69,7 @@ OPTIMIZE := -O3 -g
 # What costs nothing that can be measured: checked buffers and stacks, addresses at random, tables of
 # the linker that cannot be written to.  Sanitizers check more, and clash with the first of these.
 HARDEN      := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong -fstack-clash-protection \
-               $(if $(filter x86_64,$(shell uname -m)),-fcf-protection,-mbranch-protection=standard)
+               $(if $(filter x86_64,$(ARCH)),-fcf-protection) $(if $(filter aarch64,$(ARCH)),-mbranch-protection=standard)
 HARDEN_LINK := -Wl,-z,relro,-z,now,-z,noexecstack
 
 CONFIG := release
@@ -75,8 +88,13 @@ OPTIMIZE := -O1 -g -fno-omit-frame-pointer
 SAN      := -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
 HARDEN   :=
 endif
-ifneq ($(strip $(EXTRA_CFLAGS)$(filter-out gcc,$(CC))),)
+ifneq ($(strip $(EXTRA_CFLAGS)$(filter-out $(CROSS)gcc,$(CC))),)
 CONFIG := $(CONFIG)-$(firstword $(shell printf '%s' '$(CC) $(EXTRA_CFLAGS)' | cksum))
+endif
+ifneq ($(CROSS),)
+CONFIG  := $(CONFIG)-$(ARCH)
+SYSROOT ?= $(CURDIR)/build/sysroot
+UNDER   ?= $(shell command -v qemu-$(ARCH) || echo qemu-$(ARCH)) -L $(SYSROOT)
 endif
 
 # nvcc compiles the kernels for the architectures in docs/backend-howto.md, and for the newest one it
@@ -121,7 +139,7 @@ BIN := $(B)/bin
 
 # Without OpenBLAS, which benchmarks load (lib/backend/cpu/blas.h).
 PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc libcrypto
-PKG       := pkg-config
+PKG       := $(if $(CROSS),PKG_CONFIG_SYSROOT_DIR=$(SYSROOT) PKG_CONFIG_LIBDIR=$(SYSROOT)/usr/lib/$(TARGET)/pkgconfig )pkg-config
 MISSING   := $(shell for p in $(PACKAGES); do $(PKG) --exists $$p 2>/dev/null || echo $$p; done)
 ifeq ($(MISSING),)
 PKG_CFLAGS := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(PACKAGES)))
@@ -129,13 +147,13 @@ PKG_LIBS   := $(shell $(PKG) --libs $(PACKAGES))
 endif
 
 # The objects of libvptq.a are those of libvptq.so: with hidden symbols -fPIC costs no speed.
-ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp -fPIC -fvisibility=hidden $(NUMERICS) $(HARDEN) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
+ALL_CFLAGS = $(if $(CROSS),--sysroot=$(SYSROOT)) $(STANDARD) $(OPTIMIZE) -fopenmp -fPIC -fvisibility=hidden $(NUMERICS) $(HARDEN) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
              $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(EXTRA_CFLAGS)
 LDLIBS     = $(HARDEN_LINK) -Wl,--as-needed $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
 
 # Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, without a C++
 # run-time library.  CUDA's own names and enumerations do not pass -Wpedantic.
-EMU_CXXFLAGS = -std=c++20 -fno-exceptions -fno-rtti -fno-threadsafe-statics $(OPTIMIZE) \
+EMU_CXXFLAGS = $(if $(CROSS),--sysroot=$(SYSROOT)) -std=c++20 -fno-exceptions -fno-rtti -fno-threadsafe-statics $(OPTIMIZE) \
                -fPIC $(NUMERICS) -Wall -Wextra -Wshadow -Wdouble-promotion -Wcast-qual -Wundef \
                -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion \
                -Wno-deprecated-enum-float-conversion -Wno-unknown-pragmas \
@@ -152,7 +170,7 @@ TOOL_SRC := $(sort $(wildcard cmd/vptq_*.c))
 HELP_SRC := $(sort $(wildcard tests/support/*.c))
 # Compiled once per SIMD level: lib/base/simd.h.
 SIMD_SRC := $(filter %_simd.c,$(LIB_SRC))
-SIMD_LEVELS := none $(if $(filter x86_64,$(shell uname -m)),avx2 avx512)
+SIMD_LEVELS := none $(if $(filter x86_64,$(ARCH)),avx2 avx512)
 
 TOOLS := $(TOOL_SRC:cmd/vptq_%.c=vptq-%)
 UNIT_SRC := $(sort $(wildcard tests/unit/*/test_*.c))
@@ -178,10 +196,13 @@ LIBEMU  := $(B)/libemu.a
 
 # In the plain build the emulator's tests run a second time under ThreadSanitizer.
 EMU_BIN   := $(EMU:%=$(B)/tests/emu/test_%)
-ifeq ($(SANITIZE),)
+ifeq ($(SANITIZE)$(CROSS),)
 EMU_BIN   += $(if $(HAVE_TSAN),$(EMU:%=$(B)/tests/emu/test_%_tsan))
 endif
 EMU_TOOLS := $(TOOLS:%=$(B)/tests/emu/%)
+# What tests run: the tools, or scripts that run those of a cross build.
+RUN       := $(if $(CROSS),$(B)/run,$(B))
+RUN_TOOLS := $(if $(CROSS),$(TOOLS:%=$(RUN)/bin/%) $(TOOLS:%=$(RUN)/tests/emu/%))
 UNIT_BIN  := $(UNIT_SRC:%.c=$(B)/%) $(EMU_BIN)
 OPS_BIN   := $(OPS:%=$(B)/tests/ops/test_%)
 FUZZ_BIN  := $(FUZZ:%=$(B)/tests/fuzz/fuzz_%)
@@ -195,7 +216,7 @@ lib: $(LIBVPTQ) $(SHARED)
 
 # README, demo and scripts call the tools of the plain build.
 tools: $(TOOLS:%=$(BIN)/%)
-ifeq ($(SANITIZE),)
+ifeq ($(SANITIZE)$(CROSS),)
 	$(Q)mkdir -p build/bin
 	$(Q)for t in $(TOOLS); do cmp -s $(BIN)/$$t build/bin/$$t || \
 		{ cp $(BIN)/$$t build/bin/$$t.new && mv build/bin/$$t.new build/bin/$$t; } || exit 1; done
@@ -204,7 +225,7 @@ endif
 $(B)/probe: Makefile
 	$(Q)mkdir -p $(@D)
 ifneq ($(MISSING),)
-	@echo "missing libraries: $(MISSING); scripts/deps.sh installs them" >&2; exit 1
+	@echo "missing libraries: $(MISSING); $(if $(CROSS),scripts/sysroot.sh $(ARCH) fetches,scripts/deps.sh installs) them" >&2; exit 1
 endif
 	$(Q)touch $@
 
@@ -240,7 +261,7 @@ $(OBJ)/%.tsan.o: %.cc | $(B)/probe
 # cuda_emu_library.cc stands in for library.cu, which loads cuBLAS and cuSOLVER.
 $(OBJ)/backend_emu.o: $(patsubst %.cu,$(OBJ)/%.emu.o,$(filter-out %/library.cu,$(CU_SRC))) \
                       $(OBJ)/tests/emu/cuda_emu_library.o $(OBJ)/tests/emu/backend_emu.o
-	$(Q)$(LD) -r -o $@ $^ && objcopy --wildcard --keep-global-symbol='vptq_backend_emu' $@
+	$(Q)$(LD) -r -o $@ $^ && $(OBJCOPY) --wildcard --keep-global-symbol='vptq_backend_emu' $@
 
 $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 	$(Q)mkdir -p $(@D)
@@ -270,6 +291,11 @@ $(BIN)/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(LIBVPTQ)
 	$(link)
 $(BIN)/vptq-eval $(B)/tests/emu/vptq-eval: $(EVAL_SRC:%.c=$(OBJ)/%.o)
 
+$(B)/run/%: $(B)/%
+	$(Q)mkdir -p $(@D)
+	$(Q)printf '#!/bin/sh\nexec %s %s "$$@"\n' '$(UNDER)' '$(abspath $<)' >$@
+	$(Q)chmod +x $@
+
 # The tools with the emulated device, for end-to-end runs on it.
 $(B)/tests/emu/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(OBJ)/backend_emu.o $(LIBEMU) $(LIBVPTQ)
 	$(link)
@@ -292,10 +318,10 @@ KIT_PROGRAMS := $(TOOLS:%=cmd/%) $(KIT_OPS:%=tests/ops/test_%) tests/bench/bench
 KIT_NAMES    := $(subst -,_,$(notdir $(KIT_PROGRAMS)))
 $(OBJ)/kit/%.o: $(OBJ)/%.o
 	$(Q)mkdir -p $(@D)
-	$(Q)objcopy --redefine-sym main=kit_$(subst -,_,$(notdir $*)) $< $@
+	$(Q)$(OBJCOPY) --redefine-sym main=kit_$(subst -,_,$(notdir $*)) $< $@
 $(OBJ)/kit/cmd/vptq-%.o: $(OBJ)/cmd/vptq_%.o
 	$(Q)mkdir -p $(@D)
-	$(Q)objcopy --redefine-sym main=kit_vptq_$* $< $@
+	$(Q)$(OBJCOPY) --redefine-sym main=kit_vptq_$* $< $@
 $(OBJ)/tests/kit/names: FORCE
 	$(Q)mkdir -p $(@D)
 	$(Q)echo '$(KIT_NAMES)' | cmp -s - $@ || echo '$(KIT_NAMES)' >$@
@@ -319,7 +345,7 @@ $(B)/tests/interop/%: $(OBJ)/tests/interop/%.o $(LIBVPTQ)
 FAULTS := $(B)/tests/faults.so
 $(FAULTS): tests/faults/faults.c | $(B)/probe
 	$(Q)mkdir -p $(@D)
-	$(Q)$(if $(V),,echo "  CC    $@";) $(CC) $(STANDARD) $(WARNINGS) -O1 -fPIC -shared -o $@ $< -ldl
+	$(Q)$(if $(V),,echo "  CC    $@";) $(CC) $(if $(CROSS),--sysroot=$(SYSROOT)) $(STANDARD) $(WARNINGS) -O1 -fPIC -shared -o $@ $< -ldl
 
 $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.o) $(LIBVPTQ)
 	$(link)
@@ -335,15 +361,15 @@ $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.
 # Runs one program; T='PATTERN' selects tests.
 define unit_target
 test-$(patsubst test_%,%,$(notdir $(1))): $(1)
-	$(Q)$$< $$(if $$(T),-t '$$(T)')
+	$(Q)$(UNDER) $$< $$(if $$(T),-t '$$(T)')
 endef
 $(foreach program,$(filter $(B)/tests/unit/%,$(UNIT_BIN)),$(eval $(call unit_target,$(program))))
 $(EMU:%=test-%): test-%: $(B)/tests/emu/test_% $(if $(filter %_tsan,$(EMU_BIN)),$(B)/tests/emu/test_%_tsan)
-	$(Q)for t in $^; do $$t $(if $(T),-t '$(T)') || exit 1; done
+	$(Q)for t in $^; do $(UNDER) $$t $(if $(T),-t '$(T)') || exit 1; done
 $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
-	$(Q)$< $(if $(T),-t '$(T)')
+	$(Q)$(UNDER) $< $(if $(T),-t '$(T)')
 
-test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(KIT) $(if $(SANITIZE),$(FUZZ_BIN))
+test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(KIT) $(RUN_TOOLS) $(if $(SANITIZE),$(FUZZ_BIN))
 
 # The run-* targets build nothing: a program that does not compile counts as a failed test.
 unit: $(UNIT_BIN) run-unit
@@ -351,15 +377,16 @@ ops: $(OPS_BIN) run-ops
 check-cli: tools $(FAULTS) run-cli
 fuzz-check: $(FUZZ_BIN) run-fuzz
 check-hostile: tools run-hostile
+run-unit run-ops run-cli run-hostile: export UNDER := $(UNDER)
 run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
 	$(Q)scripts/run_tests.sh $(UNIT_BIN)
 # Emulated tensor cores round like Hopper's in instrumented builds, like Ampere's (the default) in plain ones.
 run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
 	$(Q)$(if $(SANITIZE),VPTQ_EMU_MMA=$${VPTQ_EMU_MMA-hopper} )scripts/run_tests.sh $(OPS_BIN)
-run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS) $(KIT))
-	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) VPTQ_DEVICE_BIN=$(abspath $(B))/tests/emu scripts/run_cli_tests.sh --bin $(BIN) $(T)
-run-hostile: | $(if $(filter check-hostile,$(MAKECMDGOALS)),tools)
-	$(Q)set -f; if command -v python3 >/dev/null; then python3 tests/hostile/run.py --bin $(BIN) $(T); \
+run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS) $(KIT) $(RUN_TOOLS))
+	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) VPTQ_DEVICE_BIN=$(abspath $(RUN))/tests/emu scripts/run_cli_tests.sh --bin $(RUN)/bin $(T)
+run-hostile: | $(if $(filter check-hostile,$(MAKECMDGOALS)),tools $(RUN_TOOLS))
+	$(Q)set -f; if command -v python3 >/dev/null; then python3 tests/hostile/run.py --bin $(RUN)/bin $(T); \
 		else echo "skip hostile: python3 is not installed"; echo "0 0 1 hostile" >>"$${TALLY:-/dev/null}"; fi
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)

@@ -18,6 +18,12 @@ skip()
     exit 77
 }
 
+# needs_own_machine REASON: skips the test where an emulator runs the tools (UNDER).
+needs_own_machine()
+{
+    [ -z "${UNDER:-}" ] || skip "not under an emulator: $1"
+}
+
 # data NAME: prints the path of a file in the data directory; skips the test if it is missing.
 #     text=$(data text/wikitext2/wiki.test.raw)
 data()
@@ -171,6 +177,14 @@ wait_for()
     done
 }
 
+# preloading COMMAND..: runs the command with FAULTS preloaded, by qemu where UNDER is one.
+preloading()
+{
+    # the sanitizer runtime requires to be the first library, but works after another one, too
+    local -x ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0
+    env "${UNDER:+QEMU_SET_ENV=}LD_PRELOAD=$FAULTS" "$@"
+}
+
 # faulty CALL:HOW:WHEN COMMAND..: runs the command while file system calls fail (tests/faults/faults.c);
 # every fault adds a line to ./faults.log.
 faulty()
@@ -178,9 +192,7 @@ faulty()
     local fault=$1
     shift
     : > faults.log
-    # the sanitizer runtime requires to be the first library, but works after another one, too
-    VPTQ_FAULT=$fault VPTQ_FAULT_LOG=$PWD/faults.log LD_PRELOAD=$FAULTS \
-        ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0 "$@"
+    VPTQ_FAULT=$fault VPTQ_FAULT_LOG=$PWD/faults.log preloading "$@"
 }
 
 # expect_faults OUT GOOD COMMAND..: COMMAND writes OUT, which must equal GOOD.  Makes each file system

@@ -124,6 +124,12 @@ void vtest_assert_fails(vptq_status st, vptq_status code, const vptq_err *err, c
 
 /* --- files ------------------------------------------------------------------------------- */
 
+bool vtest_emulated(void)
+{
+    const char *under = getenv("UNDER");
+    return under && *under;
+}
+
 bool vtest_data(char *path, size_t size, const char *name)
 {
     const char *root = getenv("VPTQ_DATA");

@@ -47,7 +47,7 @@ no_leftovers .
 cp -rL "$model" model
 chmod -R u+w model
 status=0
-VPTQ_FAULT=mmap:cut:1 LD_PRELOAD=$FAULTS ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0:handle_sigbus=0 \
+VPTQ_FAULT=mmap:cut:1 ASAN_OPTIONS=${ASAN_OPTIONS:-}:handle_sigbus=0 preloading \
     "$BIN/vptq-eval" ppl -q -m model --text text --context 64 --windows 2 > out.txt 2> err.txt || status=$?
 [ "$status" = 1 ] || fail "status $status: $(cat err.txt)"
 expect_line err.txt "vptq-eval: an input file was cut short, or could no longer be read, while it was in use"
