@@ -94,6 +94,8 @@ endif
 ifneq ($(CROSS),)
 CONFIG  := $(CONFIG)-$(ARCH)
 SYSROOT ?= $(CURDIR)/build/sysroot
+# Debian's name of the processor.
+SYSROOT_ARCH := $(patsubst aarch64,arm64,$(ARCH))
 UNDER   ?= $(shell command -v qemu-$(ARCH) || echo qemu-$(ARCH)) -L $(SYSROOT)
 endif
 
@@ -201,8 +203,7 @@ EMU_BIN   += $(if $(HAVE_TSAN),$(EMU:%=$(B)/tests/emu/test_%_tsan))
 endif
 EMU_TOOLS := $(TOOLS:%=$(B)/tests/emu/%)
 # What tests run: the tools, or scripts that run those of a cross build.
-RUN       := $(if $(CROSS),$(B)/run,$(B))
-RUN_TOOLS := $(if $(CROSS),$(TOOLS:%=$(RUN)/bin/%) $(TOOLS:%=$(RUN)/tests/emu/%))
+RUN_BIN   := $(if $(CROSS),$(B)/run/bin,$(BIN))
 UNIT_BIN  := $(UNIT_SRC:%.c=$(B)/%) $(EMU_BIN)
 OPS_BIN   := $(OPS:%=$(B)/tests/ops/test_%)
 FUZZ_BIN  := $(FUZZ:%=$(B)/tests/fuzz/fuzz_%)
@@ -215,7 +216,7 @@ all: tools
 lib: $(LIBVPTQ) $(SHARED)
 
 # README, demo and scripts call the tools of the plain build.
-tools: $(TOOLS:%=$(BIN)/%)
+tools: $(TOOLS:%=$(BIN)/%) $(TOOLS:%=$(RUN_BIN)/%)
 ifeq ($(SANITIZE)$(CROSS),)
 	$(Q)mkdir -p build/bin
 	$(Q)for t in $(TOOLS); do cmp -s $(BIN)/$$t build/bin/$$t || \
@@ -225,7 +226,7 @@ endif
 $(B)/probe: Makefile
 	$(Q)mkdir -p $(@D)
 ifneq ($(MISSING),)
-	@echo "missing libraries: $(MISSING); $(if $(CROSS),scripts/sysroot.sh $(ARCH) fetches,scripts/deps.sh installs) them" >&2; exit 1
+	@echo "missing libraries: $(MISSING); $(if $(CROSS),make sysroot CROSS=$(CROSS) fetches,scripts/deps.sh installs) them" >&2; exit 1
 endif
 	$(Q)touch $@
 
@@ -369,7 +370,7 @@ $(EMU:%=test-%): test-%: $(B)/tests/emu/test_% $(if $(filter %_tsan,$(EMU_BIN)),
 $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
 	$(Q)$(UNDER) $< $(if $(T),-t '$(T)')
 
-test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(KIT) $(RUN_TOOLS) $(if $(SANITIZE),$(FUZZ_BIN))
+test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(KIT) $(if $(SANITIZE),$(FUZZ_BIN))
 
 # The run-* targets build nothing: a program that does not compile counts as a failed test.
 unit: $(UNIT_BIN) run-unit
@@ -377,16 +378,17 @@ ops: $(OPS_BIN) run-ops
 check-cli: tools $(FAULTS) run-cli
 fuzz-check: $(FUZZ_BIN) run-fuzz
 check-hostile: tools run-hostile
-run-unit run-ops run-cli run-hostile: export UNDER := $(UNDER)
+run-unit run-ops run-cli: export UNDER := $(UNDER)
 run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
 	$(Q)scripts/run_tests.sh $(UNIT_BIN)
 # Emulated tensor cores round like Hopper's in instrumented builds, like Ampere's (the default) in plain ones.
 run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
 	$(Q)$(if $(SANITIZE),VPTQ_EMU_MMA=$${VPTQ_EMU_MMA-hopper} )scripts/run_tests.sh $(OPS_BIN)
-run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS) $(KIT) $(RUN_TOOLS))
-	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) VPTQ_DEVICE_BIN=$(abspath $(RUN))/tests/emu scripts/run_cli_tests.sh --bin $(RUN)/bin $(T)
-run-hostile: | $(if $(filter check-hostile,$(MAKECMDGOALS)),tools $(RUN_TOOLS))
-	$(Q)set -f; if command -v python3 >/dev/null; then python3 tests/hostile/run.py --bin $(RUN)/bin $(T); \
+run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS) $(KIT))
+	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) $(if $(CROSS),,VPTQ_DEVICE_BIN=$(abspath $(B))/tests/emu )\
+		scripts/run_cli_tests.sh --bin $(RUN_BIN) $(T)
+run-hostile: | $(if $(filter check-hostile,$(MAKECMDGOALS)),tools)
+	$(Q)set -f; if command -v python3 >/dev/null; then python3 tests/hostile/run.py --bin $(BIN) $(T); \
 		else echo "skip hostile: python3 is not installed"; echo "0 0 1 hostile" >>"$${TALLY:-/dev/null}"; fi
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
@@ -448,6 +450,17 @@ cpu-bench: tools
 
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
+
+# The tests for ARM under qemu-user; check runs a short part of them.
+.PHONY: check-arm sysroot
+check-arm:
+	+$(Q)MAKE='$(MAKE)' scripts/check_arm.sh
+# Compares the tools of a cross build with those in build/bin.
+.PHONY: run-compare
+run-compare: tools
+	$(Q)scripts/compare_builds.sh --short --backend ref build/bin $(RUN_BIN)
+sysroot:
+	$(Q)scripts/sysroot.sh $(SYSROOT_ARCH) $(SYSROOT)
 
 # The tests that check runs in part, whole: about a quarter of an hour.
 .PHONY: check-long
@@ -578,6 +591,7 @@ help:
 	'make demo          convert a real model end to end (TEXT=, MODEL= override)' \
 	'make check         every test and check, plain and sanitized; ends with a count' \
 	'make check-long    the tests that check runs in part, whole' \
+	'make check-arm     the tests for ARM, cross-compiled and under qemu-user' \
 	'make unit          unit tests             make test-NAME   tests/unit/*/test_NAME.c' \
 	'make test-emu      the CUDA emulator, plain and with ThreadSanitizer (also test-emu_memory, test-emu_mma)' \
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
@@ -604,7 +618,7 @@ help:
 	'make info          compiler and libraries found here' \
 	'make clean         remove build/' \
 	'' \
-	'DEVELOPER=1 SANITIZE=address,undefined CUDA=auto EXTRA_CFLAGS=... V=1 CC=clang'
+	'DEVELOPER=1 SANITIZE=address,undefined CUDA=auto EXTRA_CFLAGS=... V=1 CC=clang CROSS=aarch64-linux-gnu-'
 
 # Prints whether a tool is found, or the package that has it.
 define probe

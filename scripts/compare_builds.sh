@@ -1,25 +1,43 @@
 #!/usr/bin/env bash
 # Checks that two builds write the same bytes: for refactorings and for changes of speed only.
-# usage: compare_builds.sh OLD_BIN NEW_BIN [DEMO_DIR]
+# usage: compare_builds.sh [--short] [--backend NAME] OLD_BIN NEW_BIN [DEMO_DIR]
+#   --short            one block with two settings, for a build that an emulator runs
+#   --backend NAME     passed on to the tools
 #   OLD_BIN, NEW_BIN   folders with the four tools of each build
 #   DEMO_DIR           what scripts/fetch_demo.sh downloaded; also compares blocks 0-2 of that model
 # Each build collects Hessians, quantizes stories260K with eight settings, packs, unpacks and measures.
 # All files are compared (work and packed directories, archives, GGUF files, reports; not SHA256SUMS, which
-# old builds do not write), and all figures that the tools print except clocks.  Prints the number of equal
-# files, or the files that differ.
+# old builds do not write), and all figures that the tools print except clocks.  Prints the files that differ
+# and the number of equal ones.
 set -euo pipefail
 export LC_ALL=C
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 data=$(realpath "${VPTQ_DATA:-$src/../shared/data}")
+part=stories
+options=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --short) part=one_block ;;
+    --backend) options=(--backend "${2-}"); shift ;;
+    *) break ;;
+    esac
+    shift
+done
 if [ $# -lt 2 ] || [ $# -gt 3 ]; then
-    sed -n '3,5s/^# //p' "$0" >&2
+    sed -n '3,7s/^# //p' "$0" >&2
     exit 2
 fi
 builds=("$(realpath "$1")" "$(realpath "$2")")
 demo=${3:+$(realpath "$3")}
 model=$data/models/stories260K/stories260K.bin
 tok=$data/models/stories260K/tok512.bin
+
+# tool NAME ARGUMENT..: one of the four tools of this build.
+tool()
+{
+    "$bin/vptq-$1" "${@:2}" "${options[@]}"
+}
 
 # without_clocks: removes members that differ from run to run from lines of JSON.
 without_clocks()
@@ -33,15 +51,15 @@ measure()
 {
     local name=$1 packed=$2 base=$3
     shift 3
-    "$bin/vptq-eval" ppl -m "$packed" "$@" --format json -qq | without_clocks >"$name.ppl"
-    "$bin/vptq-eval" kld -m "$packed" --base "$base" "$@" --format json -qq | without_clocks >"$name.kld"
+    tool eval ppl -m "$packed" "$@" --format json -qq | without_clocks >"$name.ppl"
+    tool eval kld -m "$packed" --base "$base" "$@" --format json -qq | without_clocks >"$name.kld"
 }
 
 # pack WORK: as a directory and as an archive.
 pack()
 {
-    "$bin/vptq-pack" "$1" -o "$1.hf" -qq >/dev/null
-    "$bin/vptq-pack" "$1" -o "$1.vptq" --to archive -qq >/dev/null
+    tool pack "$1" -o "$1.hf" -qq >/dev/null
+    tool pack "$1" -o "$1.vptq" --to archive -qq >/dev/null
 }
 
 # convert NAME OPTIONS..: one setting of stories260K through all tools.
@@ -49,29 +67,47 @@ convert()
 {
     local name=$1
     shift
-    "$bin/vptq-quantize" -m "$model" --tokenizer "$tok" -o "$name" -qq "$@" --format json |
+    tool quantize -m "$model" --tokenizer "$tok" -o "$name" -qq "$@" --format json |
         without_clocks >"$name.rows"
     pack "$name"
-    "$bin/vptq-pack" --unpack "$name.hf" -o "$name.gguf" --to gguf -qq >/dev/null
-    measure "$name" "$name.hf" "$model" --tokenizer "$tok" --text held.txt --context 256 --windows 6
-    "$bin/vptq-eval" error -m "$name.hf" --base "$model" -H hessians --format json -qq | without_clocks >"$name.error"
-    "$bin/vptq-pack" --list "$name.vptq" --format json -qq >"$name.list"
-    "$bin/vptq-pack" --check "$name.vptq" --format json -qq >"$name.check"
+    tool pack --unpack "$name.hf" -o "$name.gguf" --to gguf -qq >/dev/null
+    measure "$name" "$name.hf" "$model" --tokenizer "$tok" --text held.txt --context 256 --windows "$windows"
+    tool eval error -m "$name.hf" --base "$model" -H hessians "${layers[@]}" --format json -qq |
+        without_clocks >"$name.error"
+    tool pack --list "$name.vptq" --format json -qq >"$name.list"
+    tool pack --check "$name.vptq" --format json -qq >"$name.check"
+}
+
+# texts BYTES: to calibrate with and to measure on.
+texts()
+{
+    local sample=$data/text/tinystories/tinystories_v2_sample.txt
+    head -c "$1" "$sample" >calib.txt
+    tail -c "$1" "$sample" >held.txt
+}
+
+one_block()
+{
+    local layers=(--layers 0-0) effort=(--joint 2 --sweeps 1 --refits 1 --kmeans-iterations 8) windows=1
+    texts 6000
+    tool hessian -m "$model" --tokenizer "$tok" -c calib.txt -o hessians -n 2 -l 256 "${layers[@]}" -qq >/dev/null
+    convert residual -H hessians -v 4 -k 64 -r 16 "${layers[@]}" "${effort[@]}"
+    convert outliers -H hessians -v 8 -k 32 -g 2 --outliers 3:2:64 --dtype bf16 "${layers[@]}" "${effort[@]}"
+    tool eval generate -m residual.vptq -p "Once upon a time" -n 16 -qq >generate.txt
 }
 
 stories()
 {
-    local sample=$data/text/tinystories/tinystories_v2_sample.txt task
-    head -c 60000 "$sample" >calib.txt
-    tail -c 60000 "$sample" >held.txt
+    local windows=6 layers=() task
+    texts 60000
     cat >recipe.json <<'JSON'
 {"rules": [{"match": "*.v_proj", "settings": {"centroids": 64}},
            {"match": "down_proj", "settings": {"group_size": 43, "residual": 16}}]}
 JSON
-    "$bin/vptq-hessian" -m "$model" --tokenizer "$tok" -c calib.txt -o hessians -n 24 -l 256 --holdout 0.2 -qq >/dev/null
-    "$bin/vptq-hessian" -m "$model" --tokenizer "$tok" -c calib.txt -o attention -n 8 -l 256 \
+    tool hessian -m "$model" --tokenizer "$tok" -c calib.txt -o hessians -n 24 -l 256 --holdout 0.2 -qq >/dev/null
+    tool hessian -m "$model" --tokenizer "$tok" -c calib.txt -o attention -n 8 -l 256 \
         --weights attention -qq >/dev/null
-    "$bin/vptq-hessian" --show hessians --format json >show.json
+    tool hessian --show hessians --format json >show.json
     convert plain -H hessians -v 4 -k 256
     convert residual -H hessians -v 8 -k 256 -r 64 -g 4 --seed 3
     convert outliers -H hessians -v 4 -k 128 --outliers 3:2:64
@@ -81,28 +117,28 @@ JSON
     convert upstream -H hessians --encoder upstream -v 4 -k 256 -r 16
     convert bf16 -H attention --dtype bf16 --norm minmax --pass-columns 4 -v 8 -k 128 -g 2
     convert recipe -H hessians --recipe recipe.json --search beam:4 -v 2 -k 16 --scales false --refits 1
-    "$bin/vptq-pack" --unpack plain.hf -o plain.f32 --dtype f32 -qq >/dev/null
+    tool pack --unpack plain.hf -o plain.f32 --dtype f32 -qq >/dev/null
     for task in arc_easy piqa winogrande; do
         head -n 40 "$data/qa/$task.jsonl" >"$task.jsonl"
-        "$bin/vptq-eval" tasks -m plain.hf --base "$model" --tokenizer "$tok" --task "$task=$task.jsonl" \
+        tool eval tasks -m plain.hf --base "$model" --tokenizer "$tok" --task "$task=$task.jsonl" \
             --samples "$task.samples" --format json -qq | without_clocks >"$task.tasks"
     done
-    "$bin/vptq-eval" generate -m residual.vptq -p "Once upon a time" -n 64 -qq >generate.txt
-    "$bin/vptq-eval" generate -m plain.gguf -p "Once upon a time" -n 64 --temperature 0.8 --seed 5 -qq >sample.txt
+    tool eval generate -m residual.vptq -p "Once upon a time" -n 64 -qq >generate.txt
+    tool eval generate -m plain.gguf -p "Once upon a time" -n 64 --temperature 0.8 --seed 5 -qq >sample.txt
 }
 
 demo_blocks()
 {
     local effort=(--joint 2 --retrain 1 --sweeps 2 --refits 1 --kmeans-iterations 8)
-    "$bin/vptq-hessian" -m "$demo/model.gguf" -c "$demo/calib.txt" -o demo.hessians -n 2 -l 512 -qq >/dev/null
-    "$bin/vptq-quantize" -m "$demo/model.gguf" -H demo.hessians -o demo --layers 0-2 -v 4 -k 256 "${effort[@]}" \
+    tool hessian -m "$demo/model.gguf" -c "$demo/calib.txt" -o demo.hessians -n 2 -l 512 -qq >/dev/null
+    tool quantize -m "$demo/model.gguf" -H demo.hessians -o demo --layers 0-2 -v 4 -k 256 "${effort[@]}" \
         --format json -qq | without_clocks >demo.rows
-    "$bin/vptq-quantize" -m "$demo/model.gguf" -H demo.hessians -o demo.bits --layers 0-2 -b 2.6 --allocate proxy \
+    tool quantize -m "$demo/model.gguf" -H demo.hessians -o demo.bits --layers 0-2 -b 2.6 --allocate proxy \
         "${effort[@]}" --format json -qq | without_clocks >demo.bits.rows
     pack demo
-    "$bin/vptq-pack" --unpack demo.hf -o demo.gguf --to gguf -qq >/dev/null
+    tool pack --unpack demo.hf -o demo.gguf --to gguf -qq >/dev/null
     measure demo demo.hf "$demo/model.gguf" --text "$demo/eval.txt" --context 512 --windows 2
-    "$bin/vptq-eval" tasks -m demo.hf --task piqa=piqa.jsonl --format json -qq | without_clocks >demo.tasks
+    tool eval tasks -m demo.hf --task piqa=piqa.jsonl --format json -qq | without_clocks >demo.tasks
 }
 
 tmp=$(mktemp -d)
@@ -111,7 +147,7 @@ for i in 0 1; do
     bin=${builds[i]}
     # The same path for both, since work directories name their base model.
     mkdir "$tmp/run" && cd "$tmp/run"
-    stories
+    "$part"
     [ -z "$demo" ] || demo_blocks
     find . -type f ! -name SHA256SUMS -print0 | xargs -0 sha256sum | sort >"$tmp/sums.$i"
     cd "$tmp" && rm -rf "$tmp/run"
@@ -119,6 +155,7 @@ done
 differing=$(comm -3 "$tmp/sums.0" "$tmp/sums.1" | awk '{ print "differs: " $2 }' | sort -u)
 if [ -n "$differing" ]; then
     echo "$differing"
+    echo "$(comm -12 "$tmp/sums.0" "$tmp/sums.1" | wc -l) files are the same bytes"
     exit 1
 fi
 echo "all $(wc -l <"$tmp/sums.1") files are the same bytes"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs the packages that the project needs on Debian and Ubuntu, if they are missing.
-# usage: deps.sh [--check] [build|check|demo|fuzz|coverage]..     (default: build)
+# usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm]..     (default: build)
 #   build   compiler and libraries        check   also what `make check` uses
 #   demo    also what `make demo` uses    fuzz    also what `make fuzz` uses
 #   coverage   also what `make coverage` uses
+#   arm     also what `make check-arm` uses, but for the libraries in its sysroot (sysroot.sh)
 # Without root, and with --check, it prints the line that installs them and exits with 1.
 set -eu
 
@@ -14,6 +15,7 @@ command -v pkg-config >/dev/null || packages+=(pkg-config)
 # The second implementation of archives is in Python (scripts/vptq_archive.py).  OpenBLAS is what benchmarks
 # compare with; the thread pool of its pthread variant would compete with our own loops.
 check_packages=(g++ libopenblas0-openmp libcmocka-dev clang-format shellcheck scdoc xz-utils gnuplot-nox python3-numpy python3-zstandard)
+arm_packages=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user)
 fuzz_packages=(clang libclang-rt-dev)
 demo_packages=(perl)
 # Only for downloading the demo model, which is in a Python package; any Python with pip will do.
@@ -28,8 +30,9 @@ for word in "$@"; do
     check) wanted+=("${check_packages[@]}") ;;
     demo) wanted+=("${demo_packages[@]}") ;;
     fuzz) wanted+=("${fuzz_packages[@]}") ;;
+    arm) wanted+=("${arm_packages[@]}") ;;
     coverage) wanted+=("${check_packages[@]}" gcovr) ;;
-    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage].." >&2; exit 2 ;;
+    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm].." >&2; exit 2 ;;
     esac
 done
 

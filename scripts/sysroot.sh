@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches the libraries that a cross build links and its programs load, without root: Debian's packages for
 # another processor, unpacked into a directory.
-# usage: sysroot.sh DEBIAN_ARCHITECTURE DIR       (make sysroot CROSS=aarch64-linux-gnu-: arm64 build/sysroot)
+# usage: sysroot.sh DEBIAN_ARCHITECTURE DIR    (make sysroot CROSS=aarch64-linux-gnu-)
 # apt-get keeps lists and packages of its own in DIR.new meanwhile; those of the system stay as they are.
 # DIR appears when it is complete.  Exits with 1 and one sentence if the packages cannot be fetched.
 set -euo pipefail

@@ -41,9 +41,10 @@ bool devices_have_gpu(void)
     return mode_is("1") || mode_is("only");
 }
 
+/* An emulated device takes hours on an emulated processor. */
 static bool have_emulator(void)
 {
-    return !mode_is("only");
+    return !mode_is("only") && !vtest_emulated();
 }
 
 /* The last of cpu's levels to test; below the first if cpu is not tested. */

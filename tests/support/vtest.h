@@ -68,7 +68,7 @@ void vtest_assert_fails(vptq_status st, vptq_status code, const vptq_err *err, c
 /* Stores the path of NAME in the data directory ($VPTQ_DATA, default ../shared/data). If it is
  * missing, says so and returns false; the test then calls skip(). */
 bool vtest_data(char *path, size_t size, const char *name);
-/* Whether the environment names an emulator that runs this program (UNDER). */
+/* Whether qemu runs this program, as UNDER in the environment says. */
 bool vtest_emulated(void);
 
 /* A test with a fresh directory under $TMPDIR (default /tmp), removed with its contents after

@@ -2,6 +2,7 @@
 # reports the file by name, makes it again, or gives the same results.  A file that no row names fails the test,
 # and so does a source file that begins to write.  VPTQ_ROT_PLACES=N sets the flips, and the cuts, per row;
 # VPTQ_ROT_SEED where they are.  bit_rot.log counts the answers.
+needs_own_machine "hundreds of commands take hours, and slow ones print their progress"
 model=$(data models/stories260K-hf)
 tiny=$(data text/tinystories/tiny.utf8)
 [ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"

@@ -1,5 +1,6 @@
 # File system calls that fail or are incomplete: every command reports one sentence, leaves no
 # partial output, and repeats interrupted or short calls.
+needs_own_machine "thousands of commands take hours"
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)

@@ -4,6 +4,7 @@
 # sentence besides warnings, and no temporary files.  Each command meets a third of the conditions; with VPTQ_LONG=1
 # (make check-long) all of them.
 #   limits.log lists what was run.
+needs_own_machine "the limits and the seconds would be those of the emulator"
 model=$(data models/stories260K-hf)
 tiny=$(data text/tinystories/tiny.utf8)
 

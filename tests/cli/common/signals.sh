@@ -2,6 +2,7 @@
 # status says which signal it was, no output is partial, finished work is kept, and after another run the outputs
 # have the bytes of an undisturbed one.  VPTQ_SIGNAL_MOMENTS=N sets the moments per command, VPTQ_SIGNAL_SEED
 # where they are.
+needs_own_machine "hundreds of commands take hours"
 [ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"
 model=$(data models/stories260K-hf)
 tiny=$(data text/tinystories/tiny.utf8)
