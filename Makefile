@@ -180,6 +180,12 @@ UNIT  := $(patsubst test_%.c,%,$(notdir $(UNIT_SRC)))
 OPS   := $(patsubst tests/ops/test_%.c,%,$(sort $(wildcard tests/ops/test_*.c)))
 EMU   := $(patsubst tests/emu/test_%.cc,%,$(sort $(wildcard tests/emu/test_*.cc)))
 CU_SRC := $(sort $(wildcard lib/backend/cuda/*.cu))
+# A few tests of arithmetic, for scripts/check_arm.sh.
+ifeq ($(TESTS),short)
+UNIT_SRC := $(filter %/test_base_half.c %/test_base_rng.c %/test_base_file.c,$(UNIT_SRC))
+OPS      := $(filter array_ops gemv,$(OPS))
+EMU      :=
+endif
 FUZZ  := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 BENCH := $(patsubst tests/bench/bench_%.c,%,$(sort $(wildcard tests/bench/bench_*.c)))
 BENCH_SRC := $(filter-out tests/bench/bench_%,$(sort $(wildcard tests/bench/*.c)))

@@ -26,10 +26,6 @@ packages()
     [ "$(uname -m)" != aarch64 ] && scripts/deps.sh arm && "$MAKE" -s "${arm[@]}" sysroot
 }
 
-# Without an op test of its own, a kernel is reached by the comparison.
-short=(UNIT_SRC="tests/unit/base/test_base_half.c tests/unit/base/test_base_rng.c tests/unit/base/test_base_file.c"
-    OPS="gemv array_ops" EMU=)
-
 # same_bytes: the comparison, if there is a model for it
 same_bytes()
 {
@@ -46,8 +42,8 @@ if ! packages; then
     skipped ARM "cross compiler, qemu-user or the libraries cannot be installed"
 elif [ "${1-}" = --short ]; then
     part "build ${arm[*]}" "$MAKE" -k "$jobs" "${arm[@]}" tools
-    counted "unit tests" unit "${arm[@]}" "${short[@]}"
-    counted "op tests" ops "${arm[@]}" "${short[@]}"
+    counted "unit tests" unit "${arm[@]}" TESTS=short
+    counted "op tests" ops "${arm[@]}" TESTS=short
     same_bytes
 else
     part "build ${arm[*]}" "$MAKE" -k "$jobs" "${arm[@]}" tools test-programs

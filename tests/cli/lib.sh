@@ -170,6 +170,7 @@ wait_for()
 {
     local tries=$(($1 * 20))
     shift
+    case ${UNDER:-} in *qemu*) tries=$((tries * 20)) ;; esac # which takes so much longer
     until "$@"; do
         tries=$((tries - 1))
         [ "$tries" -gt 0 ] || fail "timed out waiting for: $*"

@@ -1,5 +1,6 @@
 # The public header compiles alone as C and C++, its example compiles, and a program linked
 # with the installed library, shared and static, gives the figures of the tools.
+needs_own_machine "links a program with the library of this machine"
 case $BIN in *address* | *coverage*) skip "an instrumented library is not installed" ;; esac
 flags=(-Wall -Wextra -Werror -pedantic)
 echo '#include "vptq.h"' >alone.c

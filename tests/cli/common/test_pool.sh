@@ -1,6 +1,7 @@
 # The runners of make check run tests side by side and count every one, also those that die.
 # The programs expand what is quoted.
 # shellcheck disable=SC2016
+unset UNDER # for programs of this machine
 program() # program NAME: an executable from stdin
 {
     { echo '#!/bin/bash'; cat; } >"$1"
