@@ -183,7 +183,7 @@ CU_SRC := $(sort $(wildcard lib/backend/cuda/*.cu))
 # A few tests of arithmetic, for scripts/check_arm.sh.
 ifeq ($(TESTS),short)
 UNIT_SRC := $(filter %/test_base_half.c %/test_base_rng.c %/test_base_file.c,$(UNIT_SRC))
-OPS      := $(filter array_ops gemv,$(OPS))
+OPS      := $(filter array_ops gather model nan ops,$(OPS))
 EMU      :=
 endif
 FUZZ  := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))

@@ -1,5 +1,6 @@
 # A model several times larger than the memory limit: checked, listed, packed and repaired, as a
 # directory and as an archive; an interrupted archive writer leaves nothing.
+needs_own_machine "measures memory"
 command -v python3 > /dev/null || skip "needs python3, to make the model and to measure memory"
 ! grep -q __asan_init "$BIN/vptq-pack" || skip "AddressSanitizer keeps freed memory"
 

@@ -2,6 +2,7 @@
 # layer is quantized and packed.  The test makes it in sparse shards: only that layer and the
 # embeddings in use have numbers, so that it takes little disk space.
 # VPTQ_BIG=1 makes it 20 GB, in the shape of a TinyLlama of 227 layers, instead of 4 GB.
+needs_own_machine "measures memory"
 command -v python3 > /dev/null || skip "needs python3 to measure memory"
 truncate -s 1G hole
 [ "$(du -k hole | cut -f1)" -lt 1024 ] || skip "the file system has no sparse files"
