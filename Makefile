@@ -53,7 +53,7 @@ endif
 
 # The processor that is compiled for: x86_64, aarch64, ...
 TARGET := $(shell $(CC) -dumpmachine 2>/dev/null)
-ARCH   := $(firstword $(subst -, ,$(TARGET)))
+ARCH   := $(patsubst arm64,aarch64,$(firstword $(subst -, ,$(TARGET))))
 
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion \
             -Wdouble-promotion -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wcast-qual \
@@ -97,6 +97,7 @@ SYSROOT ?= $(CURDIR)/build/sysroot
 # Debian's name of the processor.
 SYSROOT_ARCH := $(patsubst aarch64,arm64,$(ARCH))
 UNDER   ?= $(shell command -v qemu-$(ARCH) || echo qemu-$(ARCH)) -L $(SYSROOT)
+UNDER   := $(UNDER)
 endif
 
 # nvcc compiles the kernels for the architectures in docs/backend-howto.md, and for the newest one it
