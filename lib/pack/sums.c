@@ -1,6 +1,5 @@
 /* SHA256SUMS: the SHA-256 of every file of a directory, in the format of sha256sum.  Writes the
  * list next to the weights and checks a directory against it. */
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,10 +8,11 @@
 #include "lib/base/parallel.h"
 #include "lib/base/strmap.h"
 #include "lib/pack/package.h"
+#include "lib/pack/sha256.h"
 
 #define LIST "SHA256SUMS"
 
-enum { HEX = 64, MAX_LIST = 1 << 20, PIECE = 1 << 16 };
+enum { HEX = VPTQ_SHA256_HEX, MAX_LIST = 1 << 20, PIECE = 1 << 16 };
 
 /* A file of the directory, or of the list. */
 typedef struct summed {
@@ -44,25 +44,22 @@ static vptq_status digest(const sums *s, const char *name, uint8_t *piece, char 
 {
     vptq_status st = VPTQ_OK;
     char path[4096];
-    unsigned char md[EVP_MAX_MD_SIZE];
-    unsigned n = 0;
+    vptq_sha256 hash = {0};
     vptq_file f;
     VPTQ_CHECK(vptq_path_join(path, sizeof path, s->dir, name, err));
     VPTQ_CHECK(vptq_file_open(path, &f, err));
-    EVP_MD_CTX *md_ctx = EVP_MD_CTX_new();
-    bool ok = md_ctx && EVP_DigestInit_ex(md_ctx, EVP_sha256(), NULL);
-    for (uint64_t at = 0; ok && at < f.size; at += PIECE) {
+    VPTQ_TRY(vptq_sha256_begin(&hash, err));
+    for (uint64_t at = 0; at < f.size; at += PIECE) {
         const size_t bytes = f.size - at < PIECE ? (size_t)(f.size - at) : PIECE;
         VPTQ_TRY(vptq_check_cancel(s->ctx, err));
         VPTQ_TRY(vptq_file_read_at(&f, at, piece, bytes, err));
-        ok = EVP_DigestUpdate(md_ctx, piece, bytes);
+        VPTQ_TRY(vptq_sha256_add(&hash, piece, bytes, err));
     }
-    if (!ok || !EVP_DigestFinal_ex(md_ctx, md, &n) || 2 * n != HEX)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: OpenSSL has no SHA-256", path));
-    for (unsigned i = 0; i < n; i++)
-        snprintf(hex + 2 * i, 3, "%02x", md[i]);
+    st = vptq_sha256_finish(&hash, hex, err);
 out:
-    EVP_MD_CTX_free(md_ctx);
+    if (st == VPTQ_E_UNSUPPORTED)
+        vptq_err_context(err, "%s", path);
+    vptq_sha256_release(&hash);
     vptq_file_close(&f);
     return st;
 }
