@@ -11,7 +11,7 @@ typedef struct pack_args {
     uint64_t shard_bytes;
     uint32_t level;
     int form; /* index into "auto|hf|archive|gguf" */
-    bool unpack, list, check, repair, lm_head;
+    bool unpack, list, check, digest, repair, lm_head;
 } pack_args;
 
 enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE, FORM_GGUF };
@@ -104,7 +104,7 @@ static const char *given_for_writing(const pack_args *a)
 }
 
 /* Rejects contradictory options for writing. */
-static int check_usage(const vptq_cli *cli, const pack_args *a)
+static int check_writing(const vptq_cli *cli, const pack_args *a)
 {
     if (!a->output && !cli->common.dry_run)
         return vptq_cli_missing_option(cli, "output");
@@ -129,12 +129,9 @@ static int check_usage(const vptq_cli *cli, const pack_args *a)
     return CLI_OK;
 }
 
-static int dispatch(vptq_cli *cli, void *arg)
+/* Finds the model and rejects contradictory options. */
+static int check_usage(const vptq_cli *cli, pack_args *a)
 {
-    pack_args *a = arg;
-    vptq_err err = {0};
-    vptq_status st;
-    uint32_t errors = 0;
     const size_t models = cli->arg_count + (a->model != NULL);
     if (models == 0)
         return vptq_cli_missing_option(cli, "model");
@@ -142,19 +139,33 @@ static int dispatch(vptq_cli *cli, void *arg)
         return vptq_cli_usage_error(cli, "expected one model, got %zu", models);
     if (cli->arg_count)
         a->model = cli->args[0];
-    if (a->unpack + a->list + a->check + a->repair > 1)
+    if (a->unpack + a->list + a->check + a->digest + a->repair > 1)
         return vptq_cli_usage_error(
-            cli, "--unpack, --list, --check and --repair exclude each other");
-    if ((a->list || a->check) && given_for_writing(a))
+            cli, "--unpack, --list, --check, --digest and --repair exclude each other");
+    const char *reading = a->list ? "list" : a->check ? "check" : a->digest ? "digest" : NULL;
+    if (!reading)
+        return check_writing(cli, a);
+    if (given_for_writing(a))
         return vptq_cli_usage_error(cli, "--%s does not go with --%s", given_for_writing(a),
-                                    a->list ? "list" : "check");
-    if (!a->list && !a->check && check_usage(cli, a))
+                                    reading);
+    return CLI_OK;
+}
+
+static int dispatch(vptq_cli *cli, void *arg)
+{
+    pack_args *a = arg;
+    vptq_err err = {0};
+    vptq_status st;
+    uint32_t errors = 0;
+    if (check_usage(cli, a))
         return CLI_USAGE;
     const vptq_model_options open = {.tokenizer = a->tokenizer, .base = a->base};
     if (a->check)
         st = vptq_check(cli->ctx, a->model, &open, &cli->out, &errors, &err);
     else if (a->list)
         st = vptq_list(cli->ctx, a->model, &open, &cli->out, &err);
+    else if (a->digest)
+        st = vptq_digest(cli->ctx, a->model, &open, &cli->out, NULL, &err);
     else
         st = write_model(cli, a, &err);
     const int code = vptq_cli_finish(cli, st, &err);
@@ -171,6 +182,8 @@ int main(int argc, char **argv)
         {0, "list", CLI_FLAG, &a.list, NULL, "show all matrices and tensors with their bits"},
         {0, "check", CLI_FLAG, &a.check, NULL,
          "read everything and report every error; exit 3 if there is one"},
+        {0, "digest", CLI_FLAG, &a.digest, NULL,
+         "print one hash of a packed model or WORK, whatever its form"},
         {0, "repair", CLI_FLAG, &a.repair, NULL,
          "rewrite a packed model without the defects that other readers fail on"},
         CLI_HEADING("Input and output"),
@@ -199,10 +212,12 @@ int main(int argc, char **argv)
                  "vptq-pack --unpack MODEL -o DIR|FILE.gguf [--dtype f16|bf16|f32]\n"
                  "vptq-pack --list MODEL\n"
                  "vptq-pack --check MODEL\n"
+                 "vptq-pack --digest PACKED|WORK\n"
                  "vptq-pack --repair PACKED -o OUT",
         .examples = "vptq-pack work -o model-vptq          loads with transformers and vptq\n"
                     "vptq-pack work -o model.vptq          one compressed file\n"
                     "vptq-pack model.vptq -o model-vptq    converts an archive\n"
+                    "vptq-pack --digest model.vptq         one hash, and work has the same\n"
                     "vptq-pack --unpack model.gguf -o model-f16\n"
                     "vptq-pack --unpack work -o model.gguf         runs with llama.cpp\n"
                     "vptq-pack --repair published -o fixed",

@@ -94,14 +94,11 @@ typedef struct vptq_err {
 
 /* VPTQ_VERSION of the library that is running. */
 VPTQ_API const char *vptq_version(void);
-
 /* Name of a status, "VPTQ_E_FORMAT"; static, never NULL. */
 VPTQ_API const char *vptq_status_name(vptq_status st);
-
 /* Writes a sentence and returns `code`, so that a callback can fail in one line. */
 VPTQ_API vptq_status vptq_fail(vptq_err *err, vptq_status code, const char *fmt, ...)
     VPTQ_PRINTF(3, 4);
-
 /* Puts "context: " before the sentence of a failure that is passed on; returns its code. */
 VPTQ_API vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 
@@ -290,7 +287,6 @@ VPTQ_CALL vptq_status vptq_settings_new(const char *encoder, const char *preset,
                                         const vptq_setting_text *given, size_t count,
                                         vptq_settings **settings, vptq_err *err);
 VPTQ_API void vptq_settings_free(vptq_settings *settings);
-
 /* Lists the presets, rows of the paper's tables, with their settings and bits per weight. */
 VPTQ_CALL vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err);
 
@@ -385,6 +381,14 @@ VPTQ_CALL vptq_status vptq_list(const vptq_ctx *ctx, const char *path,
 VPTQ_CALL vptq_status vptq_check(vptq_ctx *ctx, const char *path,
                                  const vptq_model_options *open, const vptq_output *out,
                                  uint32_t *errors, vptq_err *err);
+
+enum { VPTQ_DIGEST_SIZE = 71 }; /* "vptq1:", 64 hexadecimal digits and a 0 */
+
+/* Digest of a packed directory, an archive or a finished work directory, the same for all forms
+ * of a model (docs/formats.md).  `open`, `out` and `digest` may be NULL. */
+VPTQ_CALL vptq_status vptq_digest(const vptq_ctx *ctx, const char *path,
+                                  const vptq_model_options *open, const vptq_output *out,
+                                  char digest[VPTQ_DIGEST_SIZE], vptq_err *err);
 
 /* ---- Perplexity ------------------------------------------------------------------------- */
 

@@ -1,5 +1,7 @@
 /* The public functions on packed models: each opens the device of its context for an operation
  * of lib/pack. */
+#include <string.h>
+
 #include "lib/pack/pack.h"
 #include "lib/vptq_internal.h"
 
@@ -39,4 +41,20 @@ vptq_status vptq_check(vptq_ctx *ctx, const char *path, const vptq_model_options
                                          .base = open ? open->base : NULL};
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     return vptq_check_report(dev, path, &opt, out, errors, err);
+}
+
+vptq_status vptq_digest(const vptq_ctx *ctx, const char *path, const vptq_model_options *open,
+                        const vptq_output *out, char digest[VPTQ_DIGEST_SIZE], vptq_err *err)
+{
+    vptq_digest_result r;
+    const vptq_checkpoint_options opt = {.tokenizer = open ? open->tokenizer : NULL,
+                                         .base = open ? open->base : NULL};
+    VPTQ_CHECK(vptq_digest_model(ctx, path, &opt, &r, err));
+    if (!*r.digest)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: %u of %u matrices are quantized; a digest needs all of them",
+                         path, r.matrices, r.all_matrices);
+    if (digest)
+        memcpy(digest, r.digest, VPTQ_DIGEST_SIZE);
+    return vptq_digest_report(&r, out, err);
 }

@@ -158,6 +158,8 @@ vptq_status vptq_package_put(vptq_package_sink *s, const void *data, size_t n, v
 {
     if (n == 0)
         return VPTQ_OK;
+    if (s->hash)
+        return vptq_sha256_add(s->hash, data, n, err);
     return s->file ? vptq_safetensors_write(s->file, data, n, err)
                    : vptq_archive_put(s->archive, data, n, err);
 }

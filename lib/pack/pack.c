@@ -186,6 +186,18 @@ static vptq_status add_config(packing *p, vptq_dtype type, vptq_err *err)
     return st;
 }
 
+/* Lists all tensors of the output. */
+static vptq_status list_tensors(packing *p, const vptq_pack_options *opt, uint32_t *plain,
+                                vptq_err *err)
+{
+    VPTQ_CHECK(copy_matrices(p, opt->dtype, err));
+    VPTQ_CHECK(add_matrices(p, err));
+    VPTQ_CHECK(add_plain(p, opt->dtype, plain, err));
+    if (opt->lm_head)
+        VPTQ_CHECK(add_head(p, opt->dtype, plain, err));
+    return vptq_package_finish(p->out, err);
+}
+
 /* ---- writing ---- */
 
 static vptq_status fill(void *arg, const vptq_package_tensor *t, vptq_package_sink *s,
@@ -203,19 +215,22 @@ static vptq_status fill(void *arg, const vptq_package_tensor *t, vptq_package_si
     return vptq_package_put(s, p->parts[k].data, p->parts[k].bytes, err);
 }
 
+static void packing_init(packing *p, const vptq_ctx *ctx, const vptq_checkpoint *c,
+                         vptq_package *out, const char *stage)
+{
+    *p = (packing){.ctx = ctx, .c = c, .out = out};
+    vptq_arena_init(&p->arena, ctx->mem);
+    vptq_package_init(out, ctx, c, stage);
+    out->fill = fill;
+    out->fill_arg = p;
+}
+
 static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_result *r,
                         vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_package *o = p->out;
-    o->fill = fill;
-    o->fill_arg = p;
-    VPTQ_TRY(copy_matrices(p, opt->dtype, err));
-    VPTQ_TRY(add_matrices(p, err));
-    VPTQ_TRY(add_plain(p, opt->dtype, &r->plain, err));
-    if (opt->lm_head)
-        VPTQ_TRY(add_head(p, opt->dtype, &r->plain, err));
-    VPTQ_TRY(vptq_package_finish(o, err));
+    VPTQ_TRY(list_tensors(p, opt, &r->plain, err));
     VPTQ_TRY(add_config(p, opt->dtype, err));
     VPTQ_TRY(vptq_package_add_companions(o, p->c, opt->tokenizer,
                                          opt->dry_run ? NULL : opt->output, err));
@@ -253,9 +268,8 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     if (st)
         return st;
     const vptq_checkpoint *c = &model.ckpt;
-    vptq_package_init(&out, ctx, c, "pack");
-    packing p = {.ctx = ctx, .c = c, .out = &out};
-    vptq_arena_init(&p.arena, ctx->mem);
+    packing p;
+    packing_init(&p, ctx, c, &out, "pack");
     if (c->quantized_count == 0)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
                        c->path, vptq_checkpoint_kind_name(c->kind));
@@ -270,5 +284,21 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     vptq_package_release(&out);
     vptq_model_release(&model);
     r->seconds = vptq_seconds() - start;
+    return st;
+}
+
+vptq_status vptq_digest_work(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                             vptq_digest_result *r, vptq_err *err)
+{
+    const vptq_pack_options as_quantized = {.dtype = VPTQ_DTYPE_COUNT};
+    uint32_t plain = 0;
+    vptq_package out;
+    packing p;
+    packing_init(&p, ctx, c, &out, "digest");
+    vptq_status st = list_tensors(&p, &as_quantized, &plain, err);
+    if (!st)
+        st = vptq_package_digest(&out, p.matrices, c->quantized_count, r, err);
+    forget_matrix(&p);
+    vptq_package_release(&out);
     return st;
 }

@@ -25,6 +25,19 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
 vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
                               vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 
+typedef struct vptq_digest_result {
+    const char *model;
+    char digest[VPTQ_DIGEST_SIZE];
+    uint32_t matrices, all_matrices; /* quantized ones, and those of the model's blocks */
+    uint32_t tensors;                /* of the packed model, without a copied head */
+} vptq_digest_result;
+
+/* As vptq_digest, without a report.  The digest of a work directory in which matrices are
+ * missing is "".  `open` may be NULL. */
+vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
+                              const vptq_checkpoint_options *open, vptq_digest_result *r,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
 typedef struct vptq_list_row {
     const char *name;
     bool quantized;
@@ -65,6 +78,9 @@ vptq_status vptq_check_model(vptq_device *dev, const char *path,
 vptq_status vptq_check_report(vptq_device *dev, const char *path,
                               const vptq_checkpoint_options *open, const vptq_output *out,
                               uint32_t *errors, vptq_err *err) VPTQ_MUST_CHECK;
+/* Reports a digest. */
+vptq_status vptq_digest_report(const vptq_digest_result *r, const vptq_output *out,
+                               vptq_err *err) VPTQ_MUST_CHECK;
 /* Reports what was packed or unpacked. */
 vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
                              const vptq_pack_result *r, const vptq_output *out,

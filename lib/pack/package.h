@@ -10,6 +10,7 @@
 #include "formats/hf/safetensors.h"
 #include "formats/vptq/archive.h"
 #include "lib/pack/pack.h"
+#include "lib/pack/sha256.h"
 
 /* Source of an output tensor; exactly one is set. */
 typedef struct vptq_package_source {
@@ -34,6 +35,7 @@ enum { VPTQ_PACKAGE_MAX_FILES = 256 };
 typedef struct vptq_package_sink {
     vptq_safetensors_writer *file;
     vptq_archive_writer *archive;
+    vptq_sha256 *hash;
 } vptq_package_sink;
 
 /* Writes the bytes of `t` to `s`, exactly t->tensor.bytes of them. */
@@ -108,6 +110,17 @@ vptq_status vptq_package_write_dir(vptq_package *o, const char *path, bool force
 /* level: of zstd; 0 = the measured best for each kind of entry. */
 vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool force, int level,
                                        uint64_t *bytes, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- the digest (digest.c, pack.c) ---- */
+
+/* Digest of the tensors as either would write them, with matrices of these shapes as stored;
+ * sets r->digest and r->tensors. */
+vptq_status vptq_package_digest(const vptq_package *o, const vptq_packed_matrix *matrices,
+                                size_t count, vptq_digest_result *r,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+/* Digest of what packing a work directory writes by default. */
+vptq_status vptq_digest_work(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                             vptq_digest_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- paths (package.c) ---- */
 

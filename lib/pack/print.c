@@ -167,6 +167,21 @@ vptq_status vptq_check_report(vptq_device *dev, const char *path,
                            r.warnings == 1 ? "" : "s", digests);
 }
 
+/* ---- digest ---- */
+
+static const vptq_column digest_columns[] = {
+    {.name = "model", VPTQ_TEXT(vptq_digest_result, model)},
+    {.name = "digest", VPTQ_CHARS(vptq_digest_result, digest)},
+    {.name = "matrices", VPTQ_INTEGER(vptq_digest_result, matrices)},
+    {.name = "tensors", VPTQ_INTEGER(vptq_digest_result, tensors)}};
+
+vptq_status vptq_digest_report(const vptq_digest_result *r, const vptq_output *out,
+                               vptq_err *err)
+{
+    return is_json(out) ? vptq_print_object(out, VPTQ_COLUMNS(digest_columns), r, err)
+                        : vptq_print_text(out, err, "%s\n", r->digest);
+}
+
 /* ---- pack and unpack ---- */
 
 typedef struct repair {

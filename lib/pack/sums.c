@@ -8,7 +8,6 @@
 #include "lib/base/parallel.h"
 #include "lib/base/strmap.h"
 #include "lib/pack/package.h"
-#include "lib/pack/sha256.h"
 
 #define LIST "SHA256SUMS"
 

@@ -47,6 +47,7 @@ unpack t $pack --unpack ../p -o out
 gguf t $pack --unpack ../w -o out.gguf
 list - $pack --list ../a.vptq
 check - $pack --check ../a.vptq
+digest - $pack --digest ../a.vptq
 repair t $pack --repair ../p -o out
 version t $pack --version --verbose
 help - $eval ppl --help

@@ -88,6 +88,9 @@ pack --list big.vptq > list.txt
 expect_line list.txt "^big.vptq: 56 quantized matrices"
 pack --check big.vptq > check.txt
 expect_line check.txt "^big.vptq: 0 errors"
+pack --digest big > one.txt
+pack --digest big.vptq > two.txt
+expect_same one.txt two.txt
 pack --repair big.vptq -o again > /dev/null
 expect_same fixed again
 pack --repair big.vptq -o again.vptq > /dev/null

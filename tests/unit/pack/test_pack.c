@@ -149,8 +149,8 @@ static void write_layer(const char *work, uint32_t layer, vptq_linear linear,
     free(indices);
 }
 
-/* Quantizes q, k and down of layer 0. */
-static void make_work(const char *work)
+/* Quantizes q, k and down of layer 0, or all matrices. */
+static void make_work(const char *work, bool all)
 {
     vptq_err err = {0};
     vptq_ctx ctx = {.threads = 1};
@@ -159,9 +159,10 @@ static void make_work(const char *work)
     assert_ok(vptq_dir_make(work, &err), &err);
     assert_ok(vptq_checkpoint_open(&ctx, TINY, NULL, &c, &err), &err);
     assert_ok(vptq_checkpoint_fingerprint(&c, &ctx, hex, &err), &err);
-    write_layer(work, 0, VPTQ_LINEAR_Q, &c.desc);
-    write_layer(work, 0, VPTQ_LINEAR_K, &c.desc);
-    write_layer(work, 0, VPTQ_LINEAR_DOWN, &c.desc);
+    for (uint32_t layer = 0; layer < (all ? c.desc.layers : 1); layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            if (all || l == VPTQ_LINEAR_Q || l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_DOWN)
+                write_layer(work, layer, (vptq_linear)l, &c.desc);
     vptq_checkpoint_release(&c);
     json_t *manifest = json_pack("{s:s, s:s, s:s, s:n}", "base_model", TINY, "base_fingerprint",
                                  hex, "dtype", "f16", "tokenizer");
@@ -193,7 +194,7 @@ static void test_work_with_biases(void **state)
     vtest_path(packed, sizeof packed, *state, "packed");
     vtest_path(plain, sizeof plain, *state, "plain");
     vtest_path(archive, sizeof archive, *state, "a.vptq");
-    make_work(work);
+    make_work(work, false);
     assert_ok(pack(work, packed, VPTQ_PACK_HF, NULL, &err), &err);
     assert_true(entry_bias(packed, "model.layers.0.self_attn.q_proj"));
     assert_false(entry_bias(packed, "model.layers.0.mlp.down_proj"));
@@ -244,7 +245,7 @@ static void test_work_of_other_shapes(void **state)
     vptq_checkpoint c;
     vtest_path(work, sizeof work, *state, "work");
     vtest_path(out, sizeof out, *state, "out");
-    make_work(work);
+    make_work(work, false);
     assert_ok(vptq_checkpoint_open(&ctx, TINY, NULL, &c, &err), &err);
     vptq_model_desc wrong = c.desc;
     wrong.intermediate *= 2;
@@ -374,7 +375,7 @@ static void test_tied_head(void **state)
     vptq_checkpoint c;
     vtest_path(work, sizeof work, *state, "work");
     vtest_path(out, sizeof out, *state, "out");
-    make_work(work);
+    make_work(work, false);
     vptq_pack_options opt = {
         .input = work, .output = out, .dtype = VPTQ_DTYPE_COUNT, .force = true};
     assert_ok(vptq_pack_model(&ctx, &opt, &without, &err), &err);
@@ -471,6 +472,34 @@ static void test_rope_by_both_names(void **state)
 
 /* ---- memory ---- */
 
+/* scripts/vptq_digest.py computed the digest from the packed directory. */
+static void test_digest_of_work(void **state)
+{
+    static const char *const expected =
+        "vptq1:83cc32fc9a7ce7c374d875df64a2b2bc295799e7c3d1dec9243b7b1e5a24b74d";
+    char paths[3][4096];
+    vptq_err err = {0};
+    vptq_ctx ctx = {.threads = 1};
+    vptq_digest_result r;
+    vtest_path(paths[0], sizeof paths[0], *state, "work");
+    vtest_path(paths[1], sizeof paths[1], *state, "packed");
+    vtest_path(paths[2], sizeof paths[2], *state, "a.vptq");
+    make_work(paths[0], false);
+    assert_ok(vptq_digest_model(&ctx, paths[0], NULL, &r, &err), &err);
+    assert_string_equal(r.digest, "");
+    assert_int_equal(r.matrices, 3);
+    assert_int_equal(r.all_matrices, 14);
+    make_work(paths[0], true);
+    assert_ok(pack(paths[0], paths[1], VPTQ_PACK_HF, NULL, &err), &err);
+    assert_ok(pack(paths[0], paths[2], VPTQ_PACK_ARCHIVE, NULL, &err), &err);
+    for (size_t i = 0; i < 3; i++) {
+        assert_ok(vptq_digest_model(&ctx, paths[i], NULL, &r, &err), &err);
+        assert_string_equal(r.digest, expected);
+        assert_int_equal(r.matrices, 14);
+        assert_int_equal(r.tensors, 68);
+    }
+}
+
 typedef struct walk {
     const char *in, *out;
     int what;
@@ -515,6 +544,10 @@ static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
         return unpack(w->in, w->out, VPTQ_F16, mem, err);
     case 3:
         return vptq_list_model(&ctx, w->in, NULL, ignore_row, NULL, &bytes, &bits, err);
+    case 5: {
+        vptq_digest_result r;
+        return vptq_digest_model(&ctx, w->in, NULL, &r, err);
+    }
     default:
         break;
     }
@@ -534,13 +567,11 @@ static void test_out_of_memory(void **state)
     vtest_path(dir, sizeof dir, *state, "dir");
     vtest_path(archive, sizeof archive, *state, "a.vptq");
     vtest_path(plain, sizeof plain, *state, "plain");
-    make_work(work);
+    make_work(work, true);
     assert_ok(pack(work, archive, VPTQ_PACK_ARCHIVE, NULL, &err), &err);
-    walk walks[] = {{work, dir, 0},
-                    {work, archive, 1},
-                    {archive, plain, 2},
-                    {archive, NULL, 3},
-                    {archive, NULL, 4}};
+    walk walks[] = {{work, dir, 0},     {work, archive, 1}, {archive, plain, 2},
+                    {archive, NULL, 3}, {archive, NULL, 4}, {work, NULL, 5},
+                    {archive, NULL, 5}};
     for (size_t i = 0; i < sizeof walks / sizeof walks[0]; i++)
         vtest_oom_walk(step, &walks[i]);
 }
@@ -548,5 +579,5 @@ static void test_out_of_memory(void **state)
 VTEST_MAIN(scratch_test(test_range_of_types), scratch_test(test_work_with_biases),
            scratch_test(test_work_of_other_shapes), scratch_test(test_gguf_shapes),
            scratch_test(test_gguf_out_of_memory), scratch_test(test_tied_head),
-           scratch_test(test_upstream_took_it), scratch_test(test_rope_by_both_names),
-           scratch_test(test_out_of_memory))
+           scratch_test(test_digest_of_work), scratch_test(test_upstream_took_it),
+           scratch_test(test_rope_by_both_names), scratch_test(test_out_of_memory))
