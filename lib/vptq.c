@@ -10,6 +10,7 @@
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/model/model.h"
+#include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
 #include "lib/vptq_internal.h"
 
@@ -146,21 +147,45 @@ static vptq_status predict(vptq_ctx *ctx, const vptq_quantize_options *opt,
     return st;
 }
 
+/* Computes the digest of a finished work directory.  A model that packing will refuse, as for
+ * a number that its type cannot hold, has none: the matrices are finished all the same. */
+static vptq_status add_digest(const vptq_ctx *ctx, const vptq_quantize_options *opt,
+                              vptq_quantize_result *result, vptq_err *err)
+{
+    vptq_digest_result r;
+    vptq_err why = {0};
+    const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
+    const vptq_status st = vptq_digest_model(ctx, opt->work, &open, &r, &why);
+    if (st && !vptq_checkpoint_is_fault(st))
+        return vptq_fail(err, st, "%s", why.text);
+    if (st)
+        vptq_log(ctx, VPTQ_LOG_WARN, "%s; there is no digest", why.text);
+    else
+        memcpy(result->digest, r.digest, sizeof r.digest);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
                           const vptq_output *out, vptq_quantize_result *result, vptq_err *err)
 {
     vptq_device *dev;
-    vptq_quantize_result unused;
+    vptq_quantize_result own;
     const vptq_encoder_settings best = vptq_encoder_defaults();
     vptq_quantize_options o = *opt;
     if (!o.settings)
         o.settings = &best;
     if (o.calibrate && isnan(o.kv_factor))
         o.kv_factor = 0;
+    if (!result)
+        result = &own;
     if (o.dry_run && o.predict)
-        return predict(ctx, &o, out, result ? result : &unused, err);
+        return predict(ctx, &o, out, result, err);
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    return vptq_quantize_report(dev, &o, out, result ? result : &unused, err);
+    VPTQ_CHECK(vptq_quantize_report(dev, &o, out, result, err));
+    if (o.dry_run)
+        return VPTQ_OK;
+    VPTQ_CHECK(add_digest(ctx, &o, result, err));
+    return vptq_quantize_report_end(&o, result, out, err);
 }
 
 /* ---- Output ----------------------------------------------------------------------------- */

@@ -323,6 +323,8 @@ typedef struct vptq_quantize_options {
 /* Options with their defaults: all layers, NAN where that means "as recorded". */
 VPTQ_API vptq_quantize_options vptq_quantize_defaults(void);
 
+enum { VPTQ_DIGEST_SIZE = 71 }; /* "vptq1:", 64 hexadecimal digits and a 0 */
+
 typedef struct vptq_quantize_result {
     uint32_t matrices, reused;
     double bits_per_weight;          /* all stored bits of the quantized matrices */
@@ -334,6 +336,7 @@ typedef struct vptq_quantize_result {
     double seconds;
     /* options.predict: of the whole run, and of its calibration */
     double predicted_seconds, predicted_calibration;
+    char digest[VPTQ_DIGEST_SIZE]; /* as of vptq_digest; "" while matrices are missing */
 } vptq_quantize_result;
 
 /* Quantizes the linear layers of a model into a work directory, matrix by matrix, and reports a
@@ -381,8 +384,6 @@ VPTQ_CALL vptq_status vptq_list(const vptq_ctx *ctx, const char *path,
 VPTQ_CALL vptq_status vptq_check(vptq_ctx *ctx, const char *path,
                                  const vptq_model_options *open, const vptq_output *out,
                                  uint32_t *errors, vptq_err *err);
-
-enum { VPTQ_DIGEST_SIZE = 71 }; /* "vptq1:", 64 hexadecimal digits and a 0 */
 
 /* Digest of a packed directory, an archive or a finished work directory, the same for all forms
  * of a model (docs/formats.md).  `open`, `out` and `digest` may be NULL. */

@@ -293,6 +293,29 @@ vptq_status vptq_quantize_report(vptq_device *dev, const vptq_quantize_options *
     return out && !is_json(out) ? print_summary(opt, &p, r, err) : VPTQ_OK;
 }
 
+/* The last object of a run. */
+typedef struct end_line {
+    const char *work;
+    vptq_quantize_result r;
+} end_line;
+static const vptq_column end_columns[] = {
+    {.name = "work", VPTQ_TEXT(end_line, work)},
+    {.name = "matrices", VPTQ_INTEGER(end_line, r.matrices)},
+    {.name = "bits_per_weight", VPTQ_REAL(end_line, r.bits_per_weight)},
+    {.name = "mean_loss", VPTQ_REAL(end_line, r.mean_loss)},
+    {.name = "seconds", VPTQ_REAL(end_line, r.seconds)},
+    {.name = "digest", VPTQ_CHARS(end_line, r.digest)}};
+
+vptq_status vptq_quantize_report_end(const vptq_quantize_options *opt,
+                                     const vptq_quantize_result *r, const vptq_output *out,
+                                     vptq_err *err)
+{
+    const end_line line = {opt->work, *r};
+    if (is_json(out))
+        return vptq_print_object(out, VPTQ_COLUMNS(end_columns), &line, err);
+    return *r->digest ? vptq_print_text(out, err, "digest %s\n", r->digest) : VPTQ_OK;
+}
+
 /* ---- presets ---- */
 
 typedef struct preset_row {

@@ -39,5 +39,9 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
 vptq_status vptq_quantize_report(vptq_device *dev, const vptq_quantize_options *opt,
                                  const vptq_output *out, vptq_quantize_result *r,
                                  vptq_err *err) VPTQ_MUST_CHECK;
+/* Ends the report of a run with r->digest; in JSON an object with the sums. */
+vptq_status vptq_quantize_report_end(const vptq_quantize_options *opt,
+                                     const vptq_quantize_result *r, const vptq_output *out,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

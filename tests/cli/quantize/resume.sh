@@ -10,7 +10,7 @@ quantize() { "$BIN/vptq-quantize" "${args[@]}" "$@"; }
 quantize -o one -t 1 --format json > one.json
 quantize -o two -t 2 > /dev/null
 expect_same one two
-[ "$(wc -l < one.json)" = 35 ] || fail "expected 35 matrices"
+[ "$(wc -l < one.json)" = 36 ] || fail "expected 35 matrices and the sums"
 [ "$(wc -l < one/report.jsonl)" = 35 ] || fail "expected 35 rows in report.jsonl"
 json_get proxy_loss one.json > loss.txt
 json_get loss_kmeans one.json > kmeans.txt
@@ -18,6 +18,20 @@ paste loss.txt kmeans.txt | while read -r loss kmeans; do
     expect_number "$loss" '>' 0
     expect_number "$loss" '<' "$kmeans"
 done
+
+# The digest of the finished directory ends the report; a part of the layers has none.
+want=$("$BIN/vptq-pack" -q --digest one)
+[ "$(tail -n 1 one.json | json_get digest)" = "$want" ] || fail "digest in JSON: $(tail -n 1 one.json)"
+[ "$(tail -n 1 one.json | json_get matrices)" = 35 ] || fail "matrices: $(tail -n 1 one.json)"
+[ "$(tail -n 1 one.json | json_get work)" = one ] || fail "work: $(tail -n 1 one.json)"
+quantize -o one > again.txt
+[ "$(tail -n 1 again.txt)" = "digest $want" ] || fail "$(tail -n 1 again.txt), expected digest $want"
+quantize -o layers --layers 0-1 > part.txt
+! grep -q digest part.txt || fail "a digest of a part"
+quantize -o layers --layers 2-4 --format json > rest.json
+[ "$(tail -n 1 rest.json | json_get digest)" = "$want" ] || fail "digest of layers in turn"
+quantize -o layers --layers 0-1 --dry-run > part.txt
+! grep -q digest part.txt || fail "a digest of a dry run"
 
 # Killed three times; each rerun continues.
 for matrix in layer_000_k_proj layer_002_gate_proj layer_004_q_proj; do
