@@ -5,6 +5,8 @@
 #   TEXT=FILE      another text: its first three quarters calibrate, the last quarter evaluates
 #   SETTINGS=".."  options of vptq-quantize for one packed model instead of the two shown by
 #                  default, at about 3 and about 4 bits per weight
+#   RECORD=1       put the digests of the models into docs/results/digests.txt and README.md instead of
+#                  comparing them; without MODEL, TEXT and SETTINGS only
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/.." && pwd)
@@ -146,3 +148,52 @@ for i in "${!variants[@]}"; do
 done
 echo
 echo "The packed models are in $run/packed-*"
+
+# ---- digests ----
+
+recorded=$src/docs/results/digests.txt
+
+# expected SETTINGS: the recorded digest.
+expected() { awk -v want="$1" '/^vptq1:/ { d = $1; sub(/^[^ ]* /, ""); if ($0 == want) print d }' "$recorded"; }
+
+# record SETTINGS DIGEST: replaces the recorded digest, in the README as well.
+record()
+{
+    local old
+    old=$(expected "$1")
+    [ -n "$old" ] || { echo "demo: $recorded has no line for $1" >&2; exit 1; }
+    sed -i "s/$old/$2/" "$recorded" "$src/README.md"
+}
+
+text_sum=$(sha256sum < "$calib" | cut -d' ' -f1)
+if [ -n "${MODEL-}${TEXT-}${SETTINGS-}" ]; then
+    compare=no
+elif [ -n "${RECORD-}" ]; then
+    compare=record
+    sed -i "s/^text .*/text $text_sum/" "$recorded"
+elif grep -qx "text $text_sum" "$recorded"; then
+    compare=yes
+else
+    compare=no
+    echo "demo: the recorded digests are of another text (docs/results/digests.txt)" >&2
+fi
+differ=0
+for i in "${!variants[@]}"; do
+    digest=$("$bin/vptq-pack" -q --digest "$run/packed-$i")
+    note=
+    if [ "$compare" = record ]; then
+        record "${variants[i]}" "$digest"
+        note=", recorded"
+    elif [ "$compare" = yes ] && [ "$digest" = "$(expected "${variants[i]}")" ]; then
+        note=", as recorded"
+    elif [ "$compare" = yes ]; then
+        note=", EXPECTED $(expected "${variants[i]}")"
+        differ=1
+    fi
+    echo "${variants[i]}: $digest$note"
+done
+if [ "$differ" = 1 ]; then
+    echo "demo: these are not the bytes that docs/results/digests.txt records; if the models are of an earlier" \
+        "build, remove $run and run it again" >&2
+    exit 1
+fi
