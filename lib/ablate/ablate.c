@@ -304,6 +304,14 @@ static vptq_status score_row(row_job *m, const char *path, vptq_err *err)
     return st;
 }
 
+/* Reads the digest from the row file; false if it has none. */
+static bool read_digest(const row_job *m)
+{
+    const char *text = json_string_value(json_object_get(m->doc, "digest"));
+    snprintf(m->result->digest, VPTQ_DIGEST_SIZE, "%s", text ? text : "");
+    return text != NULL;
+}
+
 static bool has_all_scores(const row_job *m)
 {
     bool all = true;
@@ -318,6 +326,7 @@ static bool has_all_scores(const row_job *m)
 static vptq_status pack_row(row_job *m, vptq_err *err)
 {
     vptq_pack_result r;
+    vptq_digest_result d;
     const vptq_pack_options o = {.input = m->work,
                                  .output = m->packed,
                                  .tokenizer = m->a->opt->tokenizer,
@@ -325,7 +334,9 @@ static vptq_status pack_row(row_job *m, vptq_err *err)
                                  .dtype = VPTQ_DTYPE_COUNT,
                                  .force = true};
     VPTQ_CHECK(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
+    VPTQ_CHECK(vptq_digest_model(m->a->dev->ctx, m->packed, NULL, &d, err));
     if (json_object_set_new(m->doc, "packed_bytes", json_integer((json_int_t)r.bytes)) ||
+        json_object_set_new(m->doc, "digest", json_string(d.digest)) ||
         !set_real(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
         !set_real(m->doc, "mean_loss", m->result->mean_loss) ||
         !set_real(m->doc, "mean_held_out", m->result->mean_held_out))
@@ -338,9 +349,11 @@ static vptq_status run_quantized(row_job *m, vptq_err *err)
     const bool keep = m->a->opt->keep_packed;
     VPTQ_CHECK(quantize_row(m, err));
     VPTQ_CHECK(open_row(m, err));
-    if (!has_all_scores(m) || (keep && !vptq_path_exists(m->packed))) {
+    if (!has_all_scores(m) || !read_digest(m) || (keep && !vptq_path_exists(m->packed))) {
         VPTQ_CHECK(pack_row(m, err));
         VPTQ_CHECK(score_row(m, m->packed, err));
+        VPTQ_CHECK(vptq_json_save_sealed(m->file, m->doc, err));
+        read_digest(m);
     }
     return keep ? VPTQ_OK : vptq_file_remove(m->packed, err);
 }

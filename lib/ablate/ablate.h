@@ -48,8 +48,9 @@ typedef struct vptq_ablate_result {
     double bits_per_weight;          /* every stored bit of the quantized matrices */
     double mean_loss, mean_held_out; /* proxy losses over matrices; NAN = none */
     uint64_t packed_bytes;
-    double seconds;            /* of quantizing */
-    vptq_ablate_score *scores; /* [texts]; NULL in a dry run and for skipped rows */
+    char digest[VPTQ_DIGEST_SIZE]; /* of the archive; "" of the original */
+    double seconds;                /* of quantizing */
+    vptq_ablate_score *scores;     /* [texts]; NULL in a dry run and for skipped rows */
 } vptq_ablate_result;
 
 typedef struct vptq_ablate_report {

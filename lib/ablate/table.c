@@ -25,6 +25,7 @@ typedef struct table_row {
     uint32_t v0, k0, v, k, groups;
     double bits, loss, held_out, seconds, paper_bits, paper_ppl[2];
     uint64_t packed_bytes;
+    const char *digest;
     double score[]; /* [2 texts] perplexity and its standard error */
 } table_row;
 
@@ -64,6 +65,9 @@ static const vptq_column result_columns[] = {
     FIGURE("mean_held_out", "held-out loss", held_out, 5, HELD_OUT),
     COUNT("packed_bytes", "archive bytes", packed_bytes, 0),
     FIGURE("seconds", NULL, seconds, 1, SECONDS),
+    {.name = "digest",
+     VPTQ_TEXT(table_row, digest),
+     .formats = VPTQ_IN_JSON | VPTQ_IN_CSV | VPTQ_IN_MD},
     WORD("status", NULL, status, 0),
     FIGURE("paper_bits", "paper: bits", paper_bits, -3, PAPER),
     FIGURE("paper_ppl", "W2", paper_ppl[0], -5, PAPER),
@@ -136,6 +140,7 @@ static void fill_row(table_row *t, const vptq_ablate_result *r, const vptq_ablat
                      .loss = r->mean_loss,
                      .held_out = r->mean_held_out,
                      .packed_bytes = r->packed_bytes,
+                     .digest = *r->digest ? r->digest : NULL,
                      .seconds = r->seconds > 0 ? r->seconds : (double)NAN,
                      .paper_bits = row->paper_bits,
                      .paper_ppl = {row->paper_ppl[0], row->paper_ppl[1]}};

@@ -32,6 +32,7 @@ done
 line 1 whole.jsonl
 [ "$(json_get bits_per_weight line.json)" = 16 ] || fail "$(cat line.json)"
 [ "$(json_get v line.json)" = null ] || fail "$(cat line.json)"
+[ "$(json_get digest line.json)" = null ] || fail "$(cat line.json)"
 line 3 whole.jsonl
 [ "$(json_get row line.json)" = 'v4 + residual' ] || fail "$(cat line.json)"
 [ "$(json_get name line.json)" = residual ] || fail "$(cat line.json)"
@@ -44,6 +45,10 @@ done
 mean=$(json_get proxy_loss whole/work/residual/report.jsonl | awk '{ s += $1 } END { printf "%.12g", s / NR }')
 expect_near "$(json_get mean_loss line.json)" "$mean" 1e-9
 [ "$(json_get packed_bytes line.json)" = "$(stat -c %s whole/packed/residual.vptq)" ] || fail "$(cat line.json)"
+digest=$("$BIN/vptq-pack" -q --digest whole/packed/residual.vptq)
+[ "$(json_get digest line.json)" = "$digest" ] || fail "$(cat line.json), expected $digest"
+expect_line whole/rows/residual.json "\"digest\": \"$digest\""
+[ "$(json_get digest whole.jsonl | sort -u | wc -l)" = 5 ] || fail "rows with the same digest"
 line 5 whole.jsonl
 expect_number "$(json_get bits_per_weight line.json)" '<=' 3.5
 expect_number "$(json_get bits_per_weight line.json)" '>' 3
@@ -82,6 +87,14 @@ expect_same table.md whole.md
 [ ! -s out.txt ] || fail "a report in a file is not printed"
 expect_exit 1 ablate -q -o parts --report table.md --format md 2>err.txt
 expect_line err.txt "table.md.* exists"
+
+# A row file without a digest gets one; its scores stay.
+sed -i 's/"digest": "[^"]*"/"note": "none"/' parts/rows/v4.json
+cp -r parts copy
+reseal parts/rows/v4.json ablate -o copy --only v4 --format json
+ablate -o parts --format json >again.jsonl 2>err.txt
+! grep -q 'measured again' err.txt || fail "$(cat err.txt)"
+expect_same again.jsonl whole.jsonl
 
 # ---- an output of another run ----
 sed 's/"centroids": 32/"centroids": 16/' rows.json >other.json
