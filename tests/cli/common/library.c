@@ -38,7 +38,8 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
     vptq_ppl_options ppl = {.context = 256, .windows = 2};
     vptq_ppl_result measured;
     vptq_quantize_result q;
-    lines rows = {"\"proxy_loss\": ", 0}, hessians = {"\"trace\": ", 0};
+    char digest[VPTQ_DIGEST_SIZE];
+    lines rows = {"\"bits_per_weight\": ", 0}, hessians = {"\"trace\": ", 0};
     const vptq_output shown = {VPTQ_FORMAT_JSON, count_lines, &hessians};
     const vptq_output quantized = {VPTQ_FORMAT_JSON, count_lines, &rows};
     vptq_status st;
@@ -58,13 +59,16 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
     vptq_model_free(*model);
     *model = NULL;
     if (st || (st = vptq_pack(ctx, &pack, NULL, err)) ||
+        (st = vptq_digest(ctx, "out.vptq", NULL, NULL, digest, err)) ||
         (st = vptq_model_load(ctx, "out.vptq", &packed, model, err)) ||
         (st = vptq_perplexity(ctx, *model, &ppl, NULL, &measured, err)))
         return st;
-    if (rows.count != 7 || q.matrices != 7 || hessians.count < 4 || measured.windows != 2)
+    if (rows.count != 8 || q.matrices != 7 || *q.digest || hessians.count < 4 ||
+        measured.windows != 2)
         return vptq_fail(err, VPTQ_E_NUMERIC, "%llu rows, %llu Hessians", rows.count,
                          hessians.count);
-    printf("version %s bits %.6f ppl %.10f\n", vptq_version(), q.bits_per_weight, measured.ppl);
+    printf("version %s bits %.6f digest %s ppl %.10f\n", vptq_version(), q.bits_per_weight,
+           digest, measured.ppl);
     return VPTQ_OK;
 }
 

@@ -54,7 +54,7 @@ mkdir again
 (cd again && ../static "$model" "$tok" "$text") >second
 expect_same first second
 expect_same work again/work
-expect_line first "^version $version bits "
+expect_line first "^version $version bits [0-9.]* digest $("$BIN/vptq-pack" -q --digest out.vptq) ppl "
 ppl=$(sed 's/.*ppl //' first)
 "$BIN/vptq-eval" ppl -m out.vptq --text "$text" --context 256 --windows 2 --backend cpu -t 2 -q --format json >tool
 expect_near "$(sed 's/.*"ppl": \([0-9.]*\).*/\1/' tool)" "$ppl" 1e-9
