@@ -173,7 +173,7 @@ TOOL_SRC := $(sort $(wildcard cmd/vptq_*.c))
 HELP_SRC := $(sort $(wildcard tests/support/*.c))
 # Compiled once per SIMD level: lib/base/simd.h.
 SIMD_SRC := $(filter %_simd.c,$(LIB_SRC))
-SIMD_LEVELS := none $(if $(filter x86_64,$(ARCH)),avx2 avx512)
+SIMD_LEVELS := none $(if $(filter x86_64,$(ARCH)),avx2 avx512) $(if $(filter aarch64,$(ARCH)),neon)
 
 TOOLS := $(TOOL_SRC:cmd/vptq_%.c=vptq-%)
 UNIT_SRC := $(sort $(wildcard tests/unit/*/test_*.c))
@@ -240,6 +240,7 @@ endif
 SIMD_none   := -DVPTQ_SIMD_LEVEL=0
 SIMD_avx2   := -DVPTQ_SIMD_LEVEL=1 -mavx2 -mfma -mf16c
 SIMD_avx512 := -DVPTQ_SIMD_LEVEL=2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
+SIMD_neon   := -DVPTQ_SIMD_LEVEL=3
 
 define cc
 	$(Q)mkdir -p $(@D)
@@ -253,6 +254,8 @@ $(OBJ)/%.avx2.o: %.c | $(B)/probe
 	$(call cc,avx2)
 $(OBJ)/%.avx512.o: %.c | $(B)/probe
 	$(call cc,avx512)
+$(OBJ)/%.neon.o: %.c | $(B)/probe
+	$(call cc,neon)
 
 define cxx
 	$(Q)mkdir -p $(@D)

@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "kmeans/kmeans.h"
+#include "lib/base/cpu.h"
 
 enum {
     VPTQ_SEED_LANES = 16,
@@ -30,6 +31,6 @@ typedef struct vptq_seed_loops {
                   size_t end, double *sums);
 } vptq_seed_loops;
 
-extern const vptq_seed_loops vptq_seed_loops_none, vptq_seed_loops_avx2, vptq_seed_loops_avx512;
+VPTQ_SIMD_TABLES(vptq_seed_loops, vptq_seed_loops);
 
 #endif

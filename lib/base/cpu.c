@@ -31,6 +31,11 @@ static vptq_simd detect(void)
         return VPTQ_SIMD_AVX512;
     return VPTQ_SIMD_AVX2;
 }
+#elif defined(__aarch64__)
+static vptq_simd detect(void)
+{
+    return VPTQ_SIMD_NEON;
+}
 #else
 static vptq_simd detect(void)
 {
@@ -47,18 +52,24 @@ const char *vptq_simd_name(vptq_simd s)
         return "avx2";
     case VPTQ_SIMD_AVX512:
         return "avx512";
+    case VPTQ_SIMD_NEON:
+        return "neon";
     }
     return "none";
 }
 
+bool vptq_cpu_has(vptq_simd s)
+{
+    const vptq_simd best = detect();
+    return s == VPTQ_SIMD_NONE || s == best ||
+           (s == VPTQ_SIMD_AVX2 && best == VPTQ_SIMD_AVX512);
+}
+
 vptq_simd vptq_cpu_simd(void)
 {
-    vptq_simd best = detect();
     const char *wish = getenv("VPTQ_SIMD");
-    if (!wish)
-        return best;
-    for (int s = VPTQ_SIMD_NONE; s < (int)best; s++)
-        if (!strcmp(wish, vptq_simd_name((vptq_simd)s)))
+    for (int s = VPTQ_SIMD_NONE; wish && s <= VPTQ_SIMD_NEON; s++)
+        if (!strcmp(wish, vptq_simd_name((vptq_simd)s)) && vptq_cpu_has((vptq_simd)s))
             return (vptq_simd)s;
-    return best;
+    return detect();
 }

@@ -8,10 +8,8 @@
 static void widen(const uint16_t *src, float *dst, size_t n)
 {
     size_t i = 0;
-#if VPTQ_SIMD_LEVEL > 0
     for (; i + SIMD_LANES <= n; i += SIMD_LANES)
         vf_store(dst + i, vf_load_f16(src + i));
-#endif
     for (; i < n; i++)
         vptq_store_f32(dst, i, vptq_f16_to_f32(vptq_load_u16(src, i)));
 }
@@ -19,10 +17,8 @@ static void widen(const uint16_t *src, float *dst, size_t n)
 static void narrow(const float *src, uint16_t *dst, size_t n)
 {
     size_t i = 0;
-#if VPTQ_SIMD_LEVEL > 0
     for (; i + SIMD_LANES <= n; i += SIMD_LANES)
         vf_store_f16(dst + i, vf_load(src + i));
-#endif
     for (; i < n; i++)
         vptq_store_u16(dst, i, vptq_f32_to_f16(vptq_load_f32(src, i)));
 }

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "lib/base/cpu.h"
+
 /* Element i of an array of any alignment, such as a mapped tensor. */
 static inline uint16_t vptq_load_u16(const uint16_t *p, size_t i)
 {
@@ -36,7 +38,6 @@ typedef struct vptq_half_kernels {
     void (*narrow)(const float *src, uint16_t *dst, size_t n); /* float to float16 */
 } vptq_half_kernels;
 
-extern const vptq_half_kernels vptq_half_kernels_none, vptq_half_kernels_avx2,
-    vptq_half_kernels_avx512;
+VPTQ_SIMD_TABLES(vptq_half_kernels, vptq_half_kernels);
 
 #endif

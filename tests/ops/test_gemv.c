@@ -149,15 +149,16 @@ static void check_many_on(const gemv_case *c, vptq_simd simd, int threads, bool 
     free(y);
 }
 
-/* A row has the same bits alone, among a few others and for any number of threads. */
+/* A row has the same bits alone, among a few others, at every level and for any number of
+ * threads. */
 static void check_company(const gemv_case *c)
 {
-    for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
-        for (int threads = 1; threads <= 5; threads += 2)
-            check_company_on(c, "cpu", (vptq_simd)simd, threads, threads == 1);
-        for (int threads = 1; threads <= 5; threads += 2)
-            check_many_on(c, (vptq_simd)simd, threads, threads == 1);
-    }
+    for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++)
+        for (int threads = 1; threads <= 5 && vptq_cpu_has((vptq_simd)simd); threads += 2)
+            check_company_on(c, "cpu", (vptq_simd)simd, threads, !simd && threads == 1);
+    for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++)
+        for (int threads = 1; threads <= 5 && vptq_cpu_has((vptq_simd)simd); threads += 2)
+            check_many_on(c, (vptq_simd)simd, threads, !simd && threads == 1);
     for (uint64_t seed = 0; seed < 2 && !c->q; seed++) {
         cuda_emu_seed(seed);
         check_company_on(c, "emu", VPTQ_SIMD_NONE, 1, seed == 0);

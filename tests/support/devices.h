@@ -27,6 +27,9 @@ const char *devices_gpu(void);
 bool devices_have_gpu(void);
 /* Whether VPTQ_TEST_GPU=only is set. */
 bool devices_only(void);
+/* Whether this level of cpu is tested: the machine has it, and cpu is tested at all.  Tests try
+ * all up to VPTQ_SIMD_NEON. */
+bool devices_have_simd(int simd);
 /* Skips the calling test if so: for tests of cpu, or of what only the emulator can do. */
 void devices_skip_if_only(void);
 
@@ -47,8 +50,8 @@ typedef struct devices_op {
     double limit; /* of the NMSE between cpu and ref; not for plain bytes */
 } devices_op;
 
-/* Checks that ref and cpu agree within the limit at every SIMD level (plain bytes: exactly),
- * and that cpu gives the same bits for any number of threads. Stores the result of ref in
+/* Checks that ref and cpu agree within the limit (plain bytes: exactly), and that cpu gives the
+ * same bits at every SIMD level and for any number of threads. Stores the result of ref in
  * `out`, which may be NULL. */
 void devices_check(const devices_op *op, void *out);
 /* The same, and that emu agrees with ref and gives the same bits in several orders of its

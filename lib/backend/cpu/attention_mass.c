@@ -21,6 +21,7 @@
 enum {
     KEYS = 84, /* keys of a tile: whole row blocks of 14, 6 and 4; small, so that all threads
                   have work for a short window */
+    ROWS = 16, /* whose squares are added at a time: tile_cols is a multiple at every level */
     LINE = 16  /* floats of a cache line */
 };
 
@@ -117,7 +118,8 @@ static void add_tile(void *arg, size_t begin, size_t end, int thread)
         math->softmax(score, count, max, sum, factor);
         math->scale_columns(score, count, job->sum + panel * width);
         for (size_t k = 0; k < count; k++)
-            job->mass[begin * KEYS + k] += math->sum_squares(score + k * width, width);
+            for (size_t i = 0; i < width; i += ROWS)
+                job->mass[begin * KEYS + k] += math->sum_squares(score + k * width + i, ROWS);
     }
 }
 

@@ -132,10 +132,8 @@ static inline size_t vptq_search_work(const vptq_pair_codebooks *b)
            screens;
 }
 
-extern const vptq_nearest_kernels vptq_nearest_kernels_none, vptq_nearest_kernels_avx2,
-    vptq_nearest_kernels_avx512;
-extern const vptq_search_kernels vptq_search_kernels_none, vptq_search_kernels_avx2,
-    vptq_search_kernels_avx512;
+VPTQ_SIMD_TABLES(vptq_nearest_kernels, vptq_nearest_kernels);
+VPTQ_SIMD_TABLES(vptq_search_kernels, vptq_search_kernels);
 
 static inline const vptq_nearest_kernels *vptq_nearest_kernels_get(vptq_simd simd)
 {

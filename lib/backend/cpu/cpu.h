@@ -1,9 +1,8 @@
 /* Internal: the ops of the `cpu` table; contracts are in backend.h.
  *
  * Matrix products use kernels of our own, in float (math.h) or double (double.h), on fixed
- * tiles; OpenMP runs over the tiles; AVX2 or AVX-512 is chosen at run time.  Tiles depend on
- * the shapes only, so that results have the same bits for any number of threads.  Those in
- * float depend on the SIMD level, which decides about fused multiply-add. */
+ * tiles; OpenMP runs over the tiles; the SIMD level is chosen at run time.  No sum depends on
+ * the number of threads or on the level. */
 #ifndef VPTQ_BACKEND_CPU_CPU_H
 #define VPTQ_BACKEND_CPU_CPU_H
 

@@ -1,5 +1,5 @@
 /* The kernels of vptq_cpu_double (double.h). */
-#include "lib/base/simd.h"
+#include "lib/base/simd_doubles.h"
 
 #include "lib/backend/cpu/double.h"
 

@@ -25,18 +25,22 @@ static void multiply_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const dense_job *job = arg;
     const vptq_gemv_args *g = job->g;
-    float sum[VPTQ_GEMV_ROWS];
+    float sum[VPTQ_GEMV_ROWS * VPTQ_DOT_ROWS];
     (void)thread;
-    for (size_t r = begin; r < end; r++)
+    for (size_t r = begin, rows; r < end; r += rows) {
+        rows = end - r < VPTQ_DOT_ROWS ? end - r : VPTQ_DOT_ROWS;
         for (size_t i = 0, n; i < g->n; i += n) {
             n = g->n - i < VPTQ_GEMV_ROWS ? g->n - i : VPTQ_GEMV_ROWS;
-            job->kernels->dot(job->type, job->w + r * job->row_bytes, job->in, n,
-                              g->x + i * g->ldx, g->ldx, sum);
-            for (size_t l = 0; l < n; l++) {
-                float *y = g->y + (i + l) * g->ldy + r;
-                *y = (g->beta != 0 ? *y : 0) + ((g->bias ? g->bias[r] : 0) + sum[l]);
-            }
+            job->kernels->dot(job->type, job->w + r * job->row_bytes, job->row_bytes, rows,
+                              job->in, n, g->x + i * g->ldx, g->ldx, sum);
+            for (size_t l = 0; l < n; l++)
+                for (size_t e = 0; e < rows; e++) {
+                    float *y = g->y + (i + l) * g->ldy + r + e;
+                    *y = (g->beta != 0 ? *y : 0) +
+                         ((g->bias ? g->bias[r + e] : 0) + sum[l * VPTQ_DOT_ROWS + e]);
+                }
         }
+    }
 }
 
 static void pack_rows(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n, size_t l,

@@ -18,6 +18,7 @@
 
 enum {
     VPTQ_GEMV_ROWS = 4,         /* tokens that the kernels process at a time */
+    VPTQ_DOT_ROWS = 4,          /* rows of a stored matrix that they multiply at a time */
     VPTQ_BLOCK_VECTOR_ROWS = 4, /* vector rows of a block of a layout */
     VPTQ_CODES_AHEAD = 1536,    /* bytes by which kernels prefetch the codes of a layout */
     VPTQ_BATCH_DEPTH = 320      /* largest number of columns of a panel */
@@ -77,9 +78,9 @@ typedef struct vptq_layout {
     /* Of codebooks on a grid, whose tables are all in `main`: [groups][k + k_res] rows */
     bool grid;
     size_t records, block_codes; /* of a block: grid.h; codes [groups][blocks][block_codes] */
-    size_t block_starts;         /* 0 if x is not split into digits */
+    size_t block_starts;         /* 0 if x is not split into bytes */
     const float *scale;          /* [groups][2]: main, residual */
-    const int32_t *starts;       /* [groups][blocks] of [pieces][vector rows][lanes][2] */
+    const int32_t *starts; /* NULL, or [groups][blocks] of [pieces][vector rows][lanes][2] */
 } vptq_layout;
 
 /* Fills an empty layout ({0}).  On VPTQ_E_NOMEM it stays empty. */
@@ -108,17 +109,17 @@ typedef struct vptq_gemv_kernels {
     void (*fields)(const vptq_fields *f, const uint32_t *row, const void *end, size_t first,
                    size_t count, vptq_entry *entry);
     void (*block)(const vptq_gemv_block *b);
-    /* y[i] = sum_j w[j] x[i * ldx + j] for i < n, n <= VPTQ_GEMV_ROWS */
-    void (*dot)(vptq_dtype type, const void *w, size_t length, size_t n, const float *x,
-                size_t ldx, float *y);
+    /* y[i * VPTQ_DOT_ROWS + r] = sum_j w[r][j] x[i * ldx + j] for r < rows <= VPTQ_DOT_ROWS, i
+     * < n <= VPTQ_GEMV_ROWS; rows of w are row_bytes apart. */
+    void (*dot)(vptq_dtype type, const void *w, size_t row_bytes, size_t rows, size_t length,
+                size_t n, const float *x, size_t ldx, float *y);
     /* panel[j * width + i] = element j of row i for j < length and i < n, 0 for i >= n.  Rows
      * are row_bytes apart; n <= width, the tile_cols of the level's vptq_cpu_math. */
     void (*panel)(vptq_dtype type, const void *w, size_t row_bytes, size_t n, size_t length,
                   float *panel, size_t width);
 } vptq_gemv_kernels;
 
-extern const vptq_gemv_kernels vptq_gemv_kernels_none, vptq_gemv_kernels_avx2,
-    vptq_gemv_kernels_avx512;
+VPTQ_SIMD_TABLES(vptq_gemv_kernels, vptq_gemv_kernels);
 
 static inline const vptq_gemv_kernels *vptq_gemv_kernels_get(vptq_simd simd)
 {

@@ -1,11 +1,16 @@
 /* The kernels of gemv.h for one level of lib/base/simd.h.  AVX2 and AVX-512 both use registers
  * of 8 floats; AVX-512 has twice as many.  A centroid of 8 rows is one register, and the cost
- * of an entry is its two look-ups, so wider registers would gain nothing. */
+ * of an entry is its two look-ups, so wider registers would gain nothing.  NEON and plain C
+ * take two registers of 4. */
 #define SIMD_MAX_LANES 8
 #include "lib/base/simd.h"
 
 #include "lib/backend/cpu/gemv.h"
 #include "lib/base/half.h"
+
+enum { LANES = SIMD_LANES, EIGHT = 8 };
+
+/* ---- entries ---- */
 
 /* Extracts entries of any width, one after the other. */
 static void fields_plain(const vptq_fields *f, const uint32_t *row, size_t first, size_t count,
@@ -30,11 +35,7 @@ static void fields_plain(const vptq_fields *f, const uint32_t *row, size_t first
     }
 }
 
-#if VPTQ_SIMD_LEVEL > 0
-
-enum { LANES = SIMD_LANES, EIGHT = 8 };
-
-/* ---- entries ---- */
+#if SIMD_X86
 
 /* The constants of split_eight in registers. */
 typedef struct splitter {
@@ -95,6 +96,17 @@ static void fields(const vptq_fields *f, const uint32_t *row, const void *end, s
         fields_plain(f, row, first + fast, count - fast, entry + fast);
 }
 
+#else
+
+static void fields(const vptq_fields *f, const uint32_t *row, const void *end, size_t first,
+                   size_t count, vptq_entry *entry)
+{
+    (void)end;
+    fields_plain(f, row, first, count, entry);
+}
+
+#endif
+
 /* ---- sums of centroids ---- */
 
 /* The part of a block that add_columns computes: lanes from e on of vector rows [vector_row,
@@ -145,14 +157,18 @@ SIMD_INLINE size_t record_of(const part *p)
     return p->residual ? 2 * VPTQ_BLOCK_VECTOR_ROWS : VPTQ_BLOCK_VECTOR_ROWS;
 }
 
-enum { MAX_SUMS = 8 /* sums that fit into registers with everything else */ };
+enum {
+    MAX_SUMS = 8, /* sums that fit into registers with everything else */
+    PARTS = EIGHT / LANES
+};
 
-SIMD_INLINE vf row_of_8(const uint8_t *table, size_t code, const part *p)
+/* Part q of the registers of a row. */
+SIMD_INLINE vf row_of_8(const uint8_t *table, size_t code, size_t q, const part *p)
 {
     const uint8_t *at = table + 8 * code;
     if (p->half)
-        return vf_load_f16(at);
-    return vf_load((const float *)(const void *)at);
+        return vf_load_f16(at + q * LANES * sizeof(uint16_t));
+    return vf_load((const float *)(const void *)at + q * LANES);
 }
 
 /* Adds a centroid and its residual centroid first, as in decoding, then multiplies: as many
@@ -164,10 +180,12 @@ SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
     const tables t = tables_of(b, p);
     const uint16_t *codes = b->codes + p->vector_row;
     const float *x = b->x + p->row * b->ldx;
-    vf sum[MAX_SUMS]; /* [vector rows, n] */
+    vf sum[MAX_SUMS][PARTS]; /* [vector rows, n] */
 #pragma GCC unroll 8
     for (size_t l = 0; l < p->vector_rows * p->n; l++)
-        sum[l] = vf_set1(0);
+#pragma GCC unroll 2
+        for (size_t q = 0; q < PARTS; q++)
+            sum[l][q] = vf_set1(0);
     for (size_t j = 0; j < columns; j++, codes += record) {
         vf xj[VPTQ_GEMV_ROWS];
         __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
@@ -180,15 +198,16 @@ SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
             codes_of(codes + s, code_scale, p, code);
             if (p->residual)
                 codes_of(codes + VPTQ_BLOCK_VECTOR_ROWS + s, code_scale, p, res_code);
-#pragma GCC unroll 2
-            for (size_t i = 0; i < 2; i++) {
-                vf value = row_of_8(t.main, code[i], p);
+#pragma GCC unroll 4
+            for (size_t i = 0; i < 2 * PARTS; i++) {
+                const size_t q = i % PARTS;
+                vf value = row_of_8(t.main, code[i / PARTS], q, p);
                 if (p->residual)
-                    value = vf_add(value, row_of_8(t.res, res_code[i], p));
+                    value = vf_add(value, row_of_8(t.res, res_code[i / PARTS], q, p));
 #pragma GCC unroll 4
                 for (size_t r = 0; r < p->n; r++) {
-                    const size_t l = (s + i) * p->n + r;
-                    sum[l] = vf_fma(xj[r], value, sum[l]);
+                    const size_t l = (s + i / PARTS) * p->n + r;
+                    sum[l][q] = vf_fma(xj[r], value, sum[l][q]);
                 }
             }
         }
@@ -196,18 +215,17 @@ SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
 #pragma GCC unroll 4
     for (size_t s = 0; s < p->vector_rows; s++)
 #pragma GCC unroll 4
-        for (size_t r = 0; r < p->n; r++) {
-            float *to = sum_of(b, p, s, r);
-            vf_store(to, vf_add(vf_load(to), sum[s * p->n + r]));
-        }
+        for (size_t r = 0; r < p->n; r++)
+#pragma GCC unroll 2
+            for (size_t q = 0; q < PARTS; q++) {
+                float *to = sum_of(b, p, s, r) + q * LANES;
+                vf_store(to, vf_add(vf_load(to), sum[s * p->n + r][q]));
+            }
 }
 
-SIMD_INLINE __m128 row_of_4(const uint8_t *table, size_t code, const part *p)
+SIMD_INLINE v4 row_of_4(const uint8_t *table, size_t code, const part *p)
 {
-    const uint8_t *at = table + 8 * code;
-    if (p->half)
-        return _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)at));
-    return _mm_loadu_ps((const float *)(const void *)at);
+    return p->half ? v4_load_f16(table + 8 * code) : v4_load(table + 8 * code);
 }
 
 /* Loads the codes of all vector rows at once: narrow rows leave time for the shifts. */
@@ -233,26 +251,26 @@ SIMD_INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
     const tables t = tables_of(b, p);
     const uint16_t *codes = b->codes + p->vector_row;
     const float *x = b->x + p->row * b->ldx;
-    __m128 sum[MAX_SUMS]; /* [vector rows, n] */
+    v4 sum[MAX_SUMS]; /* [vector rows, n] */
 #pragma GCC unroll 8
     for (size_t l = 0; l < p->vector_rows * p->n; l++)
-        sum[l] = _mm_setzero_ps();
+        sum[l] = v4_set1(0);
     for (size_t j = 0; j < columns; j++, codes += record) {
-        __m128 xj[VPTQ_GEMV_ROWS];
+        v4 xj[VPTQ_GEMV_ROWS];
         __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++)
-            xj[r] = _mm_broadcast_ss(x + r * ldx + j);
+            xj[r] = v4_set1(x[r * ldx + j]);
         const uint64_t main = all_codes_of(codes, p);
         const uint64_t res = p->residual ? all_codes_of(codes + VPTQ_BLOCK_VECTOR_ROWS, p) : 0;
 #pragma GCC unroll 4
         for (size_t s = 0; s < p->vector_rows; s++) {
-            __m128 value = row_of_4(t.main, code_of(main, s, code_scale, p), p);
+            v4 value = row_of_4(t.main, code_of(main, s, code_scale, p), p);
             if (p->residual)
-                value = _mm_add_ps(value, row_of_4(t.res, code_of(res, s, code_scale, p), p));
+                value += row_of_4(t.res, code_of(res, s, code_scale, p), p);
 #pragma GCC unroll 4
             for (size_t r = 0; r < p->n; r++)
-                sum[s * p->n + r] = _mm_fmadd_ps(xj[r], value, sum[s * p->n + r]);
+                sum[s * p->n + r] = v4_fma(xj[r], value, sum[s * p->n + r]);
         }
     }
 #pragma GCC unroll 4
@@ -260,7 +278,7 @@ SIMD_INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++) {
             float *to = sum_of(b, p, s, r);
-            _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sum[s * p->n + r]));
+            v4_store(to, v4_load(to) + sum[s * p->n + r]);
         }
 }
 
@@ -283,7 +301,7 @@ SIMD_INLINE void add_lanes(const vptq_gemv_block *b, bool narrow, bool half, boo
                            bool code_scale)
 {
     part p = {.half = half, .residual = residual, .code_scale = code_scale};
-    for (p.e = 0; p.e < b->lanes; p.e += LANES) {
+    for (p.e = 0; p.e < b->lanes; p.e += EIGHT) {
         size_t row = 0;
         if (b->n - row >= 4) {
             add_rows(b, p, narrow, row, 4);
@@ -301,7 +319,7 @@ SIMD_INLINE void add_lanes(const vptq_gemv_block *b, bool narrow, bool half, boo
 /* Compiles loops for each kind of layout. */
 SIMD_INLINE void add_kind(const vptq_gemv_block *b, bool half, bool residual)
 {
-    const bool narrow = b->lanes < LANES;
+    const bool narrow = b->lanes < EIGHT;
     if (narrow && b->code_scale != 1)
         add_lanes(b, true, half, residual, true);
     else if (narrow)
@@ -333,106 +351,122 @@ SIMD_INLINE vf widen(vptq_dtype type, const uint8_t *w, size_t j)
     return type == VPTQ_F16 ? vf_load_f16(w + 2 * j) : vf_load_bf16(w + 2 * j);
 }
 
+SIMD_INLINE size_t bytes_of(vptq_dtype type)
+{
+    return type == VPTQ_F32 ? sizeof(float) : sizeof(uint16_t);
+}
+
 /* The last count < LANES elements, followed by zeros. */
 SIMD_INLINE vf widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_t count)
 {
     uint8_t tail[LANES * sizeof(float)] = {0};
-    const size_t bytes = type == VPTQ_F32 ? 4 : 2;
-    __builtin_memcpy(tail, w + j * bytes, count * bytes);
+    memcpy(tail, w + j * bytes_of(type), count * bytes_of(type));
     return widen(type, tail, 0);
 }
 
-/* Dot products with n tokens, in CHAINS sums each. */
-SIMD_INLINE void dot_rows(vptq_dtype type, const uint8_t *w, size_t length, size_t n,
-                          const float *x, size_t ldx, float *y)
+enum { MAX_DOT_TOKENS = 2, MAX_DOT_ROWS = VPTQ_DOT_ROWS };
+
+/* Columns [j, j + 16) of rows and tokens, whose numbers are constants at the call. */
+SIMD_INLINE void dot_step(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t rows,
+                          size_t j, size_t n, const float *x, size_t ldx,
+                          v16 sum[MAX_DOT_ROWS][MAX_DOT_TOKENS])
 {
-    enum { CHAINS = 4, MAX = 2 };
-    vf sum[MAX][CHAINS];
-    size_t j = 0;
-#pragma GCC unroll 16
-    for (size_t i = 0; i < n; i++)
-#pragma GCC unroll 16
-        for (size_t c = 0; c < CHAINS; c++)
-            sum[i][c] = vf_set1(0);
-    for (; length - j >= CHAINS * LANES; j += CHAINS * LANES)
-#pragma GCC unroll 16
-        for (size_t c = 0; c < CHAINS; c++) {
-            vf value = widen(type, w, j + c * LANES);
-#pragma GCC unroll 16
-            for (size_t i = 0; i < n; i++)
-                sum[i][c] = vf_fma(value, vf_load(x + i * ldx + j + c * LANES), sum[i][c]);
+#pragma GCC unroll 4
+    for (size_t p = 0; p < SIMD_PARTS; p++) {
+        const size_t at = j + p * LANES;
+        vf value[MAX_DOT_ROWS];
+#pragma GCC unroll 4
+        for (size_t r = 0; r < rows; r++)
+            value[r] = widen(type, w + r * row_bytes, at);
+#pragma GCC unroll 2
+        for (size_t i = 0; i < n; i++) {
+            const vf xi = vf_load(x + i * ldx + at);
+#pragma GCC unroll 4
+            for (size_t r = 0; r < rows; r++)
+                sum[r][i].part[p] = vf_fma(value[r], xi, sum[r][i].part[p]);
         }
-    for (; j < length; j += LANES) {
-        size_t count = length - j < LANES ? length - j : LANES;
-        vf value = count == LANES ? widen(type, w, j) : widen_tail(type, w, j, count);
-#pragma GCC unroll 16
-        for (size_t i = 0; i < n; i++)
-            sum[i][0] = vf_fma(value, vf_load_part(x + i * ldx + j, count), sum[i][0]);
     }
-#pragma GCC unroll 16
-    for (size_t i = 0; i < n; i++)
-        y[i] = vf_sum(vf_add(vf_add(sum[i][0], sum[i][1]), vf_add(sum[i][2], sum[i][3])));
 }
 
-SIMD_INLINE void dot_type(vptq_dtype type, const uint8_t *w, size_t length, size_t n,
-                          const float *x, size_t ldx, float *y)
+SIMD_INLINE void dot_rows(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t rows,
+                          size_t length, size_t n, const float *x, size_t ldx, float *y)
 {
-    size_t i = 0;
-    for (; n - i >= 2; i += 2)
-        dot_rows(type, w, length, 2, x + i * ldx, ldx, y + i);
-    if (i < n)
-        dot_rows(type, w, length, 1, x + i * ldx, ldx, y + i);
+    v16 sum[MAX_DOT_ROWS][MAX_DOT_TOKENS];
+    size_t j = 0;
+#pragma GCC unroll 4
+    for (size_t r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (size_t i = 0; i < n; i++)
+            sum[r][i] = v16_set1(0);
+    for (; length - j >= SIMD_SUM; j += SIMD_SUM)
+        dot_step(type, w, row_bytes, rows, j, n, x, ldx, sum);
+    if (j < length) {
+        uint8_t w_end[MAX_DOT_ROWS * SIMD_SUM * sizeof(float)] = {0};
+        float x_end[MAX_DOT_TOKENS * SIMD_SUM] = {0};
+        for (size_t r = 0; r < rows; r++)
+            memcpy(w_end + r * SIMD_SUM * sizeof(float), w + r * row_bytes + j * bytes_of(type),
+                   (length - j) * bytes_of(type));
+        for (size_t i = 0; i < n; i++)
+            memcpy(x_end + i * SIMD_SUM, x + i * ldx + j, (length - j) * sizeof *x);
+        dot_step(type, w_end, SIMD_SUM * sizeof(float), rows, 0, n, x_end, SIMD_SUM, sum);
+    }
+#pragma GCC unroll 4
+    for (size_t r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (size_t i = 0; i < n; i++)
+            y[i * VPTQ_DOT_ROWS + r] = v16_sum(sum[r][i]);
 }
 
-static void dot(vptq_dtype type, const void *w, size_t length, size_t n, const float *x,
-                size_t ldx, float *y)
+/* Two tokens with two rows, or one with four: eight registers of sums with AVX2, enough to hide
+ * the latency of a multiplication. */
+SIMD_INLINE void dot_type(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t rows,
+                          size_t length, size_t n, const float *x, size_t ldx, float *y)
+{
+    const size_t pairs = n / 2 * 2;
+    for (size_t r = 0; r < rows; r += 2) {
+        const uint8_t *from = w + r * row_bytes;
+        for (size_t i = 0; i < pairs; i += 2)
+            if (rows - r >= 2)
+                dot_rows(type, from, row_bytes, 2, length, 2, x + i * ldx, ldx,
+                         y + i * VPTQ_DOT_ROWS + r);
+            else
+                dot_rows(type, from, row_bytes, 1, length, 2, x + i * ldx, ldx,
+                         y + i * VPTQ_DOT_ROWS + r);
+    }
+    x += pairs * ldx;
+    y += pairs * VPTQ_DOT_ROWS;
+    if (pairs < n && rows == VPTQ_DOT_ROWS)
+        dot_rows(type, w, row_bytes, VPTQ_DOT_ROWS, length, 1, x, ldx, y);
+    else
+        for (size_t r = 0; pairs < n && r < rows; r++)
+            dot_rows(type, w + r * row_bytes, row_bytes, 1, length, 1, x, ldx, y + r);
+}
+
+static void dot(vptq_dtype type, const void *w, size_t row_bytes, size_t rows, size_t length,
+                size_t n, const float *x, size_t ldx, float *y)
 {
     if (type == VPTQ_F32)
-        dot_type(VPTQ_F32, w, length, n, x, ldx, y);
+        dot_type(VPTQ_F32, w, row_bytes, rows, length, n, x, ldx, y);
     else if (type == VPTQ_F16)
-        dot_type(VPTQ_F16, w, length, n, x, ldx, y);
+        dot_type(VPTQ_F16, w, row_bytes, rows, length, n, x, ldx, y);
     else
-        dot_type(VPTQ_BF16, w, length, n, x, ldx, y);
+        dot_type(VPTQ_BF16, w, row_bytes, rows, length, n, x, ldx, y);
 }
 
-/* Transposes eight registers of eight lanes. */
-SIMD_INLINE void transpose_eight(vf r[EIGHT])
-{
-    vf t[EIGHT];
-#pragma GCC unroll 4
-    for (size_t i = 0; i < EIGHT; i += 2) { /* pairs of rows */
-        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 2
-    for (size_t i = 0; i < EIGHT; i += 4) { /* groups of four rows */
-        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (size_t i = 0; i < EIGHT / 2; i++) { /* halves of registers */
-        const vf low = r[i], high = r[i + 4];
-        r[i] = _mm256_permute2f128_ps(low, high, 0x20);
-        r[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
-    }
-}
-
-/* Writes `count` columns of eight rows to a panel, of which n rows exist; both are constants in
+/* Writes `count` columns of LANES rows to a panel, of which n rows exist; both are constants in
  * the first loop that calls this. */
 SIMD_INLINE void panel_block(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n,
                              size_t j, size_t count, float *panel, size_t width)
 {
-    vf r[EIGHT];
+    vf r[LANES];
 #pragma GCC unroll 8
-    for (size_t i = 0; i < EIGHT; i++)
+    for (size_t i = 0; i < LANES; i++)
         r[i] = i >= n           ? vf_set1(0)
                : count == LANES ? widen(type, w + i * row_bytes, j)
                                 : widen_tail(type, w + i * row_bytes, j, count);
-    transpose_eight(r);
+    vf_transpose(r);
 #pragma GCC unroll 8
-    for (size_t i = 0; i < EIGHT; i++)
+    for (size_t i = 0; i < LANES; i++)
         if (i < count)
             vf_store(panel + (j + i) * width, r[i]);
 }
@@ -440,12 +474,12 @@ SIMD_INLINE void panel_block(vptq_dtype type, const uint8_t *w, size_t row_bytes
 SIMD_INLINE void panel_type(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n,
                             size_t length, float *panel, size_t width)
 {
-    for (size_t i = 0; i < width; i += EIGHT) {
+    for (size_t i = 0; i < width; i += LANES) {
         const size_t rows = n > i ? n - i : 0;
         const uint8_t *from = rows ? w + i * row_bytes : w;
         size_t j = 0;
-        for (; rows >= EIGHT && length - j >= LANES; j += LANES)
-            panel_block(type, from, row_bytes, EIGHT, j, LANES, panel + i, width);
+        for (; rows >= LANES && length - j >= LANES; j += LANES)
+            panel_block(type, from, row_bytes, LANES, j, LANES, panel + i, width);
         for (; j < length; j += LANES)
             panel_block(type, from, row_bytes, rows, j, length - j < LANES ? length - j : LANES,
                         panel + i, width);
@@ -462,82 +496,5 @@ static void panel_rows(vptq_dtype type, const void *w, size_t row_bytes, size_t 
     else
         panel_type(VPTQ_BF16, w, row_bytes, n, length, panel, width);
 }
-
-#else
-
-/* ---- plain C ---- */
-
-static void fields(const vptq_fields *f, const uint32_t *row, const void *end, size_t first,
-                   size_t count, vptq_entry *entry)
-{
-    (void)end;
-    fields_plain(f, row, first, count, entry);
-}
-
-/* Row of a table of floats; layouts for level 0 have no others. */
-static const float *table_row(const uint8_t *table, uint16_t code, size_t code_scale)
-{
-    return (const float *)(const void *)(table + 8 * (code * code_scale));
-}
-
-static void block(const vptq_gemv_block *b)
-{
-    enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS };
-    const size_t record = b->res ? 2 * ROWS : ROWS;
-    for (size_t s = 0; s < ROWS; s++) {
-        const uint16_t *code = b->codes + s;
-        for (size_t j = 0; j < b->columns; j++, code += record) {
-            const float *c = table_row(b->main, code[0], b->code_scale);
-            const float *d = b->res ? table_row(b->res, code[ROWS], b->code_scale) : NULL;
-            for (size_t i = 0; i < b->n; i++) {
-                const float x = b->x[i * b->ldx + j];
-                float *sum = b->sum + i * b->ld_sum + s * b->lanes;
-                for (size_t e = 0; e < b->lanes; e++)
-                    sum[e] += x * (d ? c[e] + d[e] : c[e]);
-            }
-        }
-    }
-}
-
-/* Element j of an unaligned row. */
-static float element(vptq_dtype type, const uint8_t *w, size_t j)
-{
-    float f;
-    uint16_t h;
-    if (type == VPTQ_F32) {
-        memcpy(&f, w + 4 * j, sizeof f);
-        return f;
-    }
-    memcpy(&h, w + 2 * j, sizeof h);
-    return type == VPTQ_F16 ? vptq_f16_to_f32(h) : vptq_bf16_to_f32(h);
-}
-
-static void dot(vptq_dtype type, const void *w, size_t length, size_t n, const float *x,
-                size_t ldx, float *y)
-{
-    enum { CHAINS = 8 };
-    float sum[VPTQ_GEMV_ROWS][CHAINS] = {{0}};
-    for (size_t j = 0; j < length; j++) {
-        float value = element(type, w, j);
-        for (size_t i = 0; i < n; i++)
-            sum[i][j % CHAINS] += value * x[i * ldx + j];
-    }
-    for (size_t i = 0; i < n; i++) {
-        y[i] = 0;
-        for (size_t c = 0; c < CHAINS; c++)
-            y[i] += sum[i][c];
-    }
-}
-
-static void panel_rows(vptq_dtype type, const void *w, size_t row_bytes, size_t n,
-                       size_t length, float *panel, size_t width)
-{
-    const uint8_t *rows = w;
-    for (size_t j = 0; j < length; j++)
-        for (size_t i = 0; i < width; i++)
-            panel[j * width + i] = i < n ? element(type, rows + i * row_bytes, j) : 0;
-}
-
-#endif
 
 const vptq_gemv_kernels VPTQ_SIMD_SYMBOL(vptq_gemv_kernels) = {fields, block, dot, panel_rows};

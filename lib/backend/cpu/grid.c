@@ -8,17 +8,12 @@
 #include "lib/base/grid.h"
 #include "lib/base/parallel.h"
 
-enum {
-    ROWS = VPTQ_BLOCK_VECTOR_ROWS,
-    LOOKUPS = VPTQ_GRID_LOOKUPS,
-    HALF = VPTQ_GRID_HALF,
-    DIGITS = VPTQ_GRID_DIGITS
-};
+enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS, LOOKUPS = VPTQ_GRID_LOOKUPS, HALF = VPTQ_GRID_HALF };
 
-bool vptq_grid_uses_digits(vptq_simd simd)
+bool vptq_grid_uses_bytes(vptq_simd simd)
 {
 #if defined(__x86_64__)
-    return vptq_grid_kernels_get(simd)->block_digits && __builtin_cpu_supports("avx512vnni") &&
+    return vptq_grid_kernels_get(simd)->block_bytes && __builtin_cpu_supports("avx512vnni") &&
            __builtin_cpu_supports("avx512vbmi");
 #else
     (void)simd;
@@ -46,21 +41,32 @@ static float find_unit(const float *x, size_t n)
     return ldexpf(1, BITS - (exponent > MIN_EXPONENT ? exponent : MIN_EXPONENT));
 }
 
-/* Writes the digits of n columns, d of each record at columns * d. */
-static void split_piece(const float *x, size_t n, size_t columns, float unit, uint8_t *digits)
+/* Writes digit d of each column of a record at columns * d. */
+static void write_digits(int32_t whole, bool bytes, size_t columns, size_t i, uint8_t *digits)
 {
-    const int32_t offset = VPTQ_GRID_OFFSET << 16, most = offset - 1;
-    for (size_t j = 0; j < n; j += columns, digits += DIGITS * columns)
+    const uint32_t u = (uint32_t)(whole + (VPTQ_GRID_OFFSET << 16));
+    for (size_t d = 0; bytes && d < VPTQ_GRID_BYTES; d++)
+        digits[d * columns + i] = (uint8_t)(u >> 8 * d);
+    if (bytes)
+        return;
+    const int16_t low = (int16_t)(u & ((1 << VPTQ_GRID_WORD_BITS) - 1));
+    const int16_t high = (int16_t)(whole >> VPTQ_GRID_WORD_BITS);
+    memcpy(digits + i * sizeof low, &low, sizeof low);
+    memcpy(digits + (columns + i) * sizeof high, &high, sizeof high);
+}
+
+static void split_piece(const float *x, size_t n, size_t columns, bool bytes, float unit,
+                        uint8_t *digits)
+{
+    const int32_t most = (VPTQ_GRID_OFFSET << 16) - 1;
+    for (size_t j = 0; j < n; j += columns, digits += VPTQ_GRID_SPACE * columns)
         for (size_t i = 0; i < columns; i++) {
             const int32_t whole = j + i < n ? (int32_t)lrintf(x[j + i] * unit) : 0;
-            const uint32_t u = (uint32_t)((whole < most ? whole : most) + offset);
-            digits[i] = (uint8_t)u;
-            digits[columns + i] = (uint8_t)(u >> 8);
-            digits[2 * columns + i] = (uint8_t)(u >> 16);
+            write_digits(whole < most ? whole : most, bytes, columns, i, digits);
         }
 }
 
-void vptq_grid_split(const float *x, size_t columns, bool residual, uint8_t *digits,
+void vptq_grid_split(const float *x, size_t columns, bool residual, bool bytes, uint8_t *digits,
                      float *unit)
 {
     const size_t record = vptq_grid_columns(residual);
@@ -69,9 +75,9 @@ void vptq_grid_split(const float *x, size_t columns, bool residual, uint8_t *dig
         const float f = find_unit(x + j, n);
         *unit = f > 0 ? 1 / f : NAN;
         if (f > 0)
-            split_piece(x + j, n, record, f, digits + j * DIGITS);
+            split_piece(x + j, n, record, bytes, f, digits + j * VPTQ_GRID_SPACE);
         else
-            memset(digits + j * DIGITS, 0, vptq_round_up(n, record) * DIGITS);
+            memset(digits + j * VPTQ_GRID_SPACE, 0, vptq_round_up(n, record) * VPTQ_GRID_SPACE);
     }
 }
 
@@ -209,7 +215,7 @@ static vptq_status make_codes(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, v
 }
 
 /* Sizes of the arrays. */
-static void measure(const vptq_vq *q, bool digits, vptq_layout *l)
+static void measure(const vptq_vq *q, bool bytes, vptq_layout *l)
 {
     const vptq_vq_shape *s = &q->shape;
     const size_t rows = (size_t)s->k + s->k_res, columns = vptq_grid_columns(s->k_res > 0);
@@ -218,7 +224,7 @@ static void measure(const vptq_vq *q, bool digits, vptq_layout *l)
     l->code_scale = (rows - 1) * units <= UINT16_MAX ? 1 : units;
     l->records = (s->group_size + columns - 1) / columns;
     l->block_codes = l->records * ROWS * LOOKUPS;
-    if (digits)
+    if (bytes)
         l->block_starts =
             (s->group_size + VPTQ_GRID_PIECE - 1) / VPTQ_GRID_PIECE * ROWS * l->lanes * 2;
 }
@@ -233,7 +239,7 @@ vptq_status vptq_grid_layout_make(vptq_dev *dev, const vptq_vq *q, vptq_layout *
     if (rows > UINT16_MAX + 1 ||
         !vptq_grid_find(q->centroids, (size_t)s->k * s->v, &scale_of_first, NULL))
         return VPTQ_OK;
-    measure(q, vptq_grid_uses_digits(dev->simd), l);
+    measure(q, vptq_grid_uses_bytes(dev->simd), l);
     const vptq_arena_mark mark = vptq_arena_get_mark(&l->arena);
     int8_t *table = vptq_arena_alloc(&l->arena, s->groups, rows * l->lanes, err);
     float *scale = vptq_arena_alloc(&l->arena, s->groups, 2 * sizeof *scale, err);

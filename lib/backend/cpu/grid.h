@@ -7,11 +7,12 @@
  * first four look-ups and the last four have separate sums, because main and residual
  * codebooks have different scales.
  *
- * There are two ways to multiply.  `block` converts the codes of the table to float.
- * `block_digits` needs AVX-512 VNNI and VBMI: x becomes whole numbers of 24 bits, relative to
- * the largest of 1024 columns, in three unsigned digits of a byte, so that one instruction
- * multiplies a digit of 4 columns with the codes of 8 rows and adds exactly. Eight look-ups are
- * one gather. The error of an element of x is at most 2^-23 of the largest of its columns.  */
+ * x becomes whole numbers of 24 bits, relative to the largest of 1024 columns: the error of an
+ * element is at most 2^-23 of that.  Sums of such numbers times codes are exact, so that every
+ * way to compute them gives the same bits.  `block` splits x into two words of 12 bits, of
+ * which one instruction multiplies two with the codes of two look-ups.  `block_bytes` needs
+ * AVX-512 VNNI and VBMI: three unsigned digits of a byte, of which one instruction multiplies
+ * those of 4 columns with the codes of 8 rows.  Eight look-ups are one gather. */
 #ifndef VPTQ_BACKEND_CPU_GRID_H
 #define VPTQ_BACKEND_CPU_GRID_H
 
@@ -25,8 +26,11 @@ enum {
     VPTQ_GRID_LOOKUPS = 8, /* per record and vector row */
     VPTQ_GRID_HALF = 4,    /* of them, with one scale */
     VPTQ_GRID_LANES = 8,   /* rows that are multiplied at a time */
-    VPTQ_GRID_DIGITS = 3,
-    VPTQ_GRID_OFFSET = 128, /* of the highest digit, which is unsigned */
+    VPTQ_GRID_WORDS = 2,
+    VPTQ_GRID_WORD_BITS = 12, /* of the lower word, which is not negative */
+    VPTQ_GRID_BYTES = 3,
+    VPTQ_GRID_OFFSET = 128, /* of the highest byte, which is unsigned */
+    VPTQ_GRID_SPACE = 4,    /* bytes of x per column in either form */
     VPTQ_GRID_PIECE = 1024  /* columns with a common exponent; a multiple of a record */
 };
 
@@ -41,9 +45,8 @@ typedef struct vptq_grid_block {
     const uint16_t *codes; /* [records][VPTQ_BLOCK_VECTOR_ROWS][VPTQ_GRID_LOOKUPS] */
     size_t records, n;     /* n <= VPTQ_GEMV_ROWS */
     bool residual;
-    const float *x; /* [n, columns]; padding is 0 */
-    size_t ldx;
-    const uint8_t *digits; /* [n][records][VPTQ_GRID_DIGITS][columns of a record] */
+    const uint8_t *digits; /* [n][records] of VPTQ_GRID_SPACE bytes per column, which begin with
+                              int16 [WORDS][columns] or uint8 [BYTES][columns] */
     size_t ld_digits;
     const float *unit; /* [n][pieces] values of the last digit */
     size_t ld_unit;
@@ -57,24 +60,23 @@ typedef struct vptq_grid_block {
 
 typedef struct vptq_grid_kernels {
     void (*block)(const vptq_grid_block *b);
-    /* NULL if this level has none.  Needs vptq_grid_uses_digits(). */
-    void (*block_digits)(const vptq_grid_block *b);
+    /* NULL if this level has none.  Needs vptq_grid_uses_bytes(). */
+    void (*block_bytes)(const vptq_grid_block *b);
 } vptq_grid_kernels;
 
-extern const vptq_grid_kernels vptq_grid_kernels_none, vptq_grid_kernels_avx2,
-    vptq_grid_kernels_avx512;
+VPTQ_SIMD_TABLES(vptq_grid_kernels, vptq_grid_kernels);
 
 static inline const vptq_grid_kernels *vptq_grid_kernels_get(vptq_simd simd)
 {
     return VPTQ_SIMD_SELECT(simd, vptq_grid_kernels);
 }
 
-/* Whether products at this level use digits: the processor has the instructions. */
-bool vptq_grid_uses_digits(vptq_simd simd);
+/* Whether products at this level split x into bytes: the processor has the instructions. */
+bool vptq_grid_uses_bytes(vptq_simd simd);
 
-/* Splits x [columns] into digits, which are padded to whole records, and writes the value of
- * the last digit of each piece.  A piece with a value that is not finite gets NaN. */
-void vptq_grid_split(const float *x, size_t columns, bool residual, uint8_t *digits,
+/* Splits x [columns], which is padded to whole records, into words or bytes, and writes the
+ * value of the last digit of each piece.  A piece with a value that is not finite gets NaN. */
+void vptq_grid_split(const float *x, size_t columns, bool residual, bool bytes, uint8_t *digits,
                      float *unit);
 
 /* Tries to fill the tables, codes, scales and starts of a layout.  Sets l->grid, and leaves the

@@ -26,91 +26,178 @@ SIMD_INLINE float *sum_of(const vptq_grid_block *b, const part *p, size_t vector
     return b->sum + (p->row + row) * b->ld_sum + (p->vector_row + vector_row) * b->lanes + p->e;
 }
 
-/* ---- float ---- */
-
-enum { MAX_SUMS = 8 /* sums that fit into registers with everything else */ };
-
-/* The element of x for a look-up of a record. */
-SIMD_INLINE size_t column_of(size_t lookup, const part *p)
+/* Records of a piece. */
+SIMD_INLINE size_t piece_records(bool residual)
 {
-    return p->residual ? lookup % HALF : lookup;
+    return VPTQ_GRID_PIECE / vptq_grid_columns(residual);
 }
+
+/* ---- x in two words ---- */
+
+enum { WORDS = VPTQ_GRID_WORDS, MAX_SUMS = 8 /* sums that fit into registers */ };
+
+/* eight: a whole number for each row of a look-up.  pair: two rows of the table. */
+#if SIMD_X86
+
+typedef __m256i eight, pair;
+
+SIMD_INLINE eight no_sum(void)
+{
+    return _mm256_setzero_si256();
+}
+
+SIMD_INLINE pair two_rows(const int8_t *a, const int8_t *b)
+{
+    return _mm256_cvtepi8_epi16(
+        _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i *)(const void *)a),
+                          _mm_loadl_epi64((const __m128i *)(const void *)b)));
+}
+
+/* sum + x[0] * first row + x[1] * second row */
+SIMD_INLINE eight add_products(eight sum, pair rows, const uint8_t *x)
+{
+    int32_t two;
+    memcpy(&two, x, sizeof two);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(rows, _mm256_set1_epi32(two)));
+}
+
+/* The floats nearest to 4096 high + low, which is exact in double. */
+SIMD_INLINE void whole_floats(eight high, eight low, float *to)
+{
+    const __m256d unit = _mm256_set1_pd(1 << VPTQ_GRID_WORD_BITS);
+    _mm_storeu_ps(to, _mm256_cvtpd_ps(_mm256_fmadd_pd(
+                          _mm256_cvtepi32_pd(_mm256_castsi256_si128(high)), unit,
+                          _mm256_cvtepi32_pd(_mm256_castsi256_si128(low)))));
+    _mm_storeu_ps(to + 4, _mm256_cvtpd_ps(_mm256_fmadd_pd(
+                              _mm256_cvtepi32_pd(_mm256_extracti128_si256(high, 1)), unit,
+                              _mm256_cvtepi32_pd(_mm256_extracti128_si256(low, 1)))));
+}
+
+#else
+
+typedef struct eight {
+    int32_t lane[LOOKUPS];
+} eight;
+
+typedef struct pair {
+    const int8_t *a, *b;
+} pair;
+
+SIMD_INLINE eight no_sum(void)
+{
+    return (eight){{0}};
+}
+
+SIMD_INLINE pair two_rows(const int8_t *a, const int8_t *b)
+{
+    return (pair){a, b};
+}
+
+/* sum + x[0] * first row + x[1] * second row */
+SIMD_INLINE eight add_products(eight sum, pair rows, const uint8_t *x)
+{
+    int16_t two[2];
+    memcpy(two, x, sizeof two);
+    for (size_t e = 0; e < LOOKUPS; e++)
+        sum.lane[e] += two[0] * rows.a[e] + two[1] * rows.b[e];
+    return sum;
+}
+
+/* The floats nearest to 4096 high + low, which is exact in double. */
+SIMD_INLINE void whole_floats(eight high, eight low, float *to)
+{
+    for (size_t e = 0; e < LOOKUPS; e++)
+        to[e] =
+            (float)((double)high.lane[e] * (1 << VPTQ_GRID_WORD_BITS) + (double)low.lane[e]);
+}
+
+#endif
 
 /* Two look-ups of each vector row, whose codes are loaded at once: a load for each would
  * compete with the tables for the load ports. */
 SIMD_INLINE void add_two(const vptq_grid_block *b, const part *p, const uint16_t *codes,
-                         const int8_t *table, const float *x, size_t lookup, vf *sum)
+                         const uint8_t *x, size_t lookup, eight *sum)
 {
-#pragma GCC unroll 4
+    const size_t columns = vptq_grid_columns(p->residual);
+    const int8_t *table = b->table + p->e;
+#pragma GCC unroll 2
     for (size_t s = 0; s < p->vector_rows; s++) {
         uint32_t two;
         memcpy(&two, codes + s * LOOKUPS + lookup, sizeof two);
-        size_t code[2] = {two & UINT16_MAX, two >> 16};
+        const size_t unit = LOOKUPS * (p->code_scale ? b->code_scale : 1);
+        const pair rows =
+            two_rows(table + unit * (two & UINT16_MAX), table + unit * (two >> 16));
 #pragma GCC unroll 2
-        for (size_t i = 0; i < 2; i++) {
-            if (p->code_scale)
-                code[i] *= b->code_scale;
-            const vf value = vf_load_i8(table + LOOKUPS * code[i]);
-#pragma GCC unroll 4
-            for (size_t r = 0; r < p->n; r++) {
-                vf *to = sum + (s * p->n + r) * 2 + lookup / HALF;
-                *to = vf_fma(vf_set1(x[r * b->ldx + column_of(lookup + i, p)]), value, *to);
+        for (size_t r = 0; r < p->n; r++)
+#pragma GCC unroll 2
+            for (size_t d = 0; d < WORDS; d++) {
+                eight *to = sum + ((s * p->n + r) * 2 + lookup / HALF) * WORDS + d;
+                *to = add_products(*to, rows,
+                                   x + r * b->ld_digits +
+                                       (d * columns + lookup % columns) * sizeof(int16_t));
             }
-        }
     }
 }
 
-SIMD_INLINE void add_records(const vptq_grid_block *b, const part *p)
+/* sum [vector rows, n, 2, WORDS], low words first, of which the scales are applied */
+SIMD_INLINE void add_scaled(const vptq_grid_block *b, const part *p, size_t piece,
+                            const eight *sum)
 {
-    const size_t columns = p->residual ? HALF : LOOKUPS;
-    const uint16_t *codes = b->codes + p->vector_row * LOOKUPS;
-    const int8_t *table = b->table + p->e;
-    const float *x = b->x + p->row * b->ldx;
-    vf sum[MAX_SUMS]; /* [vector rows, n, 2] */
+#pragma GCC unroll 2
+    for (size_t s = 0; s < p->vector_rows; s++)
+#pragma GCC unroll 2
+        for (size_t r = 0; r < p->n; r++, sum += 2 * WORDS) {
+            const float unit = b->unit[(p->row + r) * b->ld_unit + piece];
+            const float scale[2] = {b->scale[0] * unit, b->scale[1] * unit};
+            float *to = sum_of(b, p, s, r), whole[2][LOOKUPS];
+            whole_floats(sum[1], sum[0], whole[0]);
+            whole_floats(sum[3], sum[2], whole[1]);
+            for (size_t e = 0; e < LOOKUPS; e++)
+                to[e] += whole[0][e] * scale[0] + whole[1][e] * scale[1];
+        }
+}
+
+SIMD_INLINE void add_words(const vptq_grid_block *b, const part *p, size_t piece)
+{
+    const size_t columns = vptq_grid_columns(p->residual), step = columns * VPTQ_GRID_SPACE;
+    const size_t first = piece * piece_records(p->residual);
+    const size_t last = first + piece_records(p->residual);
+    const uint16_t *codes = b->codes + first * RECORD + p->vector_row * LOOKUPS;
+    const uint8_t *x = b->digits + p->row * b->ld_digits + first * step;
+    eight sum[MAX_SUMS];
 #pragma GCC unroll 8
-    for (size_t l = 0; l < p->vector_rows * p->n * 2; l++)
-        sum[l] = vf_set1(0);
-    for (size_t j = 0; j < b->records; j++, codes += RECORD, x += columns) {
+    for (size_t l = 0; l < p->vector_rows * p->n * 2 * WORDS; l++)
+        sum[l] = no_sum();
+    for (size_t j = first; j < last && j < b->records; j++, codes += RECORD, x += step) {
         __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
 #pragma GCC unroll 4
         for (size_t l = 0; l < LOOKUPS; l += 2)
-            add_two(b, p, codes, table, x, l, sum);
+            add_two(b, p, codes, x, l, sum);
     }
-#pragma GCC unroll 4
-    for (size_t s = 0; s < p->vector_rows; s++)
-#pragma GCC unroll 4
-        for (size_t r = 0; r < p->n; r++) {
-            float *to = sum_of(b, p, s, r);
-            const vf *two = sum + (s * p->n + r) * 2;
-            const vf both =
-                vf_fma(vf_set1(b->scale[0]), two[0], vf_mul(vf_set1(b->scale[1]), two[1]));
-            vf_store(to, vf_add(vf_load(to), both));
-        }
+    add_scaled(b, p, piece, sum);
 }
 
-/* All vector rows of the block for n tokens, as many at a time as registers allow. */
-SIMD_INLINE void add_rows(const vptq_grid_block *b, part p, size_t n)
+/* All vector rows of the block for n <= 2 tokens. */
+SIMD_INLINE void add_word_rows(const vptq_grid_block *b, part p, size_t piece, size_t n)
 {
     p.n = n;
-    p.vector_rows = ROWS / n;
+    p.vector_rows = 2 / n;
     for (p.vector_row = 0; p.vector_row < ROWS; p.vector_row += p.vector_rows)
-        add_records(b, &p);
+        add_words(b, &p, piece);
 }
 
 SIMD_INLINE void add_lanes(const vptq_grid_block *b, bool residual, bool code_scale)
 {
     part p = {.residual = residual, .code_scale = code_scale};
-    for (p.e = 0; p.e < b->lanes; p.e += SIMD_LANES)
-        for (p.row = 0; p.row < b->n; p.row += p.n) {
-            const size_t left = b->n - p.row;
-            p.n = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            if (left >= 4)
-                add_rows(b, p, 4);
-            else if (left >= 2)
-                add_rows(b, p, 2);
-            else
-                add_rows(b, p, 1);
-        }
+    for (size_t piece = 0; piece * piece_records(residual) < b->records; piece++)
+        for (p.e = 0; p.e < b->lanes; p.e += LOOKUPS)
+            for (p.row = 0; p.row < b->n; p.row += p.n) {
+                p.n = b->n - p.row >= 2 ? 2 : 1;
+                if (p.n == 2)
+                    add_word_rows(b, p, piece, 2);
+                else
+                    add_word_rows(b, p, piece, 1);
+            }
 }
 
 static void block(const vptq_grid_block *b)
@@ -127,19 +214,19 @@ static void block(const vptq_grid_block *b)
 
 #if VPTQ_SIMD_LEVEL == 2
 
-/* ---- digits ---- */
+/* ---- x in three bytes ---- */
 
-#define WITH_DIGITS __attribute__((target("avx512vnni,avx512vbmi")))
+#define WITH_BYTES __attribute__((target("avx512vnni,avx512vbmi")))
 
 enum {
-    DIGITS = VPTQ_GRID_DIGITS,
+    DIGITS = VPTQ_GRID_BYTES,
     MAX_DIGIT_SUMS = 24 /* registers */
 };
 
 /* Byte positions that bring eight rows of eight codes, one after the other, into the order of
  * the sums: for each of 8 lanes of a centroid the codes of the first four rows, then those of
  * the last four. */
-SIMD_INLINE WITH_DIGITS __m512i transposition(void)
+SIMD_INLINE WITH_BYTES __m512i transposition(void)
 {
     const __m512i rows = _mm512_set1_epi64(0x3830282018100800);
     const __m512i lanes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
@@ -148,15 +235,16 @@ SIMD_INLINE WITH_DIGITS __m512i transposition(void)
 }
 
 /* Records [first, end) of one piece.  sum [vector_rows, n, DIGITS] */
-SIMD_INLINE WITH_DIGITS void add_digits(const vptq_grid_block *b, const part *p, size_t first,
-                                        size_t end, __m512i *sum)
+SIMD_INLINE WITH_BYTES void add_bytes(const vptq_grid_block *b, const part *p, size_t first,
+                                      size_t end, __m512i *sum)
 {
     const size_t columns = p->residual ? HALF : LOOKUPS;
     const uint16_t *codes = b->codes + first * RECORD + p->vector_row * LOOKUPS;
-    const uint8_t *digits = b->digits + p->row * b->ld_digits + first * DIGITS * columns;
+    const uint8_t *digits =
+        b->digits + p->row * b->ld_digits + first * VPTQ_GRID_SPACE * columns;
     const int8_t *table = b->table + p->e;
     const __m512i order = transposition();
-    for (size_t j = first; j < end; j++, codes += RECORD, digits += DIGITS * columns) {
+    for (size_t j = first; j < end; j++, codes += RECORD, digits += VPTQ_GRID_SPACE * columns) {
         __m512i value[ROWS];
         __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
 #pragma GCC unroll 4
@@ -173,10 +261,10 @@ SIMD_INLINE WITH_DIGITS void add_digits(const vptq_grid_block *b, const part *p,
 #pragma GCC unroll 3
             for (size_t d = 0; d < DIGITS; d++) {
                 const uint8_t *from = digits + r * b->ld_digits + d * columns;
-                int64_t eight = 0;
-                memcpy(&eight, from, columns);
+                int64_t some = 0;
+                memcpy(&some, from, columns);
                 const __m512i x =
-                    p->residual ? _mm512_set1_epi32((int)eight) : _mm512_set1_epi64(eight);
+                    p->residual ? _mm512_set1_epi32((int)some) : _mm512_set1_epi64(some);
 #pragma GCC unroll 4
                 for (size_t s = 0; s < p->vector_rows; s++) {
                     __m512i *to = sum + (s * p->n + r) * DIGITS + d;
@@ -186,23 +274,34 @@ SIMD_INLINE WITH_DIGITS void add_digits(const vptq_grid_block *b, const part *p,
     }
 }
 
+/* Half of the sums of three digits as floats; whole, they are exact in double. */
+SIMD_INLINE WITH_BYTES __m256 whole_half(const __m512i *sum, bool high)
+{
+    __m512d whole = _mm512_setzero_pd();
+#pragma GCC unroll 3
+    for (size_t d = DIGITS; d-- > 0;) {
+        const __m256i half =
+            high ? _mm512_extracti64x4_epi64(sum[d], 1) : _mm512_castsi512_si256(sum[d]);
+        whole = _mm512_fmadd_pd(whole, _mm512_set1_pd(256), _mm512_cvtepi32_pd(half));
+    }
+    return _mm512_cvtpd_ps(whole);
+}
+
 /* The eight sums of two adjacent lanes, each times its scale and the digit's value. */
-SIMD_INLINE WITH_DIGITS vf fold(const __m512i *sum, const float *scale, float unit)
+SIMD_INLINE WITH_BYTES vf fold(const __m512i *sum, const float *scale, float unit)
 {
     const __m512i even = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 12, 10, 8, 6, 4, 2, 0);
-    __m512 f = _mm512_setzero_ps();
-#pragma GCC unroll 3
-    for (size_t d = DIGITS; d-- > 0;)
-        f = _mm512_fmadd_ps(f, _mm512_set1_ps(256), _mm512_cvtepi32_ps(sum[d]));
+    __m512 f = _mm512_insertf32x8(_mm512_castps256_ps512(whole_half(sum, false)),
+                                  whole_half(sum, true), 1);
     f = _mm512_mul_ps(f, _mm512_mask_blend_ps(0xaaaa, _mm512_set1_ps(scale[0] * unit),
                                               _mm512_set1_ps(scale[1] * unit)));
     f = _mm512_add_ps(f, _mm512_permute_ps(f, 0xb1));
     return _mm512_castps512_ps256(_mm512_permutexvar_ps(even, f));
 }
 
-SIMD_INLINE WITH_DIGITS void add_piece(const vptq_grid_block *b, const part *p, size_t piece)
+SIMD_INLINE WITH_BYTES void add_piece(const vptq_grid_block *b, const part *p, size_t piece)
 {
-    const size_t records = VPTQ_GRID_PIECE / vptq_grid_columns(p->residual);
+    const size_t records = piece_records(p->residual);
     const size_t first = piece * records, last = first + records, lanes = b->lanes / LOOKUPS;
     const int32_t *start =
         b->start + ((piece * ROWS + p->vector_row) * lanes + p->e / LOOKUPS) * 2 * LOOKUPS;
@@ -216,7 +315,7 @@ SIMD_INLINE WITH_DIGITS void add_piece(const vptq_grid_block *b, const part *p, 
         for (size_t r = 0; r < p->n; r++)
             sum[(s * p->n + r) * DIGITS + DIGITS - 1] =
                 _mm512_loadu_si512(start + s * lanes * 2 * LOOKUPS);
-    add_digits(b, p, first, last < b->records ? last : b->records, sum);
+    add_bytes(b, p, first, last < b->records ? last : b->records, sum);
 #pragma GCC unroll 4
     for (size_t s = 0; s < p->vector_rows; s++)
 #pragma GCC unroll 4
@@ -227,8 +326,8 @@ SIMD_INLINE WITH_DIGITS void add_piece(const vptq_grid_block *b, const part *p, 
         }
 }
 
-SIMD_INLINE WITH_DIGITS void add_piece_rows(const vptq_grid_block *b, part p, size_t piece,
-                                            size_t n)
+SIMD_INLINE WITH_BYTES void add_piece_rows(const vptq_grid_block *b, part p, size_t piece,
+                                           size_t n)
 {
     p.n = n;
     p.vector_rows = n <= 2 ? ROWS : ROWS / 2;
@@ -236,26 +335,24 @@ SIMD_INLINE WITH_DIGITS void add_piece_rows(const vptq_grid_block *b, part p, si
         add_piece(b, &p, piece);
 }
 
-SIMD_INLINE WITH_DIGITS void add_pieces(const vptq_grid_block *b, bool residual,
-                                        bool code_scale)
+SIMD_INLINE WITH_BYTES void add_pieces(const vptq_grid_block *b, bool residual, bool code_scale)
 {
-    const size_t records = VPTQ_GRID_PIECE / vptq_grid_columns(residual);
     part p = {.residual = residual, .code_scale = code_scale};
-    for (size_t piece = 0; piece * records < b->records; piece++)
+    for (size_t piece = 0; piece * piece_records(residual) < b->records; piece++)
         for (p.e = 0; p.e < b->lanes; p.e += LOOKUPS)
             for (p.row = 0; p.row < b->n; p.row += p.n) {
                 const size_t left = b->n - p.row;
                 p.n = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-                if (left >= 4)
+                if (p.n == 4)
                     add_piece_rows(b, p, piece, 4);
-                else if (left >= 2)
+                else if (p.n == 2)
                     add_piece_rows(b, p, piece, 2);
                 else
                     add_piece_rows(b, p, piece, 1);
             }
 }
 
-static WITH_DIGITS void block_digits(const vptq_grid_block *b)
+static WITH_BYTES void block_bytes(const vptq_grid_block *b)
 {
     if (b->residual && b->code_scale != 1)
         add_pieces(b, true, true);
@@ -272,6 +369,6 @@ static WITH_DIGITS void block_digits(const vptq_grid_block *b)
 const vptq_grid_kernels VPTQ_SIMD_SYMBOL(vptq_grid_kernels) = {
     .block = block,
 #if VPTQ_SIMD_LEVEL == 2
-    .block_digits = block_digits,
+    .block_bytes = block_bytes,
 #endif
 };

@@ -136,7 +136,7 @@ static vptq_status make_tables(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, 
 {
     const vptq_arena_mark mark = vptq_arena_get_mark(&l->arena);
     bool inexact;
-    l->half = dev->simd != VPTQ_SIMD_NONE && !is_small(q, l) && choose_shift(q, &l->shift);
+    l->half = !is_small(q, l) && choose_shift(q, &l->shift);
     if (l->half) {
         vptq_status st = make_tables_as(dev, q, l, &inexact, err);
         if (!inexact)
@@ -231,7 +231,7 @@ vptq_status vptq_layout_make(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vp
                        .blocks = (vptq_vq_vector_rows(s) + ROWS - 1) / ROWS,
                        .record = s->k_res ? 2 * ROWS : ROWS};
     vptq_arena_init(&l->arena, dev->ctx->mem);
-    if (vptq_grid_uses_digits(dev->simd) || !is_small(q, l))
+    if (!is_small(q, l))
         VPTQ_TRY(vptq_grid_layout_make(dev, q, l, err));
     if (!l->grid) {
         VPTQ_TRY(make_tables(dev, q, l, err));

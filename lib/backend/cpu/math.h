@@ -1,5 +1,5 @@
 /* Internal: inner loops of the cpu backend, one set per SIMD level (math_simd.c). Arrays have
- * any alignment and length. The order of every sum depends only on the length and the level. */
+ * any alignment and length. The order of every sum depends only on the length. */
 #ifndef VPTQ_BACKEND_CPU_MATH_H
 #define VPTQ_BACKEND_CPU_MATH_H
 
@@ -37,7 +37,7 @@ typedef struct vptq_cpu_math {
                   const float *b, size_t ldb, float *c, size_t ldc);
     /* The block of matrix products: C [rows, cols] = A B, or with `add` C += A B. A is packed
      * as [k, tile_rows], B as [k, tile_cols]; rows <= tile_rows, cols <= tile_cols. C stays in
-     * registers; each element is one sum over k, in order. */
+     * registers; each element is one sum over k, in order.  tile_cols is a multiple of 16. */
     size_t tile_rows, tile_cols;
     void (*tile)(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
                  size_t rows, size_t cols);
@@ -56,7 +56,7 @@ typedef struct vptq_cpu_math {
                      size_t end, const void *values, float *out);
 } vptq_cpu_math;
 
-extern const vptq_cpu_math vptq_cpu_math_none, vptq_cpu_math_avx2, vptq_cpu_math_avx512;
+VPTQ_SIMD_TABLES(vptq_cpu_math, vptq_cpu_math);
 
 static inline const vptq_cpu_math *vptq_cpu_math_get(vptq_simd simd)
 {

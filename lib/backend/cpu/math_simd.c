@@ -1,7 +1,4 @@
-/* The kernels of vptq_cpu_math (math.h).  Level 0 has vectors of one lane. */
-#if VPTQ_SIMD_LEVEL == 0
-#define SIMD_MAX_LANES 1
-#endif
+/* The kernels of vptq_cpu_math (math.h). */
 #include "lib/base/simd.h"
 
 #include "lib/backend/backend.h"
@@ -15,7 +12,7 @@ enum { TILE_ROWS = 14, TILE_VECTORS = 2 };
 #elif VPTQ_SIMD_LEVEL == 1
 enum { TILE_ROWS = 6, TILE_VECTORS = 2 };
 #else
-enum { TILE_ROWS = 4, TILE_VECTORS = 4 };
+enum { TILE_ROWS = 6, TILE_VECTORS = 4 };
 #endif
 enum { LANES = SIMD_LANES, TILE_COLS = TILE_VECTORS * LANES };
 
@@ -39,47 +36,68 @@ static inline vf vf_exp(vf x)
     return vf_ldexp(vf_add(p, vf_set1(1)), n);
 }
 
+/* Bodies of loops over rows: whole registers, and the end of a row in lanes 0 and on of v16. */
+
+SIMD_INLINE void exp_part(float *x, size_t n, vf shift, vf *sum)
+{
+    const vf e = vf_exp(vf_sub(n < LANES ? vf_load_part(x, n) : vf_load(x), shift));
+    if (n < LANES)
+        vf_store_part(x, e, n);
+    else
+        vf_store(x, e);
+    *sum = vf_add(*sum, n < LANES ? vf_fill_after(e, n, 0) : e);
+}
+
 static float exp_shift(float *x, size_t n, float shift)
 {
     const vf s = vf_set1(shift);
-    vf sum = vf_set1(0);
+    v16 sum = v16_set1(0);
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const vf e = vf_exp(vf_sub(vf_load(x + i), s));
-        vf_store(x + i, e);
-        sum = vf_add(sum, e);
-    }
-    if (i < n) {
-        const vf e = vf_exp(vf_sub(vf_load_part(x + i, n - i), s));
-        vf_store_part(x + i, e, n - i);
-        sum = vf_add(sum, vf_fill_after(e, n - i, 0));
-    }
-    return vf_sum(sum);
+    for (; i + SIMD_SUM <= n; i += SIMD_SUM)
+#pragma GCC unroll 4
+        for (size_t p = 0; p < SIMD_PARTS; p++)
+            exp_part(x + i + p * LANES, LANES, s, &sum.part[p]);
+#pragma GCC unroll 4
+    for (size_t p = 0; p < SIMD_PARTS; p++, i += LANES)
+        if (i < n)
+            exp_part(x + i, simd_lanes_left(n, i), s, &sum.part[p]);
+    return v16_sum(sum);
 }
 
 static double exp_sum(const float *x, size_t n, float shift)
 {
     const vf s = vf_set1(shift);
-    vd sum = vd_zero();
+    vd16 sum = vd16_zero();
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        sum = vd_add(sum, vf_exp(vf_sub(vf_load(x + i), s)));
-    if (i < n) {
-        const vf e = vf_exp(vf_sub(vf_load_part(x + i, n - i), s));
-        sum = vd_add(sum, vf_fill_after(e, n - i, 0));
-    }
-    return vd_sum(sum);
+    for (; i + SIMD_SUM <= n; i += SIMD_SUM)
+#pragma GCC unroll 4
+        for (size_t p = 0; p < SIMD_PARTS; p++)
+            sum.part[p] = vd_add(sum.part[p], vf_exp(vf_sub(vf_load(x + i + p * LANES), s)));
+#pragma GCC unroll 4
+    for (size_t p = 0; p < SIMD_PARTS; p++, i += LANES)
+        if (i < n) {
+            const size_t t = simd_lanes_left(n, i);
+            const vf e = vf_exp(vf_sub(vf_load_part(x + i, t), s));
+            sum.part[p] = vd_add(sum.part[p], vf_fill_after(e, t, 0));
+        }
+    return vd16_sum(sum);
 }
 
 static float row_max(const float *x, size_t n)
 {
-    vf m = vf_set1(-INFINITY);
+    v16 m = v16_set1(-INFINITY);
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        m = vf_max(vf_load(x + i), m);
-    if (i < n)
-        m = vf_max(vf_fill_after(vf_load_part(x + i, n - i), n - i, -INFINITY), m);
-    return vf_hmax(m);
+    for (; i + SIMD_SUM <= n; i += SIMD_SUM)
+#pragma GCC unroll 4
+        for (size_t p = 0; p < SIMD_PARTS; p++)
+            m.part[p] = vf_max(vf_load(x + i + p * LANES), m.part[p]);
+#pragma GCC unroll 4
+    for (size_t p = 0; p < SIMD_PARTS; p++, i += LANES)
+        if (i < n) {
+            const size_t t = simd_lanes_left(n, i);
+            m.part[p] = vf_max(vf_fill_after(vf_load_part(x + i, t), t, -INFINITY), m.part[p]);
+        }
+    return v16_max(m);
 }
 
 static void scale(float *x, size_t n, float s)
@@ -94,17 +112,29 @@ static void scale(float *x, size_t n, float s)
 
 static double sum_squares(const float *x, size_t n)
 {
-    vd sum = vd_zero();
+    vd16 sum = vd16_zero();
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const vd d = vd_from(vf_load(x + i));
-        sum = vd_mul_add(d, d, sum);
-    }
-    if (i < n) {
-        const vd d = vd_from(vf_load_part(x + i, n - i));
-        sum = vd_mul_add(d, d, sum);
-    }
-    return vd_sum(sum);
+    for (; i + SIMD_SUM <= n; i += SIMD_SUM)
+#pragma GCC unroll 4
+        for (size_t p = 0; p < SIMD_PARTS; p++) {
+            const vd d = vd_from(vf_load(x + i + p * LANES));
+            sum.part[p] = vd_mul_add(d, d, sum.part[p]);
+        }
+#pragma GCC unroll 4
+    for (size_t p = 0; p < SIMD_PARTS; p++, i += LANES)
+        if (i < n) {
+            const vd d = vd_from(vf_load_part(x + i, simd_lanes_left(n, i)));
+            sum.part[p] = vd_mul_add(d, d, sum.part[p]);
+        }
+    return vd16_sum(sum);
+}
+
+SIMD_INLINE void dot_step(const double *a, const float *b, vd16 *sum)
+{
+#pragma GCC unroll 4
+    for (size_t p = 0; p < SIMD_PARTS; p++)
+        sum->part[p] =
+            vd_mul_add(vd_load(a + p * LANES), vd_from(vf_load(b + p * LANES)), sum->part[p]);
 }
 
 static void norm(const float *x, const float *w, float s, float *y, size_t n)
@@ -195,53 +225,63 @@ static void transpose(size_t rows, size_t cols, const float *src, size_t ld_src,
             dst[j * ld_dst + i] = factor * src[i * ld_src + j];
 }
 
-/* Dot products of ROWS_A rows of A with ROWS_B rows of B. The counts are constants at the call,
- * so that the accumulators stay in registers. */
-enum { ROWS_A = 2, ROWS_B = 4 };
+/* Dot products of ROWS_A rows of A with ROWS_B rows of B, or of one with MAX_B. The counts are
+ * constants at the call, so that the accumulators stay in registers. */
+enum { ROWS_A = 2, ROWS_B = SIMD_512 ? 4 : 3, MAX_B = 4 };
 
-static inline void dots_block(size_t rows_a, size_t rows_b, size_t k, float alpha,
-                              const float *a, size_t lda, const float *b, size_t ldb, float *c,
-                              size_t ldc)
+SIMD_INLINE void dots_block(size_t rows_a, size_t rows_b, size_t k, float alpha, const float *a,
+                            size_t lda, const float *b, size_t ldb, float *c, size_t ldc)
 {
-    vf s[ROWS_A][ROWS_B];
+    v16 s[ROWS_A][MAX_B];
     for (size_t i = 0; i < rows_a; i++)
         for (size_t j = 0; j < rows_b; j++)
-            s[i][j] = vf_set1(0);
+            s[i][j] = v16_set1(0);
     size_t l = 0;
-    for (; l + LANES <= k; l += LANES)
-        for (size_t j = 0; j < rows_b; j++) {
-            const vf y = vf_load(b + j * ldb + l);
+    for (; l + SIMD_SUM <= k; l += SIMD_SUM)
+#pragma GCC unroll 4
+        for (size_t p = 0; p < SIMD_PARTS; p++) {
+            vf x[ROWS_A];
             for (size_t i = 0; i < rows_a; i++)
-                s[i][j] = vf_fma(vf_load(a + i * lda + l), y, s[i][j]);
+                x[i] = vf_load(a + i * lda + l + p * LANES);
+            for (size_t j = 0; j < rows_b; j++) {
+                const vf y = vf_load(b + j * ldb + l + p * LANES);
+                for (size_t i = 0; i < rows_a; i++)
+                    s[i][j].part[p] = vf_fma(x[i], y, s[i][j].part[p]);
+            }
         }
-    if (l < k)
-        for (size_t j = 0; j < rows_b; j++) {
-            const vf y = vf_load_part(b + j * ldb + l, k - l);
+#pragma GCC unroll 4
+    for (size_t p = 0; p < SIMD_PARTS; p++, l += LANES)
+        for (size_t j = 0; l < k && j < rows_b; j++) {
+            const size_t t = simd_lanes_left(k, l);
+            const vf y = vf_load_part(b + j * ldb + l, t);
             for (size_t i = 0; i < rows_a; i++)
-                s[i][j] = vf_fma(vf_load_part(a + i * lda + l, k - l), y, s[i][j]);
+                s[i][j].part[p] = vf_fma(vf_load_part(a + i * lda + l, t), y, s[i][j].part[p]);
         }
     for (size_t i = 0; i < rows_a; i++)
         for (size_t j = 0; j < rows_b; j++)
-            c[i * ldc + j] += alpha * vf_sum(s[i][j]);
+            c[i * ldc + j] += alpha * v16_sum(s[i][j]);
+}
+
+SIMD_INLINE void dots_columns(size_t cols, size_t m, size_t k, float alpha, const float *a,
+                              size_t lda, const float *b, size_t ldb, float *c, size_t ldc)
+{
+    size_t i = 0;
+    for (; i + ROWS_A <= m; i += ROWS_A)
+        dots_block(ROWS_A, cols, k, alpha, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
+    if (i < m)
+        dots_block(1, cols, k, alpha, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
 }
 
 static void dots(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
                  const float *b, size_t ldb, float *c, size_t ldc)
 {
     size_t j = 0;
-    for (; j + ROWS_B <= n; j += ROWS_B) {
-        size_t i = 0;
-        for (; i + ROWS_A <= m; i += ROWS_A)
-            dots_block(ROWS_A, ROWS_B, k, alpha, a + i * lda, lda, b + j * ldb, ldb,
-                       c + i * ldc + j, ldc);
-        if (i < m)
-            dots_block(1, ROWS_B, k, alpha, a + i * lda, lda, b + j * ldb, ldb, c + i * ldc + j,
-                       ldc);
-    }
+    for (; m == 1 && j + MAX_B <= n; j += MAX_B)
+        dots_block(1, MAX_B, k, alpha, a, lda, b + j * ldb, ldb, c + j, ldc);
+    for (; j + ROWS_B <= n; j += ROWS_B)
+        dots_columns(ROWS_B, m, k, alpha, a, lda, b + j * ldb, ldb, c + j, ldc);
     for (; j < n; j++)
-        for (size_t i = 0; i < m; i++)
-            dots_block(1, 1, k, alpha, a + i * lda, lda, b + j * ldb, ldb, c + i * ldc + j,
-                       ldc);
+        dots_columns(1, m, k, alpha, a, lda, b + j * ldb, ldb, c + j, ldc);
 }
 
 /* COLS vectors of columns of C for ROWS_A rows of A. */
@@ -337,7 +377,8 @@ static void tile(size_t k, const float *a, const float *b, bool add, float *c, s
     if (part)
         for (size_t i = 0; i < rows; i++)
             for (size_t j = 0; j < cols; j++)
-                c[i * ldc + j] = (add ? c[i * ldc + j] : 0) + whole[i * TILE_COLS + j];
+                c[i * ldc + j] =
+                    add ? c[i * ldc + j] + whole[i * TILE_COLS + j] : whole[i * TILE_COLS + j];
 }
 
 static void softmax_vector(float *s, size_t n, float *max, float *sum, float *f)
@@ -493,7 +534,7 @@ SIMD_INLINE void mix_heads(bool half, size_t heads, size_t d, const float *p, si
             for (size_t t = first; t < end; t++) {
                 const float y = half ? vptq_f16_to_f32(((const uint16_t *)values)[t * d + i])
                                      : ((const float *)values)[t * d + i];
-                out[h * d + i] += p[h * ld + t] * y;
+                out[h * d + i] = fmaf(p[h * ld + t], y, out[h * d + i]);
             }
 }
 

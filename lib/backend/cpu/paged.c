@@ -228,7 +228,8 @@ static void merge_row(const rows_job *job, const row_item *t, size_t kv, size_t 
         max = stat[r * size] > max ? stat[r * size] : max;
     memset(out, 0, d * sizeof *out);
     for (size_t r = 0; r < t->ranges; r++) {
-        const float factor = expf(stat[r * size] - max);
+        float factor = stat[r * size];
+        job->math->exp_shift(&factor, 1, max);
         sum += factor * stat[r * size + 1];
         for (size_t i = 0; i < d; i++)
             out[i] += factor * first[r * size + i];

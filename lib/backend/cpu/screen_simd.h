@@ -10,7 +10,7 @@
 
 #include "lib/backend/cpu/codebook_simd.h"
 
-#if VPTQ_SIMD_LEVEL > 0
+#if SIMD_X86
 
 #if SIMD_512
 typedef __m512i vi;
@@ -124,9 +124,8 @@ static inline void screen_block(const vf s[PARTS], float factor, int16_t *y, siz
 {
     for (size_t l = 0; l < VPTQ_CODEBOOK_LANES; l++) {
         const float value = s[l / LANES][l % LANES] * factor;
-        y[b * VPTQ_CODEBOOK_LANES + l] = (int16_t)(value > INT16_MIN && value < INT16_MAX
-                                                       ? value + (value < 0 ? -0.5F : 0.5F)
-                                                       : INT16_MIN);
+        y[b * VPTQ_CODEBOOK_LANES + l] =
+            (int16_t)(value >= INT16_MIN ? lrintf(value) : INT16_MIN);
     }
 }
 

@@ -76,11 +76,10 @@ static void add_grid_groups(const gemv_job *job, size_t begin, size_t end, float
     const vptq_layout *l = job->layout;
     const vptq_vq_shape *s = &job->q->shape;
     const vptq_grid_kernels *kernels = vptq_grid_kernels_get(job->simd);
-    const size_t group_digits = job->group * VPTQ_GRID_DIGITS;
+    const size_t group_digits = job->group * VPTQ_GRID_SPACE;
     vptq_grid_block b = {.records = l->records,
                          .n = job->n,
                          .residual = s->k_res > 0,
-                         .ldx = job->ldx,
                          .ld_digits = s->groups * group_digits,
                          .ld_unit = s->groups * job->pieces,
                          .lanes = l->lanes,
@@ -88,21 +87,18 @@ static void add_grid_groups(const gemv_job *job, size_t begin, size_t end, float
                          .ld_sum = ld_sum};
     for (size_t g = 0; g < s->groups; g++) {
         b.table = (const int8_t *)l->main + g * ((size_t)s->k + s->k_res) * l->row_bytes;
-        b.x = job->x + job->row0 * b.ldx + s->outliers + g * job->group;
         b.scale = l->scale + 2 * g;
-        if (job->digits) {
-            b.digits = job->digits + job->row0 * b.ld_digits + g * group_digits;
-            b.unit = job->unit + job->row0 * b.ld_unit + g * job->pieces;
-        }
+        b.digits = job->digits + job->row0 * b.ld_digits + g * group_digits;
+        b.unit = job->unit + job->row0 * b.ld_unit + g * job->pieces;
         for (size_t i = begin; i < end; i++) {
             b.codes = l->codes + (g * l->blocks + i) * l->block_codes;
             b.sum = sum + (i - begin) * ROWS * l->lanes;
-            if (!job->digits) {
+            if (!l->starts) {
                 kernels->block(&b);
                 continue;
             }
             b.start = l->starts + (g * l->blocks + i) * l->block_starts;
-            kernels->block_digits(&b);
+            kernels->block_bytes(&b);
         }
     }
 }
@@ -240,10 +236,9 @@ static void prepare_grid_row(const gemv_job *job, size_t i, float *x)
         memmove(to, x + g * s->group_size, s->group_size * sizeof *x);
         memset(to + s->group_size, 0, (job->group - s->group_size) * sizeof *x);
         const size_t at = i * s->groups + g;
-        if (job->digits)
-            vptq_grid_split(to, s->group_size, s->k_res > 0,
-                            job->digits + at * job->group * VPTQ_GRID_DIGITS,
-                            job->unit + at * job->pieces);
+        vptq_grid_split(to, s->group_size, s->k_res > 0, job->layout->starts != NULL,
+                        job->digits + at * job->group * VPTQ_GRID_SPACE,
+                        job->unit + at * job->pieces);
     }
 }
 
@@ -305,12 +300,11 @@ static vptq_status allocate(vptq_dev *dev, size_t n, gemv_job *job, vptq_err *er
 {
     const vptq_vq_shape *s = &job->q->shape;
     const vptq_layout *l = job->layout;
-    const bool digits = l->block_starts > 0;
     job->group = l->grid ? l->records * vptq_grid_columns(s->k_res > 0) : s->group_size;
     job->ldx = s->outliers + s->groups * job->group;
-    job->pieces = digits ? (job->group + VPTQ_GRID_PIECE - 1) / VPTQ_GRID_PIECE : 0;
+    job->pieces = l->grid ? (job->group + VPTQ_GRID_PIECE - 1) / VPTQ_GRID_PIECE : 0;
     const size_t numbers = n * (job->ldx + 1 + s->groups * job->pieces);
-    const size_t bytes = digits ? n * s->groups * job->group * VPTQ_GRID_DIGITS : 0;
+    const size_t bytes = l->grid ? n * s->groups * job->group * VPTQ_GRID_SPACE : 0;
     uint8_t *at =
         vptq_dev_scratch(dev, numbers * sizeof(float) + (size_t)job->threads + bytes, 1, err);
     if (!at)
@@ -319,7 +313,7 @@ static vptq_status allocate(vptq_dev *dev, size_t n, gemv_job *job, vptq_err *er
     job->start = job->x + n * job->ldx;
     job->unit = job->start + n;
     job->fetched = (bool *)(job->x + numbers);
-    job->digits = digits ? at + numbers * sizeof(float) + job->threads : NULL;
+    job->digits = l->grid ? at + numbers * sizeof(float) + job->threads : NULL;
     memset(job->fetched, 0, (size_t)job->threads * sizeof *job->fetched);
     return VPTQ_OK;
 }

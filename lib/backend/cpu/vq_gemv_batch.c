@@ -38,7 +38,7 @@ typedef struct vq_job {
 bool vptq_vq_uses_panels(const vptq_vq *q, const vptq_layout *l, size_t n)
 {
     const vptq_vq_shape *s = &q->shape;
-    const size_t most = l->block_starts ? MAX_DIGIT_ROWS : MAX_LOOKUP_ROWS;
+    const size_t most = l->grid ? MAX_DIGIT_ROWS : MAX_LOOKUP_ROWS;
     return n > most && PIECE_ROWS % s->v == 0 && (!s->outliers || PIECE_ROWS % s->v0 == 0);
 }
 

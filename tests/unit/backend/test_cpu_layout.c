@@ -16,7 +16,7 @@ enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS };
 typedef struct layout_case {
     vptq_vq_shape shape;
     vptq_dtype type; /* type that codebooks are rounded to */
-    bool half;       /* expected with SIMD */
+    bool half;       /* expected */
     size_t lanes, far_half, far_float;
 } layout_case;
 
@@ -98,9 +98,10 @@ static void codes_refer_to_their_centroids(void **state)
         {{9, 9, 4, 65536, 0, 1, 9, 0, 0, 0, false, false}, VPTQ_F32, false, 4, 1, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
+        for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++) {
+            if (!vptq_cpu_has((vptq_simd)simd))
+                continue;
             const layout_case *c = &cases[i];
-            const bool half = c->half && simd != VPTQ_SIMD_NONE;
             devices_one d;
             vptq_layout l = {0};
             vmatrix m;
@@ -108,10 +109,10 @@ static void codes_refer_to_their_centroids(void **state)
             make_case(c, &m);
             devices_open(&d, "cpu", (vptq_simd)simd, 3);
             assert_ok(vptq_layout_make(d.dev.state, &m.q, &l, &err), &err);
-            assert_int_equal(l.half, half);
+            assert_int_equal(l.half, c->half);
             assert_int_equal(l.lanes, c->lanes);
-            assert_int_equal(l.code_scale, half ? c->far_half : c->far_float);
-            assert_int_equal(l.row_bytes, l.lanes * (half ? 2 : 4));
+            assert_int_equal(l.code_scale, c->half ? c->far_half : c->far_float);
+            assert_int_equal(l.row_bytes, l.lanes * (c->half ? 2 : 4));
             check_codes(&l, &m);
             vptq_layout_clear(&l);
             assert_true(!l.codes && !l.main);
@@ -175,7 +176,7 @@ static void codebooks_on_a_grid_become_bytes(void **state)
     static const struct {
         vptq_vq_shape shape;
         float most;
-        bool grid, small; /* small: only where x is split into digits */
+        bool grid, small; /* small: tables of floats fit the first cache and are faster */
         size_t lanes, far;
     } cases[] = {
         {{40, 30, 8, 1024, 512, 1, 30, 0, 0, 0, true, true}, 127, true, false, 8, 1},
@@ -187,8 +188,10 @@ static void codebooks_on_a_grid_become_bytes(void **state)
         {{40, 30, 8, 1024, 512, 1, 30, 0, 0, 0, true, true}, 128, false, false, 8, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
-            const bool digits = vptq_grid_uses_digits((vptq_simd)simd);
+        for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++) {
+            if (!vptq_cpu_has((vptq_simd)simd))
+                continue;
+            const bool bytes = vptq_grid_uses_bytes((vptq_simd)simd);
             devices_one d;
             vptq_layout l = {0};
             vmatrix m;
@@ -196,8 +199,8 @@ static void codebooks_on_a_grid_become_bytes(void **state)
             make_grid_case(&cases[i].shape, cases[i].most, &m);
             devices_open(&d, "cpu", (vptq_simd)simd, 3);
             assert_ok(vptq_layout_make(d.dev.state, &m.q, &l, &err), &err);
-            assert_int_equal(l.grid, cases[i].grid && (digits || !cases[i].small));
-            assert_int_equal(l.block_starts > 0, l.grid && digits);
+            assert_int_equal(l.grid, cases[i].grid && !cases[i].small);
+            assert_int_equal(l.block_starts > 0, l.grid && bytes);
             if (l.grid) {
                 assert_int_equal(l.lanes, cases[i].lanes);
                 assert_int_equal(l.code_scale, cases[i].far);
@@ -214,22 +217,30 @@ static void digits_of_x(void **state)
 {
     (void)state;
     enum { N = 2 * VPTQ_GRID_PIECE + 5, COLUMNS = 8, PADDED = N + 3 };
-    uint8_t digits[VPTQ_GRID_DIGITS * PADDED];
+    uint8_t digits[VPTQ_GRID_SPACE * PADDED];
     float *x = vtest_normals(N, 7), unit[3];
     x[3] = -8388607.5F * 0x1p-20F; /* rounds to a power of two */
     x[4] = 8388607.5F * 0x1p-20F;
     x[VPTQ_GRID_PIECE + 9] = INFINITY;
     x[N - 1] = -0x1p-140F;
     x[N - 2] = x[N - 3] = x[N - 4] = x[N - 5] = 0;
-    vptq_grid_split(x, N, false, digits, unit);
-    assert_true(isnan(unit[1]) && unit[0] == 0x1p-20F);
-    for (size_t j = 0; j < PADDED; j++) {
-        const uint8_t *at = digits + j / COLUMNS * COLUMNS * VPTQ_GRID_DIGITS + j % COLUMNS;
-        const int whole = at[0] + 256 * at[COLUMNS] + 65536 * (at[2 * COLUMNS] - 128);
-        if (j >= N)
-            assert_int_equal(whole, 0);
-        else if (j / VPTQ_GRID_PIECE != 1)
-            assert_true(fabs(ldexp(whole, -20) - (double)x[j]) <= 0x1p-20);
+    for (int bytes = 0; bytes < 2; bytes++) {
+        vptq_grid_split(x, N, false, bytes, digits, unit);
+        assert_true(isnan(unit[1]) && unit[0] == 0x1p-20F);
+        for (size_t j = 0; j < PADDED; j++) {
+            const uint8_t *at = digits + j / COLUMNS * COLUMNS * VPTQ_GRID_SPACE;
+            const size_t i = j % COLUMNS;
+            int16_t word[VPTQ_GRID_WORDS];
+            for (size_t d = 0; d < VPTQ_GRID_WORDS; d++)
+                memcpy(&word[d], at + (d * COLUMNS + i) * sizeof *word, sizeof *word);
+            const int whole =
+                !bytes ? word[0] + 4096 * word[1]
+                       : at[i] + 256 * at[COLUMNS + i] + 65536 * (at[2 * COLUMNS + i] - 128);
+            if (j >= N)
+                assert_int_equal(whole, 0);
+            else if (j / VPTQ_GRID_PIECE != 1)
+                assert_true(fabs(ldexp(whole, -20) - (double)x[j]) <= 0x1p-20);
+        }
     }
     free(x);
 }
