@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Checks that two builds write the same bytes: for refactorings and for changes of speed only.
+# Checks that two builds write the same bytes, or one build at every SIMD level: for refactorings and changes of speed.
 # usage: compare_builds.sh [--short] [--backend NAME] OLD_BIN NEW_BIN [DEMO_DIR]
+#        compare_builds.sh [--short] [--backend NAME] --levels BIN [DEMO_DIR]
 #   --short            one block with two settings, for a build that an emulator runs
 #   --backend NAME     passed on to the tools
 #   OLD_BIN, NEW_BIN   folders with the four tools of each build
+#   --levels BIN       one build with every VPTQ_SIMD of this kind of processor; levels that it lacks repeat the best
 #   DEMO_DIR           what scripts/fetch_demo.sh downloaded; also compares blocks 0-2 of that model
 # Each build collects Hessians, quantizes stories260K with eight settings, packs, unpacks and measures.
 # All files are compared (work and packed directories, archives, GGUF files, reports; not SHA256SUMS, which
@@ -25,10 +27,21 @@ while [ $# -gt 0 ]; do
     shift
 done
 if [ $# -lt 2 ] || [ $# -gt 3 ]; then
-    sed -n '3,7s/^# //p' "$0" >&2
+    sed -n '3,10s/^# //p' "$0" >&2
     exit 2
 fi
-builds=("$(realpath "$1")" "$(realpath "$2")")
+levels=()
+if [ "$1" = --levels ]; then
+    case $(uname -m) in
+    x86_64) levels=(none avx2 avx512) ;;
+    aarch64) levels=(none neon) ;;
+    *) levels=(none) ;;
+    esac
+    builds=()
+    for _ in "${levels[@]}"; do builds+=("$(realpath "$2")"); done
+else
+    builds=("$(realpath "$1")" "$(realpath "$2")")
+fi
 demo=${3:+$(realpath "$3")}
 model=$data/models/stories260K/stories260K.bin
 tok=$data/models/stories260K/tok512.bin
@@ -143,8 +156,9 @@ demo_blocks()
 
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-for i in 0 1; do
+for i in "${!builds[@]}"; do
     bin=${builds[i]}
+    [ ${#levels[@]} -eq 0 ] || export VPTQ_SIMD=${levels[i]}
     # The same path for both, since work directories name their base model.
     mkdir "$tmp/run" && cd "$tmp/run"
     "$part"
@@ -152,10 +166,14 @@ for i in 0 1; do
     find . -type f ! -name SHA256SUMS -print0 | xargs -0 sha256sum | sort >"$tmp/sums.$i"
     cd "$tmp" && rm -rf "$tmp/run"
 done
-differing=$(comm -3 "$tmp/sums.0" "$tmp/sums.1" | awk '{ print "differs: " $2 }' | sort -u)
-if [ -n "$differing" ]; then
-    echo "$differing"
-    echo "$(comm -12 "$tmp/sums.0" "$tmp/sums.1" | wc -l) files are the same bytes"
-    exit 1
-fi
-echo "all $(wc -l <"$tmp/sums.1") files are the same bytes"
+failed=0
+for i in "${!builds[@]}"; do
+    comm -3 "$tmp/sums.0" "$tmp/sums.$i" | awk -v level="${levels[i]:+ (${levels[i]-})}" \
+        '{ print "differs" level ": " $2 }' | sort -u >"$tmp/differing"
+    cat "$tmp/differing"
+    [ -s "$tmp/differing" ] || continue
+    failed=1
+    echo "$(comm -12 "$tmp/sums.0" "$tmp/sums.$i" | wc -l) files are the same bytes"
+done
+[ $failed -eq 0 ] || exit 1
+echo "all $(wc -l <"$tmp/sums.0") files are the same bytes"
