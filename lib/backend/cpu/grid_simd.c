@@ -114,24 +114,24 @@ SIMD_INLINE void whole_floats(eight high, eight low, float *to)
 #endif
 
 /* Two look-ups of each vector row, whose codes are loaded at once: a load for each would
- * compete with the tables for the load ports. */
+ * compete with the tables for the load ports.  sum [vector rows, n, WORDS] */
 SIMD_INLINE void add_two(const vptq_grid_block *b, const part *p, const uint16_t *codes,
                          const uint8_t *x, size_t lookup, eight *sum)
 {
     const size_t columns = vptq_grid_columns(p->residual);
     const int8_t *table = b->table + p->e;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (size_t s = 0; s < p->vector_rows; s++) {
         uint32_t two;
         memcpy(&two, codes + s * LOOKUPS + lookup, sizeof two);
         const size_t unit = LOOKUPS * (p->code_scale ? b->code_scale : 1);
         const pair rows =
             two_rows(table + unit * (two & UINT16_MAX), table + unit * (two >> 16));
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++)
 #pragma GCC unroll 2
             for (size_t d = 0; d < WORDS; d++) {
-                eight *to = sum + ((s * p->n + r) * 2 + lookup / HALF) * WORDS + d;
+                eight *to = sum + (s * p->n + r) * WORDS + d;
                 *to = add_products(*to, rows,
                                    x + r * b->ld_digits +
                                        (d * columns + lookup % columns) * sizeof(int16_t));
@@ -139,49 +139,50 @@ SIMD_INLINE void add_two(const vptq_grid_block *b, const part *p, const uint16_t
     }
 }
 
-/* sum [vector rows, n, 2, WORDS], low words first, of which the scales are applied */
-SIMD_INLINE void add_scaled(const vptq_grid_block *b, const part *p, size_t piece,
-                            const eight *sum)
+/* The sums of the first or the last look-ups of the records of a piece, as floats: whole
+ * [vector rows, n][LOOKUPS]. */
+SIMD_INLINE void sum_half(const vptq_grid_block *b, const part *p, size_t piece, size_t half,
+                          float (*whole)[LOOKUPS])
 {
-#pragma GCC unroll 2
-    for (size_t s = 0; s < p->vector_rows; s++)
-#pragma GCC unroll 2
-        for (size_t r = 0; r < p->n; r++, sum += 2 * WORDS) {
-            const float unit = b->unit[(p->row + r) * b->ld_unit + piece];
-            const float scale[2] = {b->scale[0] * unit, b->scale[1] * unit};
-            float *to = sum_of(b, p, s, r), whole[2][LOOKUPS];
-            whole_floats(sum[1], sum[0], whole[0]);
-            whole_floats(sum[3], sum[2], whole[1]);
-            for (size_t e = 0; e < LOOKUPS; e++)
-                to[e] += whole[0][e] * scale[0] + whole[1][e] * scale[1];
-        }
-}
-
-SIMD_INLINE void add_words(const vptq_grid_block *b, const part *p, size_t piece)
-{
-    const size_t columns = vptq_grid_columns(p->residual), step = columns * VPTQ_GRID_SPACE;
+    const size_t step = vptq_grid_columns(p->residual) * VPTQ_GRID_SPACE;
     const size_t first = piece * piece_records(p->residual);
     const size_t last = first + piece_records(p->residual);
     const uint16_t *codes = b->codes + first * RECORD + p->vector_row * LOOKUPS;
     const uint8_t *x = b->digits + p->row * b->ld_digits + first * step;
     eight sum[MAX_SUMS];
 #pragma GCC unroll 8
-    for (size_t l = 0; l < p->vector_rows * p->n * 2 * WORDS; l++)
+    for (size_t l = 0; l < MAX_SUMS; l++)
         sum[l] = no_sum();
     for (size_t j = first; j < last && j < b->records; j++, codes += RECORD, x += step) {
         __builtin_prefetch((const uint8_t *)codes + VPTQ_CODES_AHEAD);
-#pragma GCC unroll 4
-        for (size_t l = 0; l < LOOKUPS; l += 2)
-            add_two(b, p, codes, x, l, sum);
+        add_two(b, p, codes, x, half * HALF, sum);
+        add_two(b, p, codes, x, half * HALF + 2, sum);
     }
-    add_scaled(b, p, piece, sum);
+#pragma GCC unroll 4
+    for (size_t l = 0; l < MAX_SUMS / WORDS; l++)
+        whole_floats(sum[l * WORDS + 1], sum[l * WORDS], whole[l]);
 }
 
-/* All vector rows of the block for n <= 2 tokens. */
+SIMD_INLINE void add_words(const vptq_grid_block *b, const part *p, size_t piece)
+{
+    float whole[2][MAX_SUMS / WORDS][LOOKUPS];
+    sum_half(b, p, piece, 0, whole[0]);
+    sum_half(b, p, piece, 1, whole[1]);
+    for (size_t l = 0; l < MAX_SUMS / WORDS; l++) {
+        const size_t s = l / p->n, r = l % p->n;
+        const float unit = b->unit[(p->row + r) * b->ld_unit + piece];
+        const float scale[2] = {b->scale[0] * unit, b->scale[1] * unit};
+        float *to = sum_of(b, p, s, r);
+        for (size_t e = 0; e < LOOKUPS; e++)
+            to[e] += whole[0][l][e] * scale[0] + whole[1][l][e] * scale[1];
+    }
+}
+
+/* All vector rows of the block for n tokens, as many at a time as registers allow. */
 SIMD_INLINE void add_word_rows(const vptq_grid_block *b, part p, size_t piece, size_t n)
 {
     p.n = n;
-    p.vector_rows = 2 / n;
+    p.vector_rows = MAX_SUMS / WORDS / n;
     for (p.vector_row = 0; p.vector_row < ROWS; p.vector_row += p.vector_rows)
         add_words(b, &p, piece);
 }
@@ -192,8 +193,11 @@ SIMD_INLINE void add_lanes(const vptq_grid_block *b, bool residual, bool code_sc
     for (size_t piece = 0; piece * piece_records(residual) < b->records; piece++)
         for (p.e = 0; p.e < b->lanes; p.e += LOOKUPS)
             for (p.row = 0; p.row < b->n; p.row += p.n) {
-                p.n = b->n - p.row >= 2 ? 2 : 1;
-                if (p.n == 2)
+                const size_t left = b->n - p.row;
+                p.n = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+                if (p.n == 4)
+                    add_word_rows(b, p, piece, 4);
+                else if (p.n == 2)
                     add_word_rows(b, p, piece, 2);
                 else
                     add_word_rows(b, p, piece, 1);
