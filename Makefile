@@ -468,7 +468,7 @@ check-arm:
 # Compares the tools of a cross build with those in build/bin.
 .PHONY: run-compare
 run-compare: tools
-	$(Q)scripts/compare_builds.sh --short --backend ref build/bin $(RUN_BIN)
+	$(Q)scripts/compare_builds.sh --short build/bin $(RUN_BIN)
 sysroot:
 	$(Q)scripts/sysroot.sh $(SYSROOT_ARCH) $(SYSROOT)
 

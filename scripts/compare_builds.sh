@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Checks that two builds write the same bytes, or one build at every SIMD level: for refactorings and changes of speed.
-# usage: compare_builds.sh [--short] [--backend NAME] OLD_BIN NEW_BIN [DEMO_DIR]
-#        compare_builds.sh [--short] [--backend NAME] --levels BIN [DEMO_DIR]
+# usage: compare_builds.sh [--short] OLD_BIN NEW_BIN [DEMO_DIR]
+#        compare_builds.sh [--short] --levels BIN [DEMO_DIR]
 #   --short            one block with two settings, for a build that an emulator runs
-#   --backend NAME     passed on to the tools
 #   OLD_BIN, NEW_BIN   folders with the four tools of each build
 #   --levels BIN       one build with every VPTQ_SIMD of this kind of processor; levels that it lacks repeat the best
 #   DEMO_DIR           what scripts/fetch_demo.sh downloaded; also compares blocks 0-2 of that model
@@ -17,17 +16,12 @@ export LC_ALL=C
 src=$(cd "$(dirname "$0")/.." && pwd)
 data=$(realpath "${VPTQ_DATA:-$src/../shared/data}")
 part=stories
-options=()
-while [ $# -gt 0 ]; do
-    case $1 in
-    --short) part=one_block ;;
-    --backend) options=(--backend "${2-}"); shift ;;
-    *) break ;;
-    esac
+if [ "${1-}" = --short ]; then
+    part=one_block
     shift
-done
+fi
 if [ $# -lt 2 ] || [ $# -gt 3 ]; then
-    sed -n '3,10s/^# //p' "$0" >&2
+    sed -n '3,9s/^# //p' "$0" >&2
     exit 2
 fi
 levels=()
@@ -49,7 +43,7 @@ tok=$data/models/stories260K/tok512.bin
 # tool NAME ARGUMENT..: one of the four tools of this build.
 tool()
 {
-    "$bin/vptq-$1" "${@:2}" "${options[@]}"
+    "$bin/vptq-$1" "${@:2}"
 }
 
 # without_clocks: removes members that differ from run to run from lines of JSON.

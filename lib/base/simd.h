@@ -133,9 +133,9 @@ static inline v2d add_to_odd(v2d p, v2d c)
     return (v2d)(bits + (away & inexact & ~-(bits & 1)));
 }
 
-/* Products of floats are exact in double.  The conversions are of whole vectors because gcc 12
- * miscompiles such lane by lane: it mixes the halves up.  A call costs less than the body,
- * which unrolled kernels would repeat. */
+/* Products of floats are exact in double.  The conversions are of whole vectors: lane by
+ * lane, gcc 12 with -O2 gave wrong results for the upper lanes.  A call costs less than the
+ * body, which unrolled kernels would repeat. */
 static __attribute__((noinline, unused)) v4 v4_fma(v4 a, v4 b, v4 c)
 {
     const v2d a0 = __builtin_convertvector(__builtin_shufflevector(a, a, 0, 1), v2d);
