@@ -163,7 +163,11 @@ static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sum
 static void test_accumulate_in_larger_pieces(void **state)
 {
     (void)state;
-    enum { ORDER = (VECTORS + CODEBOOK + 1) * 4 + (CODEBOOK + 1) * 8, COUNTS = CODEBOOK * 4 };
+    enum {
+        PARTS = 64 * CODEBOOK * (V + 2) * 8, /* sums of the parts of every centroid */
+        ORDER = PARTS + (VECTORS + CODEBOOK + 1) * 4 + (CODEBOOK + 1) * 8,
+        COUNTS = CODEBOOK * 4
+    };
     float *x = vtest_normals(VECTORS * V, 1);
     uint32_t idx[VECTORS];
     sums want, got;
@@ -176,7 +180,7 @@ static void test_accumulate_in_larger_pieces(void **state)
         assert_memory_equal(&got, &want, sizeof got);
     }
     assert_fails(add_up(x, idx, ORDER, &got, &err), VPTQ_E_NOMEM, &err,
-                 "20140 bytes of device memory: ");
+                 "44716 bytes of device memory: ");
     free(x);
 }
 
