@@ -159,7 +159,7 @@ static vptq_status add_digest(const vptq_ctx *ctx, const vptq_quantize_options *
     if (st && !vptq_checkpoint_is_fault(st))
         return vptq_fail(err, st, "%s", why.text);
     if (st)
-        vptq_log(ctx, VPTQ_LOG_WARN, "%s; there is no digest", why.text);
+        vptq_log(ctx, VPTQ_LOG_WARN, "%s; the digest was not computed", why.text);
     else
         memcpy(result->digest, r.digest, sizeof r.digest);
     return VPTQ_OK;

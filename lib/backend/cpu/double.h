@@ -44,7 +44,7 @@ typedef struct vptq_cpu_double {
 
 enum { VPTQ_DOUBLE_STEP = 24 };
 
-VPTQ_SIMD_TABLES(const vptq_cpu_double, vptq_cpu_double);
+VPTQ_SIMD_TABLES(vptq_cpu_double, vptq_cpu_double);
 
 static inline const vptq_cpu_double *vptq_cpu_double_get(vptq_simd simd)
 {
