@@ -93,8 +93,8 @@ static void check_gemv(void *arg, const vptq_device *dev, bool is_ref)
         check_rows(c, dev, n, (float)(n % 2), n % 3 ? c->bias : NULL);
     for (size_t i = 0; i < sizeof many_rows / sizeof *many_rows; i++) {
         const size_t n = many_rows[i];
-        const bool small = c->out * c->in < 1000;
-        if (emulated && ((c->q && !small) || n % 70 > 17)) /* both tiles of tensor cores */
+        const bool small = c->out * c->in < 1000; /* 17 and 70: both tiles of tensor cores */
+        if (emulated && ((c->q && !small) || n % 70 > 17))
             continue;
         check_rows(c, dev, n, (float)(n % 2), n % 3 ? c->bias : NULL);
     }

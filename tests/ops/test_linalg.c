@@ -192,8 +192,8 @@ static void check_scales(const char *name, double spread)
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < N; j++) {
             double sum = 0, size = 0;
-            float max_a = 0,
-                  max_b = 0; /* gcc 12 for aarch64 cannot compile this loop in double */
+            /* in float because gcc 12 for aarch64 fails on this loop in double */
+            float max_a = 0, max_b = 0;
             for (size_t l = 0; l < K; l++) {
                 max_a = fmaxf(max_a, fabsf(a[i * K + l]));
                 max_b = fmaxf(max_b, fabsf(b[j * K + l]));
