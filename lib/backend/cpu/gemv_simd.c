@@ -364,7 +364,11 @@ SIMD_INLINE vf widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_t co
     return widen(type, tail, 0);
 }
 
-enum { MAX_DOT_TOKENS = 2, MAX_DOT_ROWS = VPTQ_DOT_ROWS };
+enum {
+    MAX_DOT_TOKENS = 2,
+    MAX_DOT_ROWS = VPTQ_DOT_ROWS,
+    DOT_AHEAD = 6144 /* bytes: short rows end before the processor notices four streams */
+};
 
 /* Columns [j, j + 16) of rows and tokens, whose numbers are constants at the call. */
 SIMD_INLINE void dot_step(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t rows,
@@ -398,8 +402,12 @@ SIMD_INLINE void dot_rows(vptq_dtype type, const uint8_t *w, size_t row_bytes, s
 #pragma GCC unroll 2
         for (size_t i = 0; i < n; i++)
             sum[r][i] = v16_set1(0);
-    for (; length - j >= SIMD_SUM; j += SIMD_SUM)
+    for (; length - j >= SIMD_SUM; j += SIMD_SUM) {
+#pragma GCC unroll 4
+        for (size_t r = 0; r < rows; r++)
+            __builtin_prefetch(w + r * row_bytes + j * bytes_of(type) + DOT_AHEAD);
         dot_step(type, w, row_bytes, rows, j, n, x, ldx, sum);
+    }
     if (j < length) {
         uint8_t w_end[MAX_DOT_ROWS * SIMD_SUM * sizeof(float)] = {0};
         float x_end[MAX_DOT_TOKENS * SIMD_SUM] = {0};
