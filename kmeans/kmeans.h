@@ -54,6 +54,6 @@ vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt,
 
 /* Vectors that k-means++ draws k centroids from by default, and how many it tries for each. */
 size_t vptq_kmeans_seed_sample(size_t k);
-enum { VPTQ_KMEANS_TRIALS = 8 };
+enum { VPTQ_KMEANS_TRIALS = VPTQ_PLUS_PLUS_TRIALS };
 
 #endif

@@ -119,6 +119,33 @@ typedef struct vptq_accumulate_args {
 typedef vptq_status vptq_op_accumulate(vptq_dev *dev, const vptq_accumulate_args *a,
                                        vptq_err *err);
 
+/* Chooses k of m points as centroids by greedy weighted k-means++ (Arthur and Vassilvitskii,
+ * "k-means++: the advantages of careful seeding", SODA 2007).  With d the squared distance of a
+ * point to the nearest centroid so far, each step draws 8 points with probabilities
+ * proportional to w d and keeps the one that lowers the sum of w d most, the first on ties.
+ * The first centroid is drawn by weight.
+ *
+ * All backends choose the same points: if a sum were rounded differently, one other choice
+ * would change all that follow.  Hence the rule in full.  Weights are divided by the largest.
+ * |x - c|^2 is a chain of fmaf in float over the elements in order.  Sums of w d are taken over
+ * chunks of 1024 points: point i is added to lane i % 16 with fmaf in float, the lanes are
+ * added in order in double, and so are the chunks.  To draw, the sums of the chunks are
+ * subtracted from u times their total, in double, up to the last chunk or one whose sum exceeds
+ * the rest; then the products w d of that chunk's points, each rounded to float, until the rest
+ * is negative.  The last of these points with a positive product is drawn (without any, the
+ * first).  The first centroid takes weights for products and all points for one chunk. */
+enum { VPTQ_PLUS_PLUS_TRIALS = 8, VPTQ_PLUS_PLUS_CHUNK = 1024, VPTQ_PLUS_PLUS_LANES = 16 };
+typedef struct vptq_plus_plus_args {
+    size_t m; /* at least 1, below 2^31 */
+    uint32_t v, k;
+    const float *x;  /* [m, v], finite */
+    const float *w;  /* [m] finite and at least 0; NULL or all 0 = ones */
+    const double *u; /* [k, 8] in [0, 1), one for each draw; of the first 8 only u[0] is used */
+    float *centroids; /* [k, v] */
+} vptq_plus_plus_args;
+typedef vptq_status vptq_op_plus_plus(vptq_dev *dev, const vptq_plus_plus_args *a,
+                                      vptq_err *err);
+
 /* ---- codebook search ---- */
 
 /* The codebooks of one column group and how they are searched.  A vector x is quantized to the
@@ -426,7 +453,7 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
 /* clang-format off */
 #define VPTQ_BACKEND_OPS(OP)                                                                   \
     OP(gemm) OP(syrk_add) OP(potrf) OP(trtri) OP(quad_trace)                                   \
-    OP(assign) OP(accumulate)                                                                  \
+    OP(assign) OP(accumulate) OP(plus_plus)                                                    \
     OP(search_index_open) OP(search_index_close) OP(search)                                    \
     OP(vq_pass) OP(vq_descend) OP(vq_gather) OP(vq_scatter)                                    \
     OP(gemv) OP(library_gemv) OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)      \

@@ -233,6 +233,15 @@ static SHADOW_OP(reassign, vptq_assign_args)
 }
 SHADOW_OP(accumulate, vptq_accumulate_args)
 
+static void plus_plus_arrays(shadow *s, const vptq_plus_plus_args *a, vptq_plus_plus_args *d)
+{
+    IN(x, a->m * a->v);
+    IN(w, a->m);
+    IN(u, (size_t)a->k * VPTQ_PLUS_PLUS_TRIALS);
+    OUT(centroids, (size_t)a->k * a->v);
+}
+SHADOW_OP(plus_plus, vptq_plus_plus_args)
+
 /* ---- vector quantization ---- */
 
 static void gemv_arrays(shadow *s, size_t outs, size_t ins, const vptq_gemv_args *g,

@@ -158,6 +158,16 @@ static vptq_status run_accumulate(vops *r, vptq_err *err)
                                   err);
 }
 
+/* The numbers to draw with are zeros of d. */
+static vptq_status run_plus_plus(vops *r, vptq_err *err)
+{
+    return r->dev.ops->plus_plus(
+        r->dev.state,
+        &(vptq_plus_plus_args){
+            .m = N, .v = V, .k = 3, .x = r->x, .w = r->x, .u = r->d + 1, .centroids = r->y},
+        err);
+}
+
 /* ---- vector quantization ---- */
 
 static vptq_status run_with_matrix(vops *r, vops_matrix_fn fn, vptq_err *err)
@@ -532,6 +542,7 @@ const vops_op vops_all[] = {
     {"assign", .run = run_assign},
     {"reassign", .run = run_reassign},
     {"accumulate", .run = run_accumulate},
+    {"plus_plus", .run = run_plus_plus},
     {"vq_dequant", .with_matrix = dequant},
     {"vq_gemv", .with_matrix = few_products},
     {"vq_gemv of many tokens", .with_matrix = many_products},

@@ -22,15 +22,14 @@ static double stored_bytes(const vptq_vq_shape *s)
            4.0 * s->groups * vptq_vq_vector_rows(s) * (double)vptq_vq_row_words(s);
 }
 
-/* The codebooks of a group: the sample that is seeded from (vectors, weights, numbers), the
- * centroids up, and each codebook down, rounded, and up. */
+/* The codebooks of a group: the numbers of the sample that is seeded from, those to draw with
+ * (8 trials per centroid), and each codebook down, rounded, and up. */
 static double codebook_bytes(const vptq_encoder_settings *s, double vectors, double k, double v)
 {
     double sample = 8 * k < 0x1p30 / k ? 8 * k : 0x1p30 / k > 2 * k ? 0x1p30 / k : 2 * k;
     sample = sample > 32768 ? sample : 32768;
     sample = sample < vectors ? sample : vectors;
-    sample *= 4 * v + 8;
-    return (s->init == VPTQ_INIT_RANDOM ? 4 * k : sample + 4 * k * v) + 8 * k * v;
+    return (s->init == VPTQ_INIT_RANDOM ? 4 * k : 4 * sample + 8 * 8 * k) + 8 * k * v;
 }
 
 /* The bytes that move besides weights, Hessians and the result. */

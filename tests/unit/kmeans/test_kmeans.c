@@ -6,7 +6,6 @@
 
 #include "kmeans/kmeans.h"
 #include "kmeans/parts.h"
-#include "kmeans/seed.h"
 #include "tests/support/devices.h"
 
 enum { N = 1500, V = 4, MOST_K = 64, ITERATIONS = 12 };
@@ -454,64 +453,6 @@ static void empty_clusters_are_kept(void **state)
         }
 }
 
-/* The seeding loops give the right sums, and the same bits at every SIMD level. */
-static void check_loops(size_t dims)
-{
-    enum { M = 16 * 37, MOST = 12, TRIALS = VPTQ_SEED_TRIALS };
-    static float x[MOST * M], w[M], c[(1 + TRIALS) * MOST], d[3][M], after[3][M];
-    static double sums[3][1 + TRIALS];
-    const vptq_seed_loops *levels[3] = {NULL};
-    int count = 0;
-    for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++)
-        if (vptq_cpu_has((vptq_simd)simd))
-            levels[count++] = VPTQ_SIMD_SELECT((vptq_simd)simd, vptq_seed_loops);
-    double expected[1 + TRIALS] = {0};
-    vtest_normal(x, dims * M, 1);
-    vtest_normal(w, M, 2);
-    vtest_normal(c, (1 + TRIALS) * dims, 3);
-    for (size_t i = 0; i < M; i++) {
-        double nearest = 8;
-        w[i] = fabsf(w[i]);
-        for (size_t t = 0; t <= TRIALS;
-             t++) { /* the last centroid, then candidates next to it */
-            double distance = 0;
-            for (size_t e = 0; e < dims; e++) {
-                const double diff = (double)x[e * M + i] - (double)c[t * dims + e];
-                distance += diff * diff;
-            }
-            if (t == 0)
-                nearest = fmin(nearest, distance);
-            expected[t] += (double)w[i] * fmin(nearest, distance);
-        }
-    }
-    for (int l = 0; l < count; l++) {
-        vptq_seed_points s = {.m = M, .v = dims, .xt = x, .w = w, .d = d[l]};
-        for (size_t i = 0; i < M; i++)
-            d[l][i] = 8;
-        levels[l]->probe(&s, c, c + dims, 0, M, sums[l] + 1);
-        memcpy(after[l], d[l], sizeof after[l]);
-        sums[l][0] = levels[l]->add(&s, c, 0, M); /* adding it again changes nothing */
-        assert_memory_equal(after[l], d[l], sizeof after[l]);
-        assert_close_f64(sums[l], expected, 1 + TRIALS, 0, 1e-6);
-        if (l > 0) {
-            assert_memory_equal(sums[l], sums[0], sizeof sums[l]);
-            assert_memory_equal(after[l], after[0], sizeof after[l]);
-        }
-        const double came =
-            levels[l]->add(&s, c + dims, 0,
-                           M); /* adding a probed candidate gives the sum that the probe gave */
-        assert_memory_equal(&came, &sums[l][1], sizeof came);
-    }
-}
-
-static void seeding_loops_agree(void **state)
-{
-    (void)state;
-    static const size_t dims[] = {1, 4, 6, 7, 8, 12};
-    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-        check_loops(dims[i]);
-}
-
 static void bad_input_is_named(void **state)
 {
     (void)state;
@@ -609,6 +550,5 @@ VTEST_MAIN(cmocka_unit_test(objective_never_rises), cmocka_unit_test(more_centro
            cmocka_unit_test(repair_takes_the_worst_points),
            cmocka_unit_test(same_bytes_for_any_threads), cmocka_unit_test(seed_decides),
            cmocka_unit_test(tolerance_stops), cmocka_unit_test(shift_stops),
-           cmocka_unit_test(empty_clusters_are_kept), cmocka_unit_test(seeding_loops_agree),
-           cmocka_unit_test(bad_input_is_named), cmocka_unit_test(cancel_stops),
-           cmocka_unit_test(every_allocation_may_fail))
+           cmocka_unit_test(empty_clusters_are_kept), cmocka_unit_test(bad_input_is_named),
+           cmocka_unit_test(cancel_stops), cmocka_unit_test(every_allocation_may_fail))

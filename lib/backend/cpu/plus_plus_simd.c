@@ -1,14 +1,14 @@
-/* The inner loops of seeding (seed.h): 16 points at a time in 16 / SIMD_LANES registers, so
- * that sums have the same order at every level. */
-#include "kmeans/seed.h"
+/* The inner loops of plus_plus: 16 points at a time in 16 / SIMD_LANES registers, so that sums
+ * have the same order at every level. */
+#include "lib/backend/cpu/plus_plus.h"
 #include "lib/base/simd.h"
 
 enum {
-    LANES = VPTQ_SEED_LANES,
+    LANES = VPTQ_PLUS_PLUS_LANES,
     WIDTH = SIMD_LANES,
     PARTS = LANES / WIDTH,
-    TRIALS = VPTQ_SEED_TRIALS,
-    MAX_V = 64
+    TRIALS = VPTQ_PLUS_PLUS_TRIALS,
+    MAX_V = VPTQ_VQ_MAX_V
 };
 
 SIMD_INLINE vf distance_to(const float *c, size_t v, const vf *x)
@@ -22,7 +22,7 @@ SIMD_INLINE vf distance_to(const float *c, size_t v, const vf *x)
     return sum;
 }
 
-/* Lane by lane in float over at most VPTQ_SEED_CHUNK points, then the lanes in double. */
+/* Lane by lane in float over at most VPTQ_PLUS_PLUS_CHUNK points, then the lanes in double. */
 SIMD_INLINE double sum_of_lanes(const vf sum[PARTS])
 {
     double total = 0;
@@ -31,7 +31,7 @@ SIMD_INLINE double sum_of_lanes(const vf sum[PARTS])
     return total;
 }
 
-SIMD_INLINE void probe_points(const vptq_seed_points *s, size_t v, const float *last,
+SIMD_INLINE void probe_points(const vptq_plus_plus_points *s, size_t v, const float *last,
                               const float *c, size_t begin, size_t end, double *sums)
 {
     vf sum[TRIALS][PARTS] = {{{0}}};
@@ -52,7 +52,7 @@ SIMD_INLINE void probe_points(const vptq_seed_points *s, size_t v, const float *
         sums[t] = sum_of_lanes(sum[t]);
 }
 
-static double add(const vptq_seed_points *s, const float *c, size_t begin, size_t end)
+static double add(const vptq_plus_plus_points *s, const float *c, size_t begin, size_t end)
 {
     vf sum[PARTS] = {{0}};
     for (size_t i = begin; i < end; i += LANES) {
@@ -70,8 +70,8 @@ static double add(const vptq_seed_points *s, const float *c, size_t begin, size_
     return sum_of_lanes(sum);
 }
 
-static void probe(const vptq_seed_points *s, const float *last, const float *c, size_t begin,
-                  size_t end, double *sums)
+static void probe(const vptq_plus_plus_points *s, const float *last, const float *c,
+                  size_t begin, size_t end, double *sums)
 {
     switch (s->v) {
     case 4:
@@ -92,4 +92,4 @@ static void probe(const vptq_seed_points *s, const float *last, const float *c, 
     }
 }
 
-const vptq_seed_loops VPTQ_SIMD_SYMBOL(vptq_seed_loops) = {add, probe};
+const vptq_plus_plus_loops VPTQ_SIMD_SYMBOL(vptq_plus_plus_loops) = {add, probe};
