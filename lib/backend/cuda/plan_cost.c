@@ -13,12 +13,14 @@ static const vptq_cuda_costs h200 = {.chip = "H200",
                                      .issued = 1.02e13,
                                      .columns = 1.5e13,
                                      .column_s = 6.1e-6,
-                                     .host = 2.7e10};
+                                     .seeding_s = 5e-6};
 
 /* Counts of the kernels. */
 static const double gemm_products = 3, gemv_products = 2, syrk_products = 3;
 /* Instructions per vector and centroid, of which some grow with v; counted at v = 8. */
 static const double assign_instructions = 3, main_instructions = 11, pair_instructions = 7.5;
+/* The same of plus_plus, per element: a difference and its square. */
+static const double seeding_instructions = 2;
 enum { COUNTED_V = 8 };
 enum { GEMM_LAUNCHES = 3, SEARCH_LAUNCHES = 2, SCATTER_LAUNCHES = 12, COLUMN_BLOCK = 128 };
 /* Vector rows that the device takes through the columns together (search.h). */
@@ -124,5 +126,5 @@ double vptq_cuda_cost_copy(const vptq_cuda_costs *c, double bytes)
 double vptq_cuda_cost_seeding(const vptq_cuda_costs *c, double n, double trials, uint32_t v,
                               uint32_t k)
 {
-    return n * k * (1 + trials) * v / c->host;
+    return k * (c->seeding_s + n * trials * (seeding_instructions * v) / c->issued);
 }

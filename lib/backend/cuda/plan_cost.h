@@ -26,7 +26,8 @@ typedef struct vptq_cuda_costs {
     double issued;    /* instructions of one lane, in kernels that fill the device */
     double columns;   /* the same in the column kernels, which have few vectors at a time, */
     double column_s;  /* and seconds of each column that no number of vectors shortens */
-    double host;      /* multiplications in float, all cores of the host */
+    double
+        seeding_s; /* seconds of each centroid of k-means++ that no number of points shortens */
 } vptq_cuda_costs;
 
 /* The chip that predictions are for: an H200. */
@@ -58,8 +59,7 @@ double vptq_cuda_cost_scatter(const vptq_cuda_costs *c, double n, uint32_t v, ui
 double vptq_cuda_cost_stream(const vptq_cuda_costs *c, double bytes);
 /* A copy between host and device. */
 double vptq_cuda_cost_copy(const vptq_cuda_costs *c, double bytes);
-/* Greedy k-means++ on the host: distances of `n` vectors to each of k candidates and their
- * trials. */
+/* plus_plus: distances of `n` vectors to `trials` candidates for each of k centroids. */
 double vptq_cuda_cost_seeding(const vptq_cuda_costs *c, double n, double trials, uint32_t v,
                               uint32_t k);
 

@@ -15,8 +15,7 @@ static vptq_cuda_costs only(size_t rate)
                          .doubles = INFINITY,
                          .factoring = INFINITY,
                          .issued = INFINITY,
-                         .columns = INFINITY,
-                         .host = INFINITY};
+                         .columns = INFINITY};
     *(double *)((char *)&c + rate) = 1;
     return c;
 }
@@ -94,6 +93,12 @@ static vptq_status count_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq
     return cpu->reassign(dev, a, err);
 }
 
+static vptq_status count_plus_plus(vptq_dev *dev, const vptq_plus_plus_args *a, vptq_err *err)
+{
+    done += vptq_cuda_cost_seeding(&rates, (double)a->m, VPTQ_PLUS_PLUS_TRIALS, a->v, a->k);
+    return cpu->plus_plus(dev, a, err);
+}
+
 /* Encodes on a device whose ops are counted.  Leaves out the product that follows when a step
  * is reverted, which the prediction does not know. */
 static double encode(const problem *p, const vptq_encoder_settings *s)
@@ -111,6 +116,7 @@ static double encode(const problem *p, const vptq_encoder_settings *s)
     counting.vq_descend = count_descend;
     counting.assign = count_assign;
     counting.reassign = count_reassign;
+    counting.plus_plus = count_plus_plus;
     run.dev.ops = &counting;
     done = 0;
     count_opened = 0;
