@@ -1,8 +1,7 @@
 /* Seeding: greedy k-means++ (the op plus_plus) on a subsample, or k points drawn uniformly. */
-#include <string.h>
-
 #include "kmeans/parts.h"
 #include "lib/backend/mirror.h"
+#include "lib/base/parallel.h"
 
 /* Counters of opt->rng: the lower ones, one per point, are for subsampling; from this one on
  * there are VPTQ_KMEANS_TRIALS per centroid. */
@@ -21,15 +20,44 @@ size_t vptq_kmeans_seed_sample(size_t k)
     return sample > min_sample ? sample : min_sample;
 }
 
-/* chosen [m] = m of n numbers, ascending, every subset equally likely (Knuth, TAOCP 2, 3.4.2,
- * algorithm S). */
-static void draw_subset(const vptq_rng *rng, size_t n, size_t m, uint32_t *chosen)
+/* Random numbers below n - i for each i from `first` on. */
+typedef struct subset_draws {
+    const vptq_rng *rng;
+    size_t n, first;
+    uint32_t *below; /* [SUBSET_BLOCK] */
+} subset_draws;
+
+enum { SUBSET_BLOCK = 1 << 20, SUBSET_TASK = 1 << 14 };
+
+static void draw_numbers(void *arg, size_t begin, size_t end, int thread)
 {
+    const subset_draws *d = arg;
+    (void)thread;
+    for (size_t i = begin; i < end; i++)
+        d->below[i] = (uint32_t)vptq_rng_below(d->rng, d->first + i, d->n - (d->first + i));
+}
+
+/* chosen [m] = m of n numbers, ascending, every subset equally likely (Knuth, TAOCP 2, 3.4.2,
+ * algorithm S).  Numbers that remain are all taken once there are no more than needed. */
+static vptq_status draw_subset(const vptq_ctx *ctx, const vptq_rng *rng, size_t n, size_t m,
+                               uint32_t *chosen, vptq_err *err)
+{
+    subset_draws d = {.rng = rng, .n = n};
     size_t taken = 0;
-    for (size_t i = 0; taken < m; i++) {
-        if (n - i == m - taken || vptq_rng_below(rng, i, n - i) < m - taken)
-            chosen[taken++] = (uint32_t)i;
+    const size_t block = n < SUBSET_BLOCK ? n : SUBSET_BLOCK;
+    d.below = vptq_mem_alloc(ctx->mem, block, sizeof *d.below, err);
+    if (!d.below)
+        return VPTQ_E_NOMEM;
+    for (; taken < m; d.first += block) {
+        const size_t count = n - d.first < block ? n - d.first : block;
+        vptq_parallel_for(ctx->threads, count, SUBSET_TASK, draw_numbers, &d);
+        for (size_t i = 0; i < count && taken < m; i++) {
+            if (d.below[i] < m - taken)
+                chosen[taken++] = (uint32_t)(d.first + i);
+        }
     }
+    vptq_mem_free(ctx->mem, d.below);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_kmeans_pick(const vptq_kmeans_points *points, const uint32_t *numbers,
@@ -112,7 +140,7 @@ vptq_status vptq_kmeans_seed(const vptq_kmeans_points *points, const vptq_kmeans
     const double *u = chosen && careful ? draws_of(opt, &arena, err) : NULL;
     if (!chosen || (careful && !u))
         VPTQ_TRY(VPTQ_E_NOMEM);
-    draw_subset(&opt->rng, points->n, count, chosen);
+    VPTQ_TRY(draw_subset(points->dev->ctx, &opt->rng, points->n, count, chosen, err));
     if (careful)
         VPTQ_TRY(seed_from_sample(points, opt->k, u, chosen, count, centroids, err));
     else
