@@ -69,6 +69,32 @@ static void test_sites(void **state)
     devices_each_emu(check_sites, NULL);
 }
 
+/* The rest is 1 + 75 * 2^-52 and does not change when 599 products of 2^-54 are subtracted one
+ * by one, so that the first product of 1 leaves it positive. Less their sum it would be smaller
+ * than 1. */
+static void check_rounding(void *arg, const vptq_device *dev, bool is_ref)
+{
+    enum { SMALL = 599, M = SMALL + 3 };
+    static const double u[2][TRIALS] = {{0}, {0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5}};
+    float x[M] = {0}, got[2];
+    (void)arg;
+    (void)is_ref;
+    for (size_t i = 1; i <= SMALL; i++)
+        x[i] = 0x1p-27F;
+    x[SMALL + 1] = 1;
+    x[SMALL + 2] = -1;
+    const vptq_plus_plus_args a = {.m = M, .v = 1, .k = 2, .x = x, .u = u[0]};
+    run_plus_plus(dev, &a, got);
+    assert_same_f32(got, x, 1);
+    assert_same_f32(got + 1, x + SMALL + 2, 1);
+}
+
+static void test_rounding(void **state)
+{
+    (void)state;
+    devices_each_emu(check_rounding, NULL);
+}
+
 /* ---- the same points on every device ---- */
 
 enum kind { NORMAL, UNWEIGHTED, SOME_WEIGHTS, NO_WEIGHT, EQUAL, FEW, HUGE_RANGE, KINDS };
@@ -133,4 +159,5 @@ static void test_many_chunks(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_by_hand), cmocka_unit_test(test_sites),
-           cmocka_unit_test(test_devices_agree), cmocka_unit_test(test_many_chunks))
+           cmocka_unit_test(test_rounding), cmocka_unit_test(test_devices_agree),
+           cmocka_unit_test(test_many_chunks))
