@@ -325,7 +325,8 @@ $(B)/tests/emu/test_%_tsan: $(OBJ)/tests/emu/test_%.tsan.o $(LIBTEST) $(LIBEMU) 
 KIT          := $(B)/tests/kit/vptq-kit
 # Without the op tests that only the emulator can run.
 KIT_OPS      := $(filter-out faults pace,$(OPS))
-KIT_PROGRAMS := $(TOOLS:%=cmd/%) $(KIT_OPS:%=tests/ops/test_%) tests/bench/bench_device tests/kit/synthetic
+KIT_PROGRAMS := $(TOOLS:%=cmd/%) $(KIT_OPS:%=tests/ops/test_%) tests/bench/bench_device tests/bench/bench_columns \
+                tests/kit/synthetic
 KIT_NAMES    := $(subst -,_,$(notdir $(KIT_PROGRAMS)))
 $(OBJ)/kit/%.o: $(OBJ)/%.o
 	$(Q)mkdir -p $(@D)
