@@ -6,7 +6,7 @@
  * immediate propagation: the bits do not depend on panels, blocks or threads. */
 #include "lib/backend/cuda/search_choose.h"
 
-enum { MAX_PANEL = 128 };
+enum { MAX_PANEL = 128, PROPAGATED = 4 /* columns that a thread changes at once */ };
 
 /* The job of both ops: a pass computes z -= err u, a sweep g += delta h. */
 struct columns_job {
@@ -39,11 +39,16 @@ static_assert(sizeof(search_area<SEARCH_LONG>) + sizeof(columns_area<SEARCH_LONG
               SEARCH_STATIC_BYTES);
 
 /* The work of a block: vector rows first .. first + count - 1, columns t0 .. t1 - 1 in tile
- * [columns][rows]. Thread i < rows handles row i. */
+ * [columns][rows]. 2^bits >= rows threads handle a column of the tile, the first of them row 0;
+ * different groups of so many threads take columns in turn. */
 struct columns_place {
-    unsigned first, count, rows, t0, t1;
+    unsigned first, count, rows, bits, t0, t1;
     float *tile;
 };
+static __device__ inline unsigned columns_row(const columns_place &p)
+{
+    return threadIdx.x & ((1U << p.bits) - 1);
+}
 
 template <bool DESCEND>
 static __device__ inline float changed(float value, float change, float factor)
@@ -56,14 +61,14 @@ static __device__ inline float changed(float value, float change, float factor)
 template <unsigned V, bool DESCEND>
 static __device__ void load_panel(const columns_job &a, const columns_place &p)
 {
-    const unsigned row0 = p.first * a.layout.v, count = (p.t1 - p.t0) * p.rows;
-    for (unsigned i = threadIdx.x; i < count; i += search_threads<V>) {
-        const unsigned s = p.t0 + i / p.rows, row = row0 + i % p.rows;
+    const unsigned side = search_threads<V> >> p.bits, own = columns_row(p);
+    const unsigned row = p.first * a.layout.v + own;
+    for (unsigned s = p.t0 + (threadIdx.x >> p.bits); own < p.rows && s < p.t1; s += side) {
         float value = a.from[s * a.ld_from + row];
         for (unsigned t = 0; t < p.t0; t++)
             value = changed<DESCEND>(value, a.change[t * a.ld_change + row],
                                      a.factors[t * a.ld_factors + s]);
-        p.tile[i] = value;
+        p.tile[(s - p.t0) * p.rows + own] = value;
     }
     __syncthreads();
 }
@@ -75,14 +80,26 @@ template <unsigned V, bool DESCEND>
 static __device__ inline void propagate(const columns_area<V> &c, const columns_place &p,
                                         unsigned t)
 {
-    const unsigned side = search_threads<V> / p.rows, row = threadIdx.x % p.rows;
+    const unsigned side = search_threads<V> >> p.bits, row = columns_row(p);
     const unsigned width = p.t1 - p.t0;
-    if (threadIdx.x >= side * p.rows)
+    if (row >= p.rows)
         return;
     const float change = c.change[row];
-    for (unsigned s = t - p.t0 + 1 + threadIdx.x / p.rows; s < width; s += side)
-        p.tile[s * p.rows + row] =
-            changed<DESCEND>(p.tile[s * p.rows + row], change, c.factor[t % 2][s]);
+    for (unsigned s = t - p.t0 + 1 + (threadIdx.x >> p.bits); s < width;
+         s += PROPAGATED * side) {
+        float value[PROPAGATED]; /* their reads overlap */
+#pragma unroll
+        for (unsigned n = 0; n < PROPAGATED; n++) {
+            const unsigned at = s + n * side;
+            value[n] = at < width ? changed<DESCEND>(p.tile[at * p.rows + row], change,
+                                                     c.factor[t % 2][at])
+                                  : 0;
+        }
+#pragma unroll
+        for (unsigned n = 0; n < PROPAGATED; n++)
+            if (s + n * side < width)
+                p.tile[(s + n * side) * p.rows + row] = value[n];
+    }
 }
 
 /* Puts the values of column t into the search area. */
@@ -91,9 +108,11 @@ static __device__ inline void put_column(const columns_job &a, const columns_pla
                                          search_area<V> &s, const columns_input<V> &in,
                                          unsigned t)
 {
-    const unsigned row = threadIdx.x, i = row / a.layout.v, d = row % a.layout.v;
+    const bool full = a.layout.v == V; /* spares the divisions */
+    const unsigned row = threadIdx.x;
     if (row >= p.rows)
         return;
+    const unsigned i = full ? row / V : row / a.layout.v, d = row - i * a.layout.v;
     const float value = p.tile[(t - p.t0) * p.rows + row];
     if (DESCEND) {
         search_put(s, i, d, in.q[row] - value / in.pivot);
@@ -196,8 +215,14 @@ static __device__ inline void quantize_vector_rows(const columns_job &a, search_
                                                    columns_area<V> &c, unsigned first,
                                                    unsigned count)
 {
-    columns_place p = {first, count, count * a.layout.v,
-                       0,     0,     search_dynamic<float>(a.layout.tile)};
+    const unsigned rows = count * a.layout.v;
+    columns_place p = {first,
+                       count,
+                       rows,
+                       rows > 1 ? 32U - (unsigned)__clz((int)(rows - 1)) : 0,
+                       0,
+                       0,
+                       search_dynamic<float>(a.layout.tile)};
     copy_input<V, DESCEND>(a, p, c.input[0], 0);
     port_copy_commit();
     port_copy_wait<0>();
@@ -239,10 +264,10 @@ static void (*const kernels[])(columns_job) = {
     columns_kernel<8, DESCEND>,  columns_kernel<12, DESCEND>,
     columns_kernel<16, DESCEND>, columns_kernel<SEARCH_LONG, DESCEND>};
 
-/* The job for vector rows [first, first + count) only. */
-static columns_job part_of(columns_job a, size_t first, size_t count)
+/* The job for vector rows [first, first + count) of v rows only. */
+static columns_job part_of(columns_job a, uint32_t v, size_t first, size_t count)
 {
-    const size_t rows = first * a.layout.v;
+    const size_t rows = first * v;
     a.vector_rows = (unsigned)count;
     a.from += rows;
     a.z = a.z ? a.z + rows : NULL;
@@ -263,13 +288,13 @@ static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
     const unsigned panel = min(a.cols, (unsigned)MAX_PANEL);
     if (!a.cols || !a.vector_rows)
         return VPTQ_OK;
-    a.layout = vptq_cuda_search_layout(dev, f, panel);
     a.idx_res = f->res.stride ? a.idx_res : NULL;
     const auto launch = [&](size_t first, size_t count) {
-        columns_job part = part_of(a, first, count);
+        columns_job part = part_of(a, f->v, first, count);
         const unsigned blocks = vptq_cuda_search_blocks(dev, f, count, &part.each);
+        part.layout = vptq_cuda_search_layout(dev, f, part.each, panel);
         return port_launch(kernels<DESCEND>[f->size], blocks, search_threads_of(f->length),
-                           a.layout.bytes, dev->stream, part);
+                           part.layout.bytes, dev->stream, part);
     };
     return vptq_cuda_in_pieces(dev, op, a.vector_rows, each, SEARCH_UNIT, launch, err);
 }

@@ -9,13 +9,13 @@
 enum { PACK_THREADS = 128 };
 
 /* Copies centroid j of a codebook [k, v] into the layout of search_codebook; wide: see
- * search_wide. */
+ * search_wide; threads: see search_row. */
 /* budget: pack_kernel 40 registers */
 __global__ static void __launch_bounds__(PACK_THREADS)
-    pack_kernel(uint32_t v, uint32_t k, unsigned wide, uint32_t stride, const float *c,
-                float *data)
+    pack_kernel(uint32_t v, uint32_t k, unsigned wide, unsigned threads, uint32_t stride,
+                const float *c, float *data)
 {
-    const uint32_t j = blockIdx.x * PACK_THREADS + threadIdx.x;
+    const uint32_t j = blockIdx.x * PACK_THREADS + threadIdx.x, row = search_row(threads, j);
     float norm = 0;
     if (j >= stride)
         return;
@@ -23,9 +23,9 @@ __global__ static void __launch_bounds__(PACK_THREADS)
         const unsigned panel = d / 4 * 4, width = wide - panel < 4 ? wide - panel : 4;
         const float element = j < k && d < v ? c[(size_t)j * v + d] : 0;
         norm = d < v ? fmaf(element, element, norm) : norm;
-        data[panel * stride + j * width + d % 4] = element;
+        data[panel * stride + row * width + d % 4] = element;
     }
-    data[wide * stride + j] = j < k ? norm : NAN;
+    data[wide * stride + row] = j < k ? norm : NAN;
 }
 
 /* Sets the head of the operand of c [k, v] to 0 and then to its largest element. */
@@ -56,7 +56,7 @@ __global__ static void __launch_bounds__(PACK_THREADS)
     if (i >= stride / SEARCH_TILE * steps * PORT_LANES)
         return;
     if (i < stride)
-        to_norms[i] = norms[i] * scale;
+        to_norms[i] = norms[search_row(search_threads_of(length), i)] * scale;
     const unsigned lane = i % PORT_LANES, p = i / PORT_LANES % steps;
     const uint32_t j = i / PORT_LANES / steps * SEARCH_TILE + lane / 4;
     for (unsigned h = 0; h < pairs; h++) {
@@ -78,8 +78,8 @@ static cudaError_t pack(vptq_dev *dev, const vptq_search_index *f, const search_
                         const float *centroids, float *data)
 {
     return port_launch(pack_kernel, vptq_cuda_blocks(b->stride, PACK_THREADS), PACK_THREADS, 0,
-                       dev->stream, f->v, b->k, search_wide(f->length, f->v), b->stride,
-                       centroids, data);
+                       dev->stream, f->v, b->k, search_wide(f->length, f->v),
+                       search_threads_of(f->length), b->stride, centroids, data);
 }
 
 /* Makes the operand of the residual codebook, whose norms pack has written. */
@@ -180,19 +180,24 @@ static unsigned reserve(search_layout *l, size_t bytes)
     return at;
 }
 
-/* Reserves memory for choosing the beam (search_list). */
-static void lay_lists(unsigned length, search_layout *l)
+/* Reserves memory for choosing the beam of `each` vectors (search_list), and for those that are
+ * scanned with them. */
+static void lay_lists(unsigned length, unsigned each, search_layout *l)
 {
+    const unsigned half = search_in_registers_of(length) / 2;
     if (l->beam > 1) {
         const size_t threads = search_threads_of(length);
+        while (l->share < 3 && threads << l->share < l->main.stride)
+            l->share++;
         l->groups = PORT_LANES;
         while (l->groups < 2 * l->beam)
             l->groups *= 2;
-        l->max_candidates = 4 * l->beam + 32;
+        l->max_candidates =
+            (4 * l->beam + 32 + SEARCH_RANKED - 1) / SEARCH_RANKED * SEARCH_RANKED;
         const size_t scores = threads * sizeof(uint32_t);
         const size_t lists = threads * sizeof(uint16_t) + l->max_candidates * sizeof(uint64_t);
         l->list_bytes = (unsigned)(max(scores, lists) + l->groups * sizeof(uint32_t));
-        l->lists = reserve(l, (size_t)search_vectors_of(length) * l->list_bytes);
+        l->lists = reserve(l, (size_t)((each + half - 1) / half * half) * l->list_bytes);
     }
 }
 
@@ -217,10 +222,10 @@ static void lay_tiles(const vptq_search_index *f, size_t limit, search_layout *l
 }
 
 search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_index *index,
-                                      unsigned columns)
+                                      unsigned each, unsigned columns)
 {
     const size_t all = dev->properties.sharedMemPerBlockOptin - SEARCH_STATIC_BYTES;
-    const size_t column = search_vectors_of(index->length) * index->v * sizeof(float);
+    const size_t column = each * index->v * sizeof(float);
     const size_t least = (columns < MIN_PANEL ? columns : (unsigned)MIN_PANEL) * column;
     search_layout l = {};
     l.main = index->main;
@@ -228,7 +233,7 @@ search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_ind
     l.tiles = index->tiles;
     l.v = index->v;
     l.beam = index->beam;
-    lay_lists(index->length, &l);
+    lay_lists(index->length, each, &l);
     lay_tiles(index, all - least, &l);
     if (!l.tiles.data)
         lay_codebook(index, all - least, &l, &l.res);
@@ -293,7 +298,7 @@ static __device__ void store_choice(const search_job &a, size_t i, const float *
 }
 
 /* A block loads the codebooks once and takes `each` vectors at a time. */
-/* budget: search_kernel 216 registers (long vectors; up to 12 elements 128) */
+/* budget: search_kernel 168 registers (long vectors; the others 128) */
 template <unsigned V>
 __global__ static void __launch_bounds__(search_threads<V>, 1) search_kernel(search_job a)
 {
@@ -320,7 +325,6 @@ static void (*const kernels[])(search_job) = {search_kernel<4>,  search_kernel<6
 vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
 {
     search_job a = {};
-    a.layout = vptq_cuda_search_layout(dev, f->index, 0);
     a.keep = f->keep;
     const auto launch = [&](size_t first, size_t count) {
         a.n = count;
@@ -329,6 +333,7 @@ vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err 
         a.idx_res = f->index->res.stride ? f->idx_res + first : NULL;
         a.dist = f->dist ? f->dist + first : NULL;
         const unsigned blocks = vptq_cuda_search_blocks(dev, f->index, count, &a.each);
+        a.layout = vptq_cuda_search_layout(dev, f->index, a.each, 0);
         return port_launch(kernels[f->index->size], blocks, search_threads_of(f->index->length),
                            a.layout.bytes, dev->stream, a);
     };

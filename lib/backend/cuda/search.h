@@ -22,17 +22,20 @@
 #include "lib/backend/cuda/cuda.h"
 
 enum {
-    SEARCH_LONG = 64,             /* the class of vectors with more than 16 elements */
-    SEARCH_MAINS = 16,            /* main centroids that a warp tries at once */
-    SEARCH_TILE = 8,              /* residual centroids of a product on tensor cores */
-    SEARCH_CHUNK = 4,             /* tiles between two looks at where the minimum is */
-    SEARCH_MAX_BEAM = 128,        /* a wider beam tries all pairs */
+    SEARCH_LONG = 64,      /* the class of vectors with more than 16 elements */
+    SEARCH_MAINS = 16,     /* main centroids that a warp tries at once */
+    SEARCH_TILE = 8,       /* residual centroids of a product on tensor cores */
+    SEARCH_CHUNK = 4,      /* tiles between two looks at where the minimum is */
+    SEARCH_MAX_BEAM = 128, /* a wider beam tries all pairs */
+    SEARCH_MAX_GROUPS = 2 * SEARCH_MAX_BEAM,
+    SEARCH_RANKED = 8,            /* candidates that are compared at once */
     SEARCH_STATIC_BYTES = 7 << 10 /* largest static shared memory of a kernel */
 };
 
 /* A codebook laid out for warps: panels of 4 elements (a last one of 2 if the class is not a
- * multiple of 4), each [stride][4], then [stride] squared norms. Elements after v are 0;
- * entries after the codebook have the norm NaN and never win. */
+ * multiple of 4), each [stride][4], then [stride] squared norms. Centroid j is in row
+ * search_row(j) of each. Elements after v are 0; entries after the codebook have the norm NaN
+ * and never win. */
 struct search_codebook {
     const float *data;
     uint32_t k, stride; /* k rounded up to whole warps */
@@ -76,11 +79,21 @@ static inline __host__ __device__ constexpr unsigned search_vectors_of(unsigned 
 {
     return length <= 8 ? 16 : length < SEARCH_LONG ? 8 : 4;
 }
+/* The row of centroid j. Of the centroids that a thread scores, one in `threads`, eight in
+ * succession are in different banks, so that eight lanes can read them at once. */
+static inline __host__ __device__ constexpr uint32_t search_row(unsigned threads, uint32_t j)
+{
+    return j ^ (j / threads & 7);
+}
 template <unsigned V> static const unsigned search_threads = search_threads_of(V);
 template <unsigned V> static const unsigned search_warps = search_threads<V> / PORT_LANES;
 template <unsigned V> static const unsigned search_vectors = search_vectors_of(V);
-/* Vectors whose elements a thread holds in registers. */
-template <unsigned V> static const unsigned search_in_registers = V <= 8 ? 8 : 4;
+/* Vectors whose elements a thread holds in registers; the last ones may be half as many. */
+static inline __host__ __device__ constexpr unsigned search_in_registers_of(unsigned length)
+{
+    return length <= 8 ? 8 : 4;
+}
+template <unsigned V> static const unsigned search_in_registers = search_in_registers_of(V);
 
 struct vptq_search_index {
     search_codebook main, res; /* res.stride 0: no residual codebook */
@@ -101,8 +114,9 @@ struct search_layout {
     search_tiles tiles;
     uint32_t v;
     unsigned beam, groups, max_candidates; /* see search_select */
+    unsigned share;                        /* see search_visit_in */
     unsigned lists, list_bytes;            /* search_list of every vector */
-    unsigned tile, panel;                  /* [panel][search_vectors * v] floats for columns */
+    unsigned tile, panel;                  /* [panel][vectors * v] floats for columns */
     unsigned bytes;
 };
 
@@ -112,11 +126,12 @@ static inline unsigned search_wide(unsigned length, uint32_t v)
     return length < SEARCH_LONG ? length : (v + 3) / 4 * 4;
 }
 
-/* Plans the layout for panels of at most `columns` columns (0: none). What is read
- * most goes to shared memory first: the operand of the residual codebook, or that codebook
- * without one, then the main codebook. What does not fit is read through the caches. */
+/* Plans the layout of a block that takes `each` vectors at a time, with panels of at most
+ * `columns` columns (0: none). What is read most goes to shared memory first: the operand of
+ * the residual codebook, or that codebook without one, then the main codebook. What does not
+ * fit is read through the caches. */
 search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_index *index,
-                                      unsigned columns);
+                                      unsigned each, unsigned columns);
 
 /* Number of blocks for n vectors or vector rows that all run at once; *each is how many a block
  * takes at a time. */
@@ -138,6 +153,12 @@ static __device__ inline uint32_t search_order(float score)
 {
     const unsigned bits = __float_as_uint(score + 0.0F); /* -0 is 0 */
     return bits >> 31 ? ~bits : bits | 0x80000000U;
+}
+
+/* The score of a number that search_order returned; -0 is 0. */
+static __device__ inline float search_score_of(uint32_t order)
+{
+    return __uint_as_float(order >> 31 ? order & 0x7fffffffU : ~order);
 }
 
 /* (score, index) as one number with the same order; scores that are not finite never win. */
@@ -179,7 +200,6 @@ template <unsigned V> struct __align__(16) search_area
     float y[search_vectors<V>][V]; /* -2 times what is searched in the current codebook */
     uint64_t nearest[search_vectors<V>][search_warps<V>];
     search_pair pairs[search_warps<V>];
-    uint32_t threshold[search_vectors<V>];
     uint32_t count[search_vectors<V>]; /* main centroids to try */
 };
 
@@ -249,13 +269,28 @@ static __device__ inline void search_load_codebooks(const search_layout &l)
     }
 }
 
-/* Element d of centroid j. */
+/* Offset of element d of centroid j; the next one follows if d is even. */
 template <unsigned V>
-static __device__ inline float search_element(const float *data, uint32_t stride, uint32_t j,
-                                              unsigned d)
+static __device__ inline unsigned search_offset(const search_codebook &b, uint32_t j,
+                                                unsigned d)
 {
     const unsigned panel = d / 4 * 4, width = V - panel < 4 ? V - panel : 4;
-    return data[panel * stride + j * width + d % 4];
+    return panel * b.stride + search_row(search_threads<V>, j) * width + d % 4;
+}
+
+/* Element d of centroid j. */
+template <unsigned V>
+static __device__ inline float search_element(const search_codebook &b, uint32_t j, unsigned d)
+{
+    return search_data(b)[search_offset<V>(b, j, d)];
+}
+
+/* Elements d and d + 1 of centroid j; d is even. */
+template <unsigned V>
+static __device__ inline float2 search_elements(const search_codebook &b, uint32_t j,
+                                                unsigned d)
+{
+    return *reinterpret_cast<const float2 *>(search_data(b) + search_offset<V>(b, j, d));
 }
 
 /* Sets element d of vector i to search. */
@@ -297,7 +332,7 @@ static __device__ inline float search_fma4(float score, const float *y, float4 c
     return fmaf(y[3], c.w, fmaf(y[2], c.z, fmaf(y[1], c.y, fmaf(y[0], c.x, score))));
 }
 
-/* Scores centroid j against the vectors of h. */
+/* Scores the centroid in row j against the vectors of h. */
 template <unsigned V, unsigned N>
 static __device__ inline void search_score(const search_held<V, N> &h, const float *data,
                                            uint32_t stride, uint32_t j, float *score)
@@ -348,10 +383,10 @@ static __device__ inline void search_scan(const search_held<V, N> &h, const floa
         if constexpr (AT)
             at[i] = 0;
     }
-#pragma unroll(V <= 8 ? 2 : 1)
+#pragma unroll(V > 8 ? 1 : N > 4 ? 2 : 4)
     for (uint32_t j = first; j < last; j += search_threads<V>) {
         float score[N];
-        search_score(h, data, stride, j, score);
+        search_score(h, data, stride, search_row(search_threads<V>, j), score);
 #pragma unroll
         for (unsigned i = 0; i < N; i++) {
             if constexpr (AT)
@@ -388,7 +423,7 @@ static __device__ inline void search_scan_some(const search_layout &l, search_ar
     }
 }
 
-/* The same for vectors 0 .. count - 1. */
+/* The same for vectors 0 .. count - 1, rounded up to half of those in registers. */
 template <bool AT, unsigned V>
 static __device__ inline void search_scan_codebook(const search_layout &l, search_area<V> &s,
                                                    const search_codebook &b, unsigned count)
@@ -413,91 +448,134 @@ static __device__ inline uint64_t search_join(const search_area<V> &s, unsigned 
 
 /* ---- the beam: the nearest main centroids ---- */
 
-/* Sets s.threshold[i] to a score that at least `beam` centroids of vector i do not exceed, and
- * few more: the threads' scores fall into `groups` groups, at least twice as many as the beam,
- * and the beam-th smallest minimum of a group is the threshold.  Neighbouring threads are in
- * different groups, as are those a power of two apart, because codebooks often have an order.
- * One warp. */
-template <unsigned V>
-static __device__ inline void search_set_threshold(const search_layout &l, search_area<V> &s,
-                                                   unsigned i)
+/* The thread whose score a lane has as its w-th: neighbouring threads and those a power of two
+ * apart are in different lanes, because codebooks often have an order. */
+static __device__ inline unsigned search_thread(unsigned w)
 {
-    const uint32_t *scores = search_list(l, i);
+    return w * PORT_LANES + (port_lane() + 5 * w) % PORT_LANES;
+}
+
+/* least[w] = the minimum of least[w], least[w + each], .. for w < each of 2 N. */
+template <unsigned N> static __device__ inline void search_halve(uint32_t *least, unsigned each)
+{
+    if (N < each)
+        return;
+#pragma unroll
+    for (unsigned w = 0; w < N; w++)
+        least[w] = min(least[w], least[w + N]);
+    if constexpr (N > 1)
+        search_halve<N / 2>(least, each);
+}
+
+/* The number of groups whose minimum does not exceed `mine`. */
+static __device__ inline unsigned search_groups_upto(const uint32_t *groups, unsigned count,
+                                                     uint32_t mine)
+{
+    unsigned upto[4] = {}; /* short chains of additions */
+    for (unsigned o = 0; o < count; o += PORT_LANES)
+#pragma unroll
+        for (unsigned e = 0; e < PORT_LANES; e += 4) {
+            const uint4 other = *reinterpret_cast<const uint4 *>(groups + o + e);
+            upto[0] += other.x <= mine;
+            upto[1] += other.y <= mine;
+            upto[2] += other.z <= mine;
+            upto[3] += other.w <= mine;
+        }
+    return upto[0] + upto[1] + upto[2] + upto[3];
+}
+
+/* A score, as search_order has it, that at least `beam` centroids of vector i do not exceed,
+ * and few more: the threads' scores fall into `groups` groups, at least twice as many as the
+ * beam, and the beam-th smallest minimum of a group is the threshold.  One warp. */
+template <unsigned V>
+static __device__ inline uint32_t search_threshold(const search_layout &l, unsigned i,
+                                                   const uint32_t (&scores)[search_warps<V>])
+{
     const unsigned lane = port_lane(), each = l.groups / PORT_LANES;
     uint32_t *groups = search_list(l, i) + l.list_bytes / sizeof(uint32_t) - l.groups;
-    for (unsigned f = 0; f < each; f++) {
-        uint32_t least = ~0U;
-        for (unsigned w = f; w < search_warps<V>; w += each)
-            least = min(least, scores[w * PORT_LANES + (lane + 5 * w) % PORT_LANES]);
-        groups[f * PORT_LANES + lane] = least;
-    }
+    uint32_t least[search_warps<V>], threshold = ~0U;
+#pragma unroll
+    for (unsigned w = 0; w < search_warps<V>; w++)
+        least[w] = scores[w];
+    search_halve<search_warps<V> / 2>(least, each);
+#pragma unroll
+    for (unsigned w = 0; w < SEARCH_MAX_GROUPS / PORT_LANES; w++)
+        if (w < each)
+            groups[w * PORT_LANES + lane] = least[w];
     __syncwarp();
     for (unsigned g = lane; g < l.groups; g += PORT_LANES) {
         const uint32_t mine = groups[g];
-        unsigned before = 0;
-        for (unsigned o = 0; o < l.groups; o += 4) {
-            const uint4 other = *reinterpret_cast<const uint4 *>(groups + o);
-            before += other.x < mine || (other.x == mine && o < g);
-            before += other.y < mine || (other.y == mine && o + 1 < g);
-            before += other.z < mine || (other.z == mine && o + 2 < g);
-            before += other.w < mine || (other.w == mine && o + 3 < g);
-        }
-        if (before == l.beam - 1)
-            s.threshold[i] = mine;
+        if (search_groups_upto(groups, l.groups, mine) >= l.beam)
+            threshold = min(threshold, mine);
     }
-    __syncwarp();
+    return port_redux_min(port_all, threshold);
+}
+
+/* The sum of values below 32 of the lanes before this one; *sum is that of all. */
+static __device__ inline unsigned search_before(unsigned value, unsigned *sum)
+{
+    const unsigned lower = (1U << port_lane()) - 1;
+    unsigned before = 0;
+    *sum = 0;
+#pragma unroll
+    for (unsigned bit = 0; bit < 5; bit++) {
+        const unsigned lanes = __ballot_sync(port_all, value >> bit & 1);
+        before += (unsigned)__popc(lanes & lower) << bit;
+        *sum += (unsigned)__popc(lanes) << bit;
+    }
+    return before;
 }
 
 /* Replaces the scores of vector i by the numbers of the threads whose score is finite and does
  * not exceed the threshold, as 16-bit numbers; returns how many there are.  One warp. */
 template <unsigned V>
 static __device__ inline unsigned search_list_threads(const search_layout &l, unsigned i,
+                                                      const uint32_t (&scores)[search_warps<V>],
                                                       uint32_t threshold)
 {
-    const uint32_t *scores = search_list(l, i);
     uint16_t *to = reinterpret_cast<uint16_t *>(search_list(l, i));
-    const unsigned lane = port_lane();
-    unsigned own = 0;
+    const uint32_t highest = min(threshold, search_infinite - 1);
+    unsigned own = 0, threads;
 #pragma unroll
-    for (unsigned w = 0; w < search_warps<V>; w++) {
-        const uint32_t score = scores[w * PORT_LANES + lane];
-        own |= (unsigned)(score <= threshold && score < search_infinite) << w;
-    }
-    unsigned sum = (unsigned)__popc(own);
-#pragma unroll
-    for (unsigned by = 1; by < PORT_LANES; by *= 2) {
-        const unsigned left = __shfl_up_sync(port_all, sum, by);
-        sum += lane >= by ? left : 0;
-    }
-    to += sum - (unsigned)__popc(own);
-    __syncwarp(); /* the scores have been read */
+    for (unsigned w = 0; w < search_warps<V>; w++)
+        own |= (unsigned)(scores[w] <= highest) << w;
+    to += search_before((unsigned)__popc(own), &threads);
     for (; own; own &= own - 1)
-        *to++ = (uint16_t)((unsigned)(__ffs((int)own) - 1) * PORT_LANES + lane);
+        *to++ = (uint16_t)search_thread((unsigned)__ffs((int)own) - 1);
     __syncwarp();
-    return __shfl_sync(port_all, sum, PORT_LANES - 1);
+    return threads;
 }
 
 /* Calls visit(key) for the centroids of the listed threads of vector i; search_none for other
- * lanes.  One warp, whose lanes call it together. */
-template <unsigned V, class VISIT>
-static __device__ inline void search_visit_in(const float *data, const search_layout &l,
-                                              const search_area<V> &s, unsigned i,
-                                              unsigned threads, VISIT visit)
+ * lanes.  2^share neighbouring lanes score centroids of one thread, a few threads in turn.  One
+ * warp, whose lanes call visit together. */
+template <bool SHARED, unsigned V, class VISIT>
+static __device__ inline void search_visit_in(const search_layout &l, const search_area<V> &s,
+                                              unsigned i, unsigned threads, VISIT visit)
 {
+    constexpr unsigned together = V <= 8 ? 3 : 1;
     const uint16_t *listed = reinterpret_cast<const uint16_t *>(search_list(l, i));
+    const float *data = SHARED ? search_copy(l.main) : l.main.data;
+    const uint32_t stride = l.main.stride;
+    const unsigned step = PORT_LANES >> l.share, own = port_lane() >> l.share;
+    const uint32_t begin = (port_lane() & ((1U << l.share) - 1)) * search_threads<V>;
     search_held<V, 1> h;
     search_hold(l, h, s.y[i]);
-    for (unsigned n = 0; n < threads; n += PORT_LANES) {
-        const bool valid = n + port_lane() < threads;
-        const uint32_t first = valid ? listed[n + port_lane()] : 0;
-#pragma unroll(V <= 8 ? 2 : 1)
-        for (uint32_t at = 0; at < l.main.stride; at += search_threads<V>) {
-            const uint32_t j = at + first < l.main.stride ? at + first : 0;
-            float score;
-            search_score(h, data, l.main.stride, j, &score);
-            visit(valid && j == at + first ? search_key(score, j) : search_none);
+    for (uint32_t at = begin; at - begin < stride; at += search_threads<V> << l.share)
+        for (unsigned n = own; n - own < threads; n += together * step) {
+            float score[together];
+            uint32_t j[together];
+#pragma unroll
+            for (unsigned o = 0; o < together; o++) {
+                const unsigned m = n + o * step;
+                j[o] = m < threads ? at + listed[m] : stride;
+                search_score(h, data, stride,
+                             search_row(search_threads<V>, min(j[o], stride - 1)), &score[o]);
+            }
+#pragma unroll
+            for (unsigned o = 0; o < together; o++)
+                visit(j[o] < stride ? search_key(score[o], j[o]) : search_none);
         }
-    }
 }
 
 template <unsigned V, class VISIT>
@@ -505,13 +583,13 @@ static __device__ inline void search_visit(const search_layout &l, const search_
                                            unsigned i, unsigned threads, VISIT visit)
 {
     if (l.main.shared)
-        search_visit_in(search_copy(l.main), l, s, i, threads, visit);
+        search_visit_in<true>(l, s, i, threads, visit);
     else
-        search_visit_in(l.main.data, l, s, i, threads, visit);
+        search_visit_in<false>(l, s, i, threads, visit);
 }
 
-/* Stores the keys up to `limit` of vector i; returns how many there are, which may be more than
- * fit.  One warp. */
+/* Stores the keys up to `limit` of vector i, and search_none after them up to a multiple of
+ * SEARCH_RANKED; returns how many there are, which may be more than fit.  One warp. */
 template <unsigned V>
 static __device__ inline unsigned search_collect(const search_layout &l,
                                                  const search_area<V> &s, unsigned i,
@@ -527,6 +605,9 @@ static __device__ inline unsigned search_collect(const search_layout &l,
             to[slot] = key;
         count += (unsigned)__popc(lanes);
     });
+    const unsigned end = (count + SEARCH_RANKED - 1) / SEARCH_RANKED * SEARCH_RANKED;
+    if (count + port_lane() < min(end, l.max_candidates))
+        to[count + port_lane()] = search_none;
     __syncwarp();
     return count;
 }
@@ -552,29 +633,46 @@ static __device__ uint64_t search_narrow(const search_layout &l, const search_ar
     return high;
 }
 
+/* The number of candidates of vector i with a smaller key. */
+template <unsigned V>
+static __device__ inline unsigned search_rank(const search_layout &l, unsigned i, unsigned of,
+                                              uint64_t key)
+{
+    const uint4 *pairs = reinterpret_cast<const uint4 *>(search_candidates<V>(l, i));
+    unsigned before[2] = {}; /* short chains of additions */
+    for (unsigned o = 0; o < of; o += SEARCH_RANKED, pairs += SEARCH_RANKED / 2)
+#pragma unroll
+        for (unsigned e = 0; e < SEARCH_RANKED / 2; e++) {
+            const uint4 p = pairs[e];
+            before[0] += ((uint64_t)p.y << 32 | p.x) < key;
+            before[1] += ((uint64_t)p.w << 32 | p.z) < key;
+        }
+    return before[0] + before[1];
+}
+
 /* Writes the `beam` nearest main centroids of vector i (or all finite ones, if fewer) to its
  * list, nearest first, and their number to s.count.  One warp. */
 template <unsigned V>
 static __device__ inline void search_select(const search_layout &l, search_area<V> &s,
                                             unsigned i)
 {
-    search_set_threshold(l, s, i);
-    const unsigned threads = search_list_threads<V>(l, i, s.threshold[i]);
-    uint64_t limit = (uint64_t)s.threshold[i] << 32 | ~0U;
+    uint32_t scores[search_warps<V>], *list = search_list(l, i);
+#pragma unroll
+    for (unsigned w = 0; w < search_warps<V>; w++)
+        scores[w] = list[search_thread(w)];
+    const uint32_t threshold = search_threshold<V>(l, i, scores); /* after a barrier */
+    const unsigned threads = search_list_threads<V>(l, i, scores, threshold);
+    uint64_t limit = (uint64_t)threshold << 32 | ~0U;
     unsigned of = search_collect(l, s, i, threads, limit);
     if (of > l.max_candidates) {
         limit = search_narrow(l, s, i, threads, limit);
         of = search_collect(l, s, i, threads, limit);
     }
     const uint64_t *candidates = search_candidates<V>(l, i);
-    uint32_t *list = search_list(l, i);
     for (unsigned n = port_lane(); n < of; n += PORT_LANES) {
-        const uint64_t mine = candidates[n];
-        unsigned before = 0;
-        for (unsigned o = 0; o < of; o++)
-            before += candidates[o] < mine;
+        const unsigned before = search_rank<V>(l, i, of, candidates[n]);
         if (before < l.beam)
-            list[before] = (uint32_t)mine;
+            list[before] = (uint32_t)candidates[n];
     }
     if (port_lane() == 0)
         s.count[i] = min(of, l.beam);

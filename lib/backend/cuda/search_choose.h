@@ -7,15 +7,16 @@
 
 /* ---- pairs ---- */
 
-/* The main centroids to try for one vector: a list, or all without one. */
+/* The main centroids to try for one vector: the first of a list, or all without a beam. */
 struct search_mains {
     const uint32_t *list;
     uint32_t count;
 };
-static __device__ inline uint32_t search_main(const search_mains &t, uint32_t i)
+static __device__ inline uint32_t search_main(const search_layout &l, const search_mains &t,
+                                              uint32_t i)
 {
     i = i < t.count ? i : 0;
-    return t.list && t.count ? t.list[i] : i;
+    return l.beam && t.count ? t.list[i] : i;
 }
 
 /* SEARCH_MAINS main centroids as operand A of port_mma_f16: y = -2 (x - c) 2^e in a high and a
@@ -24,7 +25,7 @@ static __device__ inline uint32_t search_main(const search_mains &t, uint32_t i)
  * `low` is not used. */
 template <unsigned V> struct search_unit {
     uint32_t high[search_steps<V>][4], low[search_steps<V>][4];
-    uint32_t main[2];
+    uint32_t main[2];  /* ~0 for an empty place */
     float distance[2]; /* |x - c|^2 of both, INFINITY for an empty place */
     float scale[2];    /* 2^e */
     int undo[2];       /* the exponent that takes products back */
@@ -69,27 +70,28 @@ static __device__ inline void search_subtract(const search_layout &l, const floa
                                               const search_mains &t, uint32_t first,
                                               search_unit<V> &u, search_offsets<V> &y)
 {
-    const float *data = search_data(l.main);
 #pragma unroll
     for (unsigned r = 0; r < 2; r++) {
-        const uint32_t n = first + port_lane() / 4 + 8 * r;
+        const uint32_t n = first + port_lane() / 4 + 8 * r, main = search_main(l, t, n);
         float sum = 0;
-        u.main[r] = search_main(t, n);
 #pragma unroll
         for (unsigned p = 0; p < search_steps<V>; p++)
 #pragma unroll
-            for (unsigned h = 0; h < (V <= 8 ? 1 : 2); h++)
-#pragma unroll
-                for (unsigned i = 0; i < 2; i++) {
-                    const unsigned d = 16 * p + 8 * h + port_lane() % 4 * 2 + i;
-                    const float off =
-                        d < l.v ? x[d] - search_element<V>(data, l.main.stride, u.main[r], d)
-                                : 0;
-                    sum = fmaf(off, off, sum);
-                    y.of[p][h][r][i] = off;
+            for (unsigned h = 0; h < (V <= 8 ? 1 : 2); h++) {
+                const unsigned d = 16 * p + 8 * h + port_lane() % 4 * 2;
+                float *of = y.of[p][h][r];
+                of[0] = of[1] = 0;
+                if ((V % 8 == 0 && V < SEARCH_LONG) || d < search_wide_of<V>(l)) {
+                    const float2 c = search_elements<V>(l.main, main, d);
+                    const float2 at = *reinterpret_cast<const float2 *>(x + d);
+                    of[0] = at.x - c.x; /* 0 after element v */
+                    of[1] = at.y - c.y;
                 }
+                sum = fmaf(of[1], of[1], fmaf(of[0], of[0], sum));
+            }
         sum += __shfl_xor_sync(port_all, sum, 1);
         sum += __shfl_xor_sync(port_all, sum, 2);
+        u.main[r] = n < t.count ? main : ~0U;
         u.distance[r] = n < t.count ? sum : INFINITY;
     }
 }
@@ -175,26 +177,32 @@ static __device__ inline void search_tile(const search_unit<V> &u, const search_
     }
 }
 
-/* The smallest second part of the two centroids of a lane, and the first chunk with it. */
+/* The smallest second part of the two centroids of a lane, and the first chunk of
+ * SEARCH_CHUNK tiles with it. */
 struct search_lowest {
     float score[2];
     uint32_t chunk[2];
 };
 
-/* Of tiles from .. to - 1. */
+/* Tiles of a chunk that are scored at once. */
 template <unsigned V>
-static __device__ inline search_lowest search_scan_tiles(const search_unit<V> &u,
-                                                         const search_operand<V> &b,
-                                                         uint32_t from, uint32_t to)
+static const unsigned search_unrolled = V <= 8            ? SEARCH_CHUNK
+                                        : V < SEARCH_LONG ? 2
+                                                          : 1;
+
+/* Of chunks from .. to - 1. */
+template <unsigned V>
+static __device__ inline search_lowest search_scan_chunks(const search_unit<V> &u,
+                                                          const search_operand<V> &b,
+                                                          uint32_t from, uint32_t to)
 {
     search_lowest best = {{INFINITY, INFINITY}, {from, from}};
-    for (uint32_t chunk = from; chunk < to; chunk += SEARCH_CHUNK) {
-        const uint32_t end = min(chunk + (uint32_t)SEARCH_CHUNK, to);
+    for (uint32_t chunk = from; chunk < to; chunk++) {
         float low[2] = {INFINITY, INFINITY};
-#pragma unroll(V <= 8 ? 4 : 2)
-        for (uint32_t tile = chunk; tile < end; tile++) {
+#pragma unroll(search_unrolled <V>)
+        for (uint32_t tile = 0; tile < SEARCH_CHUNK; tile++) {
             float d[4];
-            search_tile(u, b, tile, d);
+            search_tile(u, b, chunk * SEARCH_CHUNK + tile, d);
             low[0] = fminf(low[0], fminf(d[0], d[1])); /* never NaN */
             low[1] = fminf(low[1], fminf(d[2], d[3]));
         }
@@ -207,36 +215,22 @@ static __device__ inline search_lowest search_scan_tiles(const search_unit<V> &u
     return best;
 }
 
-/* Joins the four lanes of a row. */
-static __device__ inline void search_join_row(search_lowest *best)
-{
-#pragma unroll
-    for (unsigned r = 0; r < 2; r++)
-#pragma unroll
-        for (unsigned distance = 1; distance <= 2; distance *= 2) {
-            const float score = __shfl_xor_sync(port_all, best->score[r], distance);
-            const uint32_t chunk = __shfl_xor_sync(port_all, best->chunk[r], distance);
-            if (score < best->score[r] || (score == best->score[r] && chunk < best->chunk[r])) {
-                best->score[r] = score;
-                best->chunk[r] = chunk;
-            }
-        }
-}
-
-/* The first residual centroid of a chunk whose second part for row `row` is `score`. */
+/* The first residual centroid of a chunk whose second part is `score`, which is NaN in lanes
+ * of other main centroids; upper: the lane's second one. */
 template <unsigned V>
 static __device__ inline uint32_t search_find(const search_unit<V> &u,
                                               const search_operand<V> &b, uint32_t chunk,
-                                              uint32_t to, unsigned row, float score)
+                                              bool upper, float score)
 {
-    const uint32_t end = min(chunk + (uint32_t)SEARCH_CHUNK, to);
     uint32_t at = ~0U;
-    for (uint32_t tile = chunk; tile < end; tile++) {
+#pragma unroll(search_unrolled <V>)
+    for (uint32_t n = 0; n < SEARCH_CHUNK; n++) {
+        const uint32_t tile = chunk * SEARCH_CHUNK + n;
         float d[4];
         search_tile(u, b, tile, d);
 #pragma unroll
         for (unsigned i = 0; i < 2; i++)
-            if (port_lane() / 4 == row % 8 && (row < 8 ? d[i] : d[2 + i]) == score)
+            if ((upper ? d[2 + i] : d[i]) == score)
                 at = min(at, tile * SEARCH_TILE + port_lane() % 4 * 2 + i);
     }
     return port_redux_min(port_all, at);
@@ -248,93 +242,100 @@ static __device__ inline void search_keep_better(search_pair *least, search_pair
         *least = other;
 }
 
-/* Keeps the better of *least, the same in all lanes, and the best pair of main centroids first
- * .. and the residual centroids of tiles from .. to - 1. */
+/* The main centroid of the best pairs of a warp, as a key. */
 template <unsigned V>
+static __device__ inline uint64_t search_best_main(const search_unit<V> &u,
+                                                   const search_lowest &best)
+{
+    uint32_t order[2];
+#pragma unroll
+    for (unsigned r = 0; r < 2; r++) {
+        const int half = u.undo[r] / 2;
+        const float score =
+            u.distance[r] + best.score[r] * search_power(half) * search_power(u.undo[r] - half);
+        order[r] = score < INFINITY ? search_order(score) : ~0U;
+    }
+    const uint32_t nearest = port_redux_min(port_all, min(order[0], order[1]));
+    const uint32_t main = port_redux_min(port_all, min(order[0] == nearest ? u.main[0] : ~0U,
+                                                       order[1] == nearest ? u.main[1] : ~0U));
+    return nearest == ~0U ? search_none : (uint64_t)nearest << 32 | main;
+}
+
+/* Keeps the better of *least, the same in all lanes, and the best pair of main centroids first
+ * .. and the residual centroids of chunks from .. to - 1. */
+template <bool SHARED, unsigned V>
 static __device__ inline void search_try_pairs(const search_layout &l, const float *x,
                                                const search_mains &t, uint32_t first,
                                                uint32_t from, uint32_t to, search_pair *least)
 {
-    const float *copy = static_cast<const float *>(port_shared_dynamic()) + l.tiles.at;
-    const search_operand<V> b =
-        search_operand_at<V>(l.tiles.shared ? copy : l.tiles.data, l.res.stride);
+    const float *tiles =
+        SHARED ? search_dynamic<float>(l.tiles.at * (unsigned)sizeof(float)) : l.tiles.data;
+    const search_operand<V> b = search_operand_at<V>(tiles, l.res.stride);
     search_unit<V> u;
-    search_unit_start(l, x, t, first,
-                      l.tiles.shared
-                          ? reinterpret_cast<const search_tiles_head *>(copy)->size
-                          : reinterpret_cast<const search_tiles_head *>(l.tiles.data)->size,
+    search_unit_start(l, x, t, first, reinterpret_cast<const search_tiles_head *>(tiles)->size,
                       u);
-    search_lowest best =
-        l.tiles.shared
-            ? search_scan_tiles(u, search_operand_at<V>(copy, l.res.stride), from, to)
-            : search_scan_tiles(u, b, from, to);
-    search_join_row(&best);
-
-    float unscaled[2];
-    uint64_t key[2];
-#pragma unroll
-    for (unsigned r = 0; r < 2; r++) {
-        const int half = u.undo[r] / 2;
-        unscaled[r] = best.score[r] * search_power(half) * search_power(u.undo[r] - half);
-        key[r] = search_key(u.distance[r] + unscaled[r], u.main[r]);
-    }
-    const uint64_t main = search_least(min(key[0], key[1]));
+    const search_lowest best = search_scan_chunks(u, b, from, to);
+    const uint64_t main = search_best_main(u, best);
     if (main == search_none || main > least->main)
         return;
-    const bool upper = key[0] != main;
-    const unsigned winner =
-        port_redux_min(port_all, min(key[0], key[1]) == main ? port_lane() : ~0U);
-    const float score =
-        __shfl_sync(port_all, upper ? best.score[1] : best.score[0], (int)winner);
-    const uint32_t chunk =
-        __shfl_sync(port_all, upper ? best.chunk[1] : best.chunk[0], (int)winner);
-    const unsigned row = winner / 4 + 8 * __shfl_sync(port_all, (unsigned)upper, (int)winner);
-    const uint32_t at = search_find(u, b, chunk, to, row, score);
-    const float second = __shfl_sync(port_all, upper ? unscaled[1] : unscaled[0], (int)winner);
-    search_keep_better(least, {main, search_key(second, at)});
+    /* the residual centroid: the smallest score of the four lanes of that main centroid */
+    const bool upper = u.main[1] == (uint32_t)main, own = upper || u.main[0] == (uint32_t)main;
+    const uint32_t order = own ? search_order(upper ? best.score[1] : best.score[0]) : ~0U;
+    const uint32_t lowest = port_redux_min(port_all, order);
+    const uint32_t chunk = port_redux_min(
+        port_all, order == lowest ? (upper ? best.chunk[1] : best.chunk[0]) : ~0U);
+    const float score = own ? search_score_of(lowest) : NAN;
+    const uint32_t at = search_find(u, b, chunk, upper, score);
+    search_keep_better(least, {main, (uint64_t)lowest << 32 | at});
 }
 
-/* The smallest pair of a warp, in all lanes. */
-static __device__ inline search_pair search_least_pair(search_pair p)
+/* log2, rounded down. */
+static __device__ inline int search_log2(unsigned n)
 {
-    const uint64_t main = search_least(p.main);
-    return {main, search_least(p.main == main ? p.res : search_none)};
+    return 31 - __clz((int)n);
 }
 
-/* The best of all pairs to try; warp i gets that of vector i < count.  As many warps as there
- * are for each vector take its main centroids in turn; if these are few, they divide the
- * residual codebook into parts. */
+/* The best of all pairs to try; warp i gets that of vector i < count.  2^team warps take the
+ * main centroids of a vector in turn; if these are few, they divide the residual codebook into
+ * 2^parts parts. */
 template <unsigned V>
 static __device__ search_choice search_pairs(const search_layout &l, search_area<V> &s,
                                              unsigned count)
 {
-    const uint32_t tried = l.beam ? l.beam : l.main.k, tiles = l.res.stride / SEARCH_TILE;
-    const uint32_t together = (tried + SEARCH_MAINS - 1) / SEARCH_MAINS;
-    const unsigned team = search_warps<V> / count, i = port_warp() / team;
-    uint32_t parts = 1;
-    while (together * parts < team && 2 * parts <= tiles)
-        parts *= 2;
-    const uint32_t part = (tiles + parts - 1) / parts;
+    const uint32_t chunks = l.res.stride / (SEARCH_TILE * SEARCH_CHUNK);
+    const uint32_t together = ((l.beam ? l.beam : l.main.k) + SEARCH_MAINS - 1) / SEARCH_MAINS;
+    const int team =
+        search_log2(search_warps<V>) - (count > 1 ? search_log2(count - 1) + 1 : 0);
+    const int parts = min(max(team - search_log2(together), 0), search_log2(chunks));
+    const uint32_t part = (chunks + (1U << parts) - 1) >> parts;
+    const unsigned i = port_warp() >> team;
     search_pair least = {search_none, search_none};
-    if (team > 1)
+    if (team)
         __syncthreads(); /* the lists are those of other warps */
     if (i < count) {
-        const search_mains t = {l.beam ? search_list(l, i) : NULL,
-                                l.beam ? s.count[i] : l.main.k};
-        for (uint32_t n = port_warp() % team; n < together * parts; n += team) {
-            const uint32_t from = n % parts * part;
-            search_try_pairs<V>(l, s.x[i], t, n / parts * SEARCH_MAINS, from,
-                                min(from + part, tiles), &least);
+        const search_mains t = {search_list(l, i), l.beam ? s.count[i] : l.main.k};
+        for (uint32_t n = port_warp() & ((1U << team) - 1); n < together << parts;
+             n += 1U << team) {
+            const uint32_t first = (n >> parts) * SEARCH_MAINS;
+            const uint32_t from = (n & ((1U << parts) - 1)) * part,
+                           to = min(from + part, chunks);
+            if (l.tiles.shared)
+                search_try_pairs<true, V>(l, s.x[i], t, first, from, to, &least);
+            else
+                search_try_pairs<false, V>(l, s.x[i], t, first, from, to, &least);
         }
     }
-    if (team > 1) {
+    if (team) {
         if (port_lane() == 0)
             s.pairs[port_warp()] = least;
         __syncthreads();
-        least = {search_none, search_none};
-        if (port_warp() < count && port_lane() < team)
-            least = s.pairs[port_warp() * team + port_lane()];
-        least = search_least_pair(least);
+        if (port_warp() < count) {
+            const search_pair *of = &s.pairs[port_warp() << team];
+            least = of[0];
+#pragma unroll 1
+            for (unsigned n = 1; n < 1U << team; n++)
+                search_keep_better(&least, of[n]);
+        }
     }
     return {search_index(least.main), search_index(least.res)};
 }
@@ -351,9 +352,8 @@ static __device__ inline search_choice search_greedy(const search_layout &l, sea
     if (!l.res.stride)
         return found;
     const unsigned i = port_warp();
-    const float *data = search_data(l.main);
     for (unsigned d = port_lane(); i < count && d < l.v; d += PORT_LANES)
-        s.y[i][d] = -2 * (s.x[i][d] - search_element<V>(data, l.main.stride, found.main, d));
+        s.y[i][d] = -2 * (s.x[i][d] - search_element<V>(l.main, found.main, d));
     __syncthreads();
     search_scan_codebook<true>(l, s, l.res, count);
     found.res = search_index(search_join(s, count));
@@ -384,26 +384,31 @@ template <unsigned V>
 static __device__ inline float search_decode(const search_layout &l, search_choice c,
                                              unsigned d)
 {
-    const float main = search_element<V>(search_data(l.main), l.main.stride, c.main, d);
-    return l.res.stride ? main + search_element<V>(search_data(l.res), l.res.stride, c.res, d)
-                        : main;
+    const float main = search_element<V>(l.main, c.main, d);
+    return l.res.stride ? main + search_element<V>(l.res, c.res, d) : main;
 }
 
 /* Returns `found` if it is strictly nearer to x than `old`, otherwise `old`, and its distance
- * in *distance. The first two lanes compute one distance each. */
+ * in *distance. Each half of the warp adds the squares of one of them, in order. */
 template <unsigned V>
 static __device__ inline search_choice search_settle(const search_layout &l, const float *x,
                                                      search_choice found, search_choice old,
                                                      float *distance)
 {
-    const search_choice mine = port_lane() == 1 ? old : found;
+    constexpr unsigned half = PORT_LANES / 2;
+    const unsigned lane = port_lane() % half, first = port_lane() - lane;
+    const search_choice mine = first ? old : found;
     float sum = 0;
-    for (unsigned d = 0; port_lane() < 2 && d < l.v; d++) {
-        const float off = x[d] - search_decode<V>(l, mine, d);
-        sum += off * off;
+    for (unsigned begin = 0; begin < l.v; begin += half) {
+        const unsigned d = begin + lane;
+        const float off = d < l.v ? x[d] - search_decode<V>(l, mine, d) : 0;
+        const float square = off * off;
+#pragma unroll
+        for (unsigned e = 0; e < (V < half ? V : half); e++)
+            sum += __shfl_sync(port_all, square, (int)(first + e));
     }
     const float of_found = __shfl_sync(port_all, sum, 0),
-                of_old = __shfl_sync(port_all, sum, 1);
+                of_old = __shfl_sync(port_all, sum, half);
     const bool better = of_found < of_old;
     *distance = better ? of_found : of_old;
     return better ? found : old;
