@@ -105,6 +105,49 @@ static inline vf vf_fill_after(vf v, size_t n, float fill)
     return select_lanes((v4i)(lane < all), v, vf_set1(fill));
 }
 
+/* In two steps because 2^n itself may be out of range; only the second one rounds. */
+static inline vf vf_ldexp(vf x, vf n)
+{
+    const v4i whole = __builtin_convertvector(n, v4i), first = whole >> 1;
+    return x * (vf)((first + 127) << 23) * (vf)((whole - first + 127) << 23);
+}
+
+static inline vd vd_load(const double *p)
+{
+    vd d;
+    memcpy(&d.lo, p, sizeof d.lo);
+    memcpy(&d.hi, p + 2, sizeof d.hi);
+    return d;
+}
+
+static inline void vd_store(double *p, vd d)
+{
+    memcpy(p, &d.lo, sizeof d.lo);
+    memcpy(p + 2, &d.hi, sizeof d.hi);
+}
+
+#if VPTQ_SIMD_LEVEL == 3
+
+static inline void vf_store_f16(void *p, vf v)
+{
+    const float16x4_t h = vcvt_f16_f32(v);
+    memcpy(p, &h, sizeof h);
+}
+
+static inline vd vd_from(vf v)
+{
+    return (vd){(v2d)vcvt_f64_f32(vget_low_f32(v)), (v2d)vcvt_high_f64_f32(v)};
+}
+
+/* d + a * b, rounded once. */
+static inline vd vd_mul_add(vd a, vd b, vd d)
+{
+    return (vd){(v2d)vfmaq_f64((float64x2_t)d.lo, (float64x2_t)a.lo, (float64x2_t)b.lo),
+                (v2d)vfmaq_f64((float64x2_t)d.hi, (float64x2_t)a.hi, (float64x2_t)b.hi)};
+}
+
+#else
+
 static inline void vf_store_f16(void *p, vf v)
 {
     uint16_t h[4];
@@ -113,29 +156,10 @@ static inline void vf_store_f16(void *p, vf v)
     memcpy(p, h, sizeof h);
 }
 
-/* In two steps because 2^n itself may be out of range; only the second one rounds. */
-static inline vf vf_ldexp(vf x, vf n)
-{
-    const v4i whole = __builtin_convertvector(n, v4i), first = whole >> 1;
-    return x * (vf)((first + 127) << 23) * (vf)((whole - first + 127) << 23);
-}
-
 static inline vd vd_from(vf v)
 {
     return (vd){__builtin_convertvector(__builtin_shufflevector(v, v, 0, 1), v2d),
                 __builtin_convertvector(__builtin_shufflevector(v, v, 2, 3), v2d)};
-}
-
-static inline vd vd_load(const double *p)
-{
-    vd d;
-    memcpy(&d, p, sizeof d);
-    return d;
-}
-
-static inline void vd_store(double *p, vd d)
-{
-    memcpy(p, &d, sizeof d);
 }
 
 /* d + a * b, rounded once. */
@@ -147,6 +171,8 @@ static inline vd vd_mul_add(vd a, vd b, vd d)
     }
     return d;
 }
+
+#endif
 
 /* Transposes four registers of four lanes. */
 static inline void vf_transpose(vf r[SIMD_LANES])

@@ -118,6 +118,54 @@ static inline size_t screen_list(const int8_t *t, const int16_t *y, size_t n, in
     return found;
 }
 
+#elif VPTQ_SIMD_LEVEL == 3
+
+enum { BYTES = 16, WORDS = BYTES / 2 };
+
+SIMD_INLINE void screen_block(const vf s[PARTS], float factor, int16_t *y, size_t b)
+{
+    for (size_t p = 0; p < PARTS; p++)
+        vst1_s16(y + b * VPTQ_CODEBOOK_LANES + p * LANES,
+                 vqmovn_s32(vcvtnq_s32_f32(vf_mul(s[p], vf_set1(factor)))));
+}
+
+SIMD_INLINE int16x8_t screen_sum(int8x8_t bytes, const int16_t *y, int16x8_t factor)
+{
+    return vqaddq_s16(vqrdmulhq_s16(vshll_n_s8(bytes, 8), factor), vld1q_s16(y));
+}
+
+static inline int32_t screen_max(const int8_t *t, const int16_t *y, size_t n, int32_t m)
+{
+    const int16x8_t factor = vdupq_n_s16((int16_t)m);
+    int16x8_t low = vdupq_n_s16(INT16_MIN), high = low;
+    for (size_t e = 0; e < n; e += BYTES) {
+        const int8x16_t bytes = vld1q_s8(t + e);
+        low = vmaxq_s16(low, screen_sum(vget_low_s8(bytes), y + e, factor));
+        high = vmaxq_s16(high, screen_sum(vget_high_s8(bytes), y + e + WORDS, factor));
+    }
+    return vmaxvq_s16(vmaxq_s16(low, high));
+}
+
+static inline size_t screen_list(const int8_t *t, const int16_t *y, size_t n, int32_t m,
+                                 int32_t least, uint32_t *list)
+{
+    const int16x8_t factor = vdupq_n_s16((int16_t)m);
+    const int16x8_t below = vdupq_n_s16((int16_t)(least > INT16_MIN ? least - 1 : INT16_MIN));
+    size_t found = 0;
+    for (size_t e = 0; e < n; e += BYTES) {
+        const int8x16_t bytes = vld1q_s8(t + e);
+        const int16x8_t low = screen_sum(vget_low_s8(bytes), y + e, factor);
+        const int16x8_t high = screen_sum(vget_high_s8(bytes), y + e + WORDS, factor);
+        /* Four bits per entry. */
+        const uint8x16_t hits =
+            vuzp1q_u8((uint8x16_t)vcgtq_s16(low, below), (uint8x16_t)vcgtq_s16(high, below));
+        uint64_t hit = vget_lane_u64((uint64x1_t)vshrn_n_u16((uint16x8_t)hits, 4), 0);
+        for (hit &= UINT64_C(0x1111111111111111); hit; hit &= hit - 1)
+            list[found++] = (uint32_t)e + (uint32_t)__builtin_ctzll(hit) / 4;
+    }
+    return found;
+}
+
 #else
 
 static inline void screen_block(const vf s[PARTS], float factor, int16_t *y, size_t b)
