@@ -11,14 +11,14 @@ static const vptq_cuda_costs h200 = {.chip = "H200",
                                      .doubles = 1.6e13,
                                      .factoring = 1e13,
                                      .issued = 1.02e13,
-                                     .columns = 1.5e13,
-                                     .column_s = 6.1e-6,
-                                     .seeding_s = 5e-6};
+                                     .columns = 1.29e13,
+                                     .column_s = 4.5e-6,
+                                     .seeding_s = 5.9e-6};
 
 /* Counts of the kernels. */
 static const double gemm_products = 3, gemv_products = 2, syrk_products = 3;
 /* Instructions per vector and centroid, of which some grow with v; counted at v = 8. */
-static const double assign_instructions = 3, main_instructions = 11, pair_instructions = 7.5;
+static const double assign_instructions = 3, main_instructions = 10.3, pair_instructions = 4.6;
 /* The same of plus_plus, per element: a difference and its square. */
 static const double seeding_instructions = 2;
 enum { COUNTED_V = 8 };
