@@ -136,8 +136,8 @@ typedef vptq_status vptq_op_accumulate(vptq_dev *dev, const vptq_accumulate_args
  * first).  The first centroid takes weights for products and all points for one chunk. */
 enum { VPTQ_PLUS_PLUS_TRIALS = 8, VPTQ_PLUS_PLUS_CHUNK = 1024, VPTQ_PLUS_PLUS_LANES = 16 };
 typedef struct vptq_plus_plus_args {
-    size_t m; /* at least 1, below 2^31 */
-    uint32_t v, k;
+    size_t m;        /* at least 1, below 2^31 */
+    uint32_t v, k;   /* v at most VPTQ_VQ_MAX_V */
     const float *x;  /* [m, v], finite */
     const float *w;  /* [m] finite and at least 0; NULL or all 0 = ones */
     const double *u; /* [k, 8] in [0, 1), one for each draw; of the first 8 only u[0] is used */

@@ -1,6 +1,6 @@
 /* Internal: conversions between binary32 and the two 16-bit storage types, rounding to nearest
- * even, with subnormals, infinities and NaN kept (a NaN stays a NaN).  Array forms use F16C /
- * AVX-512 where the CPU has them and give the same bits as the scalar forms. */
+ * even, with subnormals, infinities and NaN kept (a NaN stays a NaN).  Array forms use the
+ * processor's instructions (F16C, AVX-512, NEON) and give the same bits as the scalar forms. */
 #ifndef VPTQ_BASE_HALF_H
 #define VPTQ_BASE_HALF_H
 

@@ -114,7 +114,8 @@ static float *factors(size_t cols)
     return h;
 }
 
-/* The pass quantizes weights, the sweep starts from zeros with choices of 0. */
+/* The sweep starts from zeros and the choices of the search; it and the pass continue from
+ * their results when they are repeated. */
 static void bench_shape(bench *b, size_t rows, size_t cols)
 {
     const size_t floats = rows * cols;
@@ -150,7 +151,8 @@ int main(int argc, char **argv)
     bench b = {0};
     vptq_err err;
     char text[512];
-    bench_need(vptq_device_open(&ctx, argc > 1 ? argv[1] : "cuda", &b.dev, &err), &err);
+    if (!bench_open_device(&ctx, argc > 1 ? argv[1] : NULL, &b.dev))
+        return 0;
     vptq_mirror m = vptq_mirror_of(&b.dev);
     float *c = normals((size_t)K * V, 4, 0.9), *r = normals((size_t)K_RES * V, 5, 0.3);
     const vptq_codebooks codebooks = {

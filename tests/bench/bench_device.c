@@ -149,9 +149,9 @@ static void fill(bench *b, uint32_t k, uint32_t k_res)
 int main(int argc, char **argv)
 {
     static bench b = {.ctx = {.threads = 0}};
-    vptq_err err = {0};
     char text[512];
-    bench_need(vptq_device_open(&b.ctx, argc > 1 ? argv[1] : "cuda", &b.dev, &err), &err);
+    if (!bench_open_device(&b.ctx, argc > 1 ? argv[1] : NULL, &b.dev))
+        return 0;
     b.dev.ops->describe(b.dev.state, text, sizeof text);
     printf("%s\n", text);
     b.dev.ops->libraries(b.dev.state, text, sizeof text);

@@ -32,7 +32,10 @@ def run(which):
     args = [a.replace("OUT/", out + "/", 1) if a.startswith("OUT/") else a for a in sys.argv[7:]]
     if "-o" in args:
         path = args[args.index("-o") + 1]
-        shutil.rmtree(path) if os.path.isdir(path) else os.path.exists(path) and os.remove(path)
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        elif os.path.exists(path):
+            os.remove(path)
     os.makedirs(out, exist_ok=True)
     begin = time.monotonic()
     child = subprocess.Popen([os.path.join(bins[which], sys.argv[6])] + args, stdout=subprocess.DEVNULL)
@@ -42,7 +45,10 @@ def run(which):
         sys.exit("%s: %s exits with %d" % (name, child.args[0], child.returncode))
     return time.monotonic() - begin, use.ru_utime + use.ru_stime, use.ru_maxrss / 1024
 
-rounds = [[run(i) for i in range(len(bins))] for _ in range(repeat if len(bins) > 1 else 1)]
+rounds = []
+for turn in range(repeat if len(bins) > 1 else 1):
+    order = range(len(bins)) if turn % 2 == 0 else reversed(range(len(bins)))
+    rounds.append([use for _, use in sorted((i, run(i)) for i in order)])
 row = "%-28s" % name + " %9.1f %9.1f %9.0f" % tuple(statistics.median(r[0][i] for r in rounds) for i in range(3))
 if len(bins) > 1:
     row += " %9.3f" % statistics.median(r[0][0] / r[1][0] for r in rounds)

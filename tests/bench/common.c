@@ -20,6 +20,17 @@ void bench_need(vptq_status st, const vptq_err *err)
         bench_give_up(err->text);
 }
 
+bool bench_open_device(vptq_ctx *ctx, const char *backend, vptq_device *dev)
+{
+    vptq_err err;
+    const vptq_status st = vptq_device_open(ctx, backend ? backend : "cuda", dev, &err);
+    if (backend)
+        bench_need(st, &err);
+    else if (st)
+        printf("skipped: %s\n", err.text);
+    return !st;
+}
+
 double bench_seconds(void)
 {
     struct timespec t;

@@ -5,13 +5,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lib/base/status.h"
+#include "lib/backend/backend.h"
 
 /* Prints one line to stderr and exits with 1. */
 _Noreturn void bench_give_up(const char *why);
 
 /* Gives up with the error unless st is VPTQ_OK. */
 void bench_need(vptq_status st, const vptq_err *err);
+
+/* Opens the backend; NULL means cuda, and false, with a line that says why, where there is
+ * none. */
+bool bench_open_device(vptq_ctx *ctx, const char *backend, vptq_device *dev);
 
 /* Processor time of this thread. */
 double bench_seconds(void);

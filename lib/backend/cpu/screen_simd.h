@@ -1,4 +1,5 @@
-/* Internal to search_simd.c: sums of small integers for screening pairs, 32 or 64 at a time.
+/* Internal to search_simd.c: sums of small integers for screening pairs, a register of bytes at
+ * a time.
  *
  * screen_block(s, factor, y, b): stores the 16 scores of residual block b as integers, rounded
  *     and saturated, in the order in which the other two read them.
@@ -124,9 +125,12 @@ enum { BYTES = 16, WORDS = BYTES / 2 };
 
 SIMD_INLINE void screen_block(const vf s[PARTS], float factor, int16_t *y, size_t b)
 {
-    for (size_t p = 0; p < PARTS; p++)
-        vst1_s16(y + b * VPTQ_CODEBOOK_LANES + p * LANES,
-                 vqmovn_s32(vcvtnq_s32_f32(vf_mul(s[p], vf_set1(factor)))));
+    for (size_t p = 0; p < PARTS; p++) {
+        const vf wide = vf_mul(s[p], vf_set1(factor));
+        const int32x4_t whole = vbslq_s32(vceqq_f32(wide, wide), vcvtnq_s32_f32(wide),
+                                          vdupq_n_s32(INT32_MIN)); /* for a NaN, as on x86 */
+        vst1_s16(y + b * VPTQ_CODEBOOK_LANES + p * LANES, vqmovn_s32(whole));
+    }
 }
 
 SIMD_INLINE int16x8_t screen_sum(int8x8_t bytes, const int16_t *y, int16x8_t factor)

@@ -26,8 +26,7 @@ typedef struct vptq_cuda_costs {
     double issued;    /* instructions of one lane, in kernels that fill the device */
     double columns;   /* the same in the column kernels, which have few vectors at a time, */
     double column_s;  /* and seconds of each column that no number of vectors shortens */
-    double
-        seeding_s; /* seconds of each centroid of k-means++ that no number of points shortens */
+    double seeding_s; /* the same of each centroid of plus_plus */
 } vptq_cuda_costs;
 
 /* The chip that predictions are for: an H200. */

@@ -100,8 +100,8 @@ template <class V, class U> static __device__ inline void in_order(unsigned n, V
     }
 }
 
-/* Returns the last point with a positive product among those up to which the rest becomes
- * negative. */
+/* Subtracts products from the rest until it is negative; returns the last point subtracted
+ * whose product is positive, or 0. */
 template <class P> static __device__ inline unsigned walk(unsigned n, P product, double rest)
 {
     unsigned found = 0;
@@ -383,6 +383,7 @@ static cudaError_t prepare(vptq_dev *dev, const plus_plus_job &a)
 vptq_status vptq_cuda_plus_plus(vptq_dev *dev, const vptq_plus_plus_args *args, vptq_err *err)
 {
     plus_plus_job a;
+    VPTQ_BUG_IF(!args->m || args->m >> 31 || !args->v || args->v > VPTQ_VQ_MAX_V);
     VPTQ_CHECK(job_open(dev, args, &a, err));
     VPTQ_CHECK(vptq_cuda_check(prepare(dev, a), "plus_plus", err));
     const unsigned most = (unsigned)dev->properties.multiProcessorCount * RESIDENT / GROUPS;

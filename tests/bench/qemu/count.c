@@ -1,5 +1,6 @@
 /* A plugin of qemu-user (API version 1) that counts instructions by function, for
  * bench_instructions.sh: lines of "count name" in the file that COUNTS names, largest first.
+ * A block of code, as qemu translates it, counts for the function in which it begins.
  * Debian has no header for plugins, so the part of it that this needs is repeated here. */
 #include <inttypes.h>
 #include <stdint.h>
@@ -30,12 +31,17 @@ static struct function {
 
 static uint64_t *count_of(const char *name)
 {
+    static size_t used;
     uint32_t at = 2166136261;
     for (const char *c = name; *c; c++)
         at = (at ^ (uint8_t)*c) * 16777619;
     for (at %= MAX; table[at].name[0]; at = (at + 1) % MAX)
         if (!strncmp(table[at].name, name, NAME - 1))
             return &table[at].count;
+    if (++used == MAX) {
+        fputs("count: too many functions\n", stderr);
+        exit(1);
+    }
     snprintf(table[at].name, NAME, "%s", name);
     return &table[at].count;
 }

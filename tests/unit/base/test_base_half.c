@@ -149,7 +149,7 @@ static void check_level(arrays *a)
 static void test_arrays_equal_scalars(void **state)
 {
     (void)state;
-    static const char *const levels[] = {"none", "avx2", "avx512"};
+    static const char *const levels[] = {"none", "avx2", "avx512", "neon"};
     arrays *a = malloc(sizeof *a);
     assert_non_null(a);
     vptq_rng rng = vptq_rng_make(1, 0, 0, VPTQ_RNG_TEST);
@@ -157,7 +157,7 @@ static void test_arrays_equal_scalars(void **state)
         a->half[i] = (uint16_t)i;
     for (size_t i = 0; i < SAMPLES; i++)
         a->values[i] = from_bits((uint32_t)vptq_rng_u64(&rng, i));
-    for (size_t l = 0; l < 3; l++) {
+    for (size_t l = 0; l < sizeof levels / sizeof *levels; l++) {
         assert_int_equal(setenv("VPTQ_SIMD", levels[l], 1), 0);
         check_level(a);
     }
