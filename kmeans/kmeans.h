@@ -52,8 +52,7 @@ vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt,
                             const vptq_kmeans_args *a, vptq_kmeans_stats *stats,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Vectors that k-means++ draws k centroids from by default, and how many it tries for each. */
+/* Vectors that k-means++ draws k centroids from by default. */
 size_t vptq_kmeans_seed_sample(size_t k);
-enum { VPTQ_KMEANS_TRIALS = VPTQ_PLUS_PLUS_TRIALS };
 
 #endif

@@ -4,7 +4,7 @@
 #include "lib/base/parallel.h"
 
 /* Counters of opt->rng: the lower ones, one per point, are for subsampling; from this one on
- * there are VPTQ_KMEANS_TRIALS per centroid. */
+ * there are VPTQ_PLUS_PLUS_TRIALS per centroid. */
 static const uint64_t SEEDING_COUNTER = UINT64_C(1) << 40;
 
 /* A larger sample costs time and gains little.  With 20 vectors per centroid, 8 trials on all
@@ -88,7 +88,7 @@ vptq_status vptq_kmeans_pick_host(const vptq_kmeans_points *points, const uint32
 /* Returns the numbers that plus_plus draws with, or NULL with VPTQ_E_NOMEM in err. */
 static double *draws_of(const vptq_kmeans_options *opt, vptq_arena *arena, vptq_err *err)
 {
-    const size_t count = (size_t)opt->k * VPTQ_KMEANS_TRIALS;
+    const size_t count = (size_t)opt->k * VPTQ_PLUS_PLUS_TRIALS;
     double *u = vptq_arena_alloc(arena, count, sizeof *u, err);
     for (size_t i = 0; u && i < count; i++)
         u[i] = vptq_rng_uniform(&opt->rng, SEEDING_COUNTER + i);
@@ -112,7 +112,7 @@ static vptq_status seed_from_sample(const vptq_kmeans_points *points, uint32_t k
         .k = k,
         .x = x,
         .w = w,
-        .u = vptq_mirror_in(&m, u, (size_t)k * VPTQ_KMEANS_TRIALS, sizeof *u),
+        .u = vptq_mirror_in(&m, u, (size_t)k * VPTQ_PLUS_PLUS_TRIALS, sizeof *u),
         .centroids = centroids};
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)

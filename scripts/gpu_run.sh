@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The program `run` of the GPU kit (scripts/gpu_kit.sh), for a machine with nothing but a driver.
 # usage: run 1|2|3|4       one call each, below ten minutes
-#   1  versions and libraries, limits of the device, op tests on it alone with every kernel forced, five shapes
+#   1  versions, limits of the device, codebook search, op tests on it alone with every kernel forced, five shapes
 #   2  the 120 rows of the published tables from cold caches, 30 from warm ones, against cuBLAS and cuBLASLt
 #      (1 and 2: with float16 codebooks, and with those on an int8 grid)
 #   3  a model with the shape of Llama-2-7B and random weights: Hessians, quantizing, tokens per second
@@ -137,6 +137,7 @@ tests()
 call_1()
 {
     VPTQ_CUDA_GEMV=gemv-smem step 60 limits "$here/ops/bench_device" "$device" "$mebibytes"
+    step 60 columns "$here/ops/bench_columns" "$device" "${columns[@]}"
     tests
     table five 60 --seconds 0.3 "${five[@]}"
     table five-grid 60 --seconds 0.3 --codebook-grid int8 "${five[@]}"
@@ -229,6 +230,7 @@ call_4()
 
 only=only
 mebibytes=256
+columns=(128 2048 4096 11008)
 profiled_books=(--books 4096+256)
 profiled=(1024x1024 4096x4096 4096x14336 16384x1024 8192x28672)
 pairs=(4096+256 8192+256 4096+512 8192+512)
@@ -242,6 +244,7 @@ config=1,16,64
 if [ "$device" = emu ]; then
     only=only:emu
     mebibytes=1
+    columns=(1 8)
     profiled_books=(--books 16+4)
     profiled=(64x48)
     pairs=(16+4 16)

@@ -154,8 +154,8 @@ static double kmeans(const matrix *a, const group *g, uint32_t k)
     double time = a->s->kmeans_iterations * (vptq_cuda_cost_assign(a->costs, n, v, k) +
                                              vptq_cuda_cost_scatter(a->costs, n, v, k));
     if (a->s->init == VPTQ_INIT_PLUSPLUS)
-        time += vptq_cuda_cost_seeding(a->costs, fmin(n, (double)vptq_kmeans_seed_sample(k)),
-                                       VPTQ_KMEANS_TRIALS, v, k);
+        time +=
+            vptq_cuda_cost_seeding(a->costs, fmin(n, (double)vptq_kmeans_seed_sample(k)), v, k);
     return g->count * time;
 }
 

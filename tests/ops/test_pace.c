@@ -248,7 +248,8 @@ static vptq_status run_attention_paged(bench *b, vptq_err *err)
 static const struct {
     const char *name;
     vptq_status (*run)(bench *b, vptq_err *err);
-    unsigned long prepares; /* launches before the first that may be cancelled */
+    unsigned long prepares; /* launches before the first that may be cancelled, if the op has
+                             * many launches whatever its size; 0: it is divided by its work */
 } all[] = {
     {.name = "gemm", .run = run_gemm},
     {.name = "gemm of columns", .run = run_gemm_of_columns},
@@ -296,11 +297,13 @@ static void test_divided_ops_give_the_same_bits(void **state)
     bench b;
     bench_open(&b);
     for (size_t i = 0; i < COUNT; i++) {
+        if (all[i].prepares)
+            continue;
         const unsigned long few = run_whole(&b, i, whole);
         cuda_emu_work(1);
         const unsigned long many = run_whole(&b, i, divided);
         cuda_emu_work(0);
-        if (many < (all[i].prepares ? all[i].prepares + 2 : few + 2))
+        if (many < few + 2)
             fail_msg("%s: %lu launches undivided, %lu divided", all[i].name, few, many);
         assert_memory_not_equal(whole, b.host, sizeof whole);
         if (memcmp(whole, divided, sizeof whole) != 0)

@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "lib/backend/backend.h"
+
 static const vptq_cuda_costs h200 = {.chip = "H200",
                                      .launch_s = 2.5e-6,
                                      .memory = 4.23e12,
@@ -123,8 +125,8 @@ double vptq_cuda_cost_copy(const vptq_cuda_costs *c, double bytes)
     return c->launch_s + bytes / c->link;
 }
 
-double vptq_cuda_cost_seeding(const vptq_cuda_costs *c, double n, double trials, uint32_t v,
-                              uint32_t k)
+double vptq_cuda_cost_seeding(const vptq_cuda_costs *c, double n, uint32_t v, uint32_t k)
 {
-    return k * (c->seeding_s + n * trials * (seeding_instructions * v) / c->issued);
+    return k *
+           (c->seeding_s + n * VPTQ_PLUS_PLUS_TRIALS * (seeding_instructions * v) / c->issued);
 }

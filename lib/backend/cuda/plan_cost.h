@@ -58,8 +58,7 @@ double vptq_cuda_cost_scatter(const vptq_cuda_costs *c, double n, uint32_t v, ui
 double vptq_cuda_cost_stream(const vptq_cuda_costs *c, double bytes);
 /* A copy between host and device. */
 double vptq_cuda_cost_copy(const vptq_cuda_costs *c, double bytes);
-/* plus_plus: distances of `n` vectors to `trials` candidates for each of k centroids. */
-double vptq_cuda_cost_seeding(const vptq_cuda_costs *c, double n, double trials, uint32_t v,
-                              uint32_t k);
+/* plus_plus: distances of n vectors to the candidates for each of k centroids. */
+double vptq_cuda_cost_seeding(const vptq_cuda_costs *c, double n, uint32_t v, uint32_t k);
 
 #endif

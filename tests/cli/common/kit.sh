@@ -5,7 +5,7 @@ kit=${VPTQ_DEVICE_BIN-none}/../kit/vptq-kit
 data models/stories260K-hf/tokenizer.json > /dev/null
 
 PACK=0 VPTQ_DATA=$DATA "$SRC/scripts/gpu_kit.sh" kit "$kit" vptq-eval vptq-pack vptq-quantize vptq-hessian \
-    test_measure bench_device synthetic > made.txt
+    test_measure bench_device bench_columns synthetic > made.txt
 expect_line made.txt '^kit: [0-9]* bytes$'
 content() { tar -xzOf "out/vptq-call-$1.tar.gz" "vptq-call-$1/$2"; }
 run() { OUT=out kit/run "$@"; }
@@ -30,7 +30,8 @@ fi
 DEVICE=emu run 1 > run.txt || fail "$(cat run.txt)"
 expect_line run.txt '^ok limits, '
 expect_line run.txt '^ok test_measure, '
-expect_line run.txt '^4 passed, 0 failed, 0 did not fit$'
+expect_line run.txt '^5 passed, 0 failed, 0 did not fit$'
+[ "$(content 1 columns.log | grep -c -E '^(search|vq_descend|vq_pass) +8 +1 ')" = 3 ] || fail "$(content 1 columns.log)"
 content 1 limits.log | grep -q '^launch in a graph ' || fail "$(content 1 limits.log)"
 content 1 test_measure.log | grep -q '^5 passed, 0 failed$' || fail "$(content 1 test_measure.log)"
 content 1 five.json > rows.json

@@ -95,7 +95,7 @@ static vptq_status count_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq
 
 static vptq_status count_plus_plus(vptq_dev *dev, const vptq_plus_plus_args *a, vptq_err *err)
 {
-    done += vptq_cuda_cost_seeding(&rates, (double)a->m, VPTQ_PLUS_PLUS_TRIALS, a->v, a->k);
+    done += vptq_cuda_cost_seeding(&rates, (double)a->m, a->v, a->k);
     return cpu->plus_plus(dev, a, err);
 }
 
