@@ -93,6 +93,12 @@ texts()
     tail -c "$1" "$sample" >held.txt
 }
 
+# items TASK: the first of a choice task.
+items()
+{
+    head -n 40 "$data/qa/$1.jsonl" >"$1.jsonl"
+}
+
 one_block()
 {
     local layers=(--layers 0-0) effort=(--joint 2 --sweeps 1 --refits 1 --kmeans-iterations 8) windows=1
@@ -126,7 +132,7 @@ JSON
     convert recipe -H hessians --recipe recipe.json --search beam:4 -v 2 -k 16 --scales false --refits 1
     tool pack --unpack plain.hf -o plain.f32 --dtype f32 -qq >/dev/null
     for task in arc_easy piqa winogrande; do
-        head -n 40 "$data/qa/$task.jsonl" >"$task.jsonl"
+        items "$task"
         tool eval tasks -m plain.hf --base "$model" --tokenizer "$tok" --task "$task=$task.jsonl" \
             --samples "$task.samples" --format json -qq | without_clocks >"$task.tasks"
     done
@@ -145,6 +151,7 @@ demo_blocks()
     pack demo
     tool pack --unpack demo.hf -o demo.gguf --to gguf -qq >/dev/null
     measure demo demo.hf "$demo/model.gguf" --text "$demo/eval.txt" --context 512 --windows 2
+    items piqa
     tool eval tasks -m demo.hf --task piqa=piqa.jsonl --format json -qq | without_clocks >demo.tasks
 }
 
