@@ -2,7 +2,7 @@
 # Checks that two builds write the same bytes, or one build at every SIMD level: for refactorings and changes of speed.
 # usage: compare_builds.sh [--short] OLD_BIN NEW_BIN [DEMO_DIR]
 #        compare_builds.sh [--short] --levels BIN [DEMO_DIR]
-#   --short            one block with two settings, for a build that an emulator runs
+#   --short            one block with two settings, and less of DEMO_DIR, for a build that an emulator runs
 #   OLD_BIN, NEW_BIN   folders with the four tools of each build
 #   --levels BIN       one build with every VPTQ_SIMD of this kind of processor; levels that it lacks repeat the best
 #   DEMO_DIR           what scripts/fetch_demo.sh downloaded; also compares blocks 0-2 of that model
@@ -93,10 +93,10 @@ texts()
     tail -c "$1" "$sample" >held.txt
 }
 
-# items TASK: the first of a choice task.
+# items TASK [N]: the first of a choice task.
 items()
 {
-    head -n 40 "$data/qa/$1.jsonl" >"$1.jsonl"
+    head -n "${2:-40}" "$data/qa/$1.jsonl" >"$1.jsonl"
 }
 
 one_block()
@@ -142,17 +142,20 @@ JSON
 
 demo_blocks()
 {
-    local effort=(--joint 2 --retrain 1 --sweeps 2 --refits 1 --kmeans-iterations 8)
-    tool hessian -m "$demo/model.gguf" -c "$demo/calib.txt" -o demo.hessians -n 2 -l 512 -qq >/dev/null
+    local effort=(--joint 2 --retrain 1 --sweeps 2 --refits 1 --kmeans-iterations 8) windows=2 context=512 count=40
+    [ "$part" = stories ] || { windows=1 context=256 count=8; }
+    tool hessian -m "$demo/model.gguf" -c "$demo/calib.txt" -o demo.hessians -n "$windows" -l "$context" -qq >/dev/null
     tool quantize -m "$demo/model.gguf" -H demo.hessians -o demo --layers 0-2 -v 4 -k 256 "${effort[@]}" \
         --format json -qq | without_clocks >demo.rows
-    tool quantize -m "$demo/model.gguf" -H demo.hessians -o demo.bits --layers 0-2 -b 2.6 --allocate proxy \
-        "${effort[@]}" --format json -qq | without_clocks >demo.bits.rows
     pack demo
     tool pack --unpack demo.hf -o demo.gguf --to gguf -qq >/dev/null
-    measure demo demo.hf "$demo/model.gguf" --text "$demo/eval.txt" --context 512 --windows 2
-    items piqa
+    measure demo demo.hf "$demo/model.gguf" --text "$demo/eval.txt" --context "$context" --windows "$windows"
+    items piqa "$count"
     tool eval tasks -m demo.hf --task piqa=piqa.jsonl --format json -qq | without_clocks >demo.tasks
+    # measures all matrices of the model
+    [ "$part" != stories ] ||
+        tool quantize -m "$demo/model.gguf" -H demo.hessians -o demo.bits --layers 0-2 -b 2.6 --allocate proxy \
+            "${effort[@]}" --format json -qq | without_clocks >demo.bits.rows
 }
 
 tmp=$(mktemp -d)
