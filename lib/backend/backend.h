@@ -321,6 +321,7 @@ typedef struct vptq_rope_args {
     size_t ldx;
     const float *cos_table, *sin_table; /* [positions, head_dim / 2] */
     size_t pos0;                        /* position of the first row */
+    bool back; /* by the negative angle: also turns the gradient of the result into that of x */
 } vptq_rope_args;
 typedef vptq_status vptq_op_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err);
 
@@ -333,13 +334,14 @@ typedef struct vptq_attention_args {
     const float *q;             /* [n, heads * head_dim] */
     const float *keys, *values; /* [pos0 + n, kv_heads * head_dim] */
     float *out;                 /* [n, heads * head_dim] */
+    float *lse; /* [n, heads] log of the sum of exp of a query's scores, or NULL */
     size_t ldq, ldk, ldv, ldo;
 } vptq_attention_args;
 typedef vptq_status vptq_op_attention(vptq_dev *dev, const vptq_attention_args *a,
                                       vptq_err *err);
 
 /* mass[j] += sum over heads and queries of p^2 for every position j < pos0 + n, where p is the
- * probability with which a query attends to j.  values and out are not used. */
+ * probability with which a query attends to j.  values, out and lse are not used. */
 typedef vptq_status vptq_op_attention_mass(vptq_dev *dev, const vptq_attention_args *a,
                                            double *mass, vptq_err *err);
 
@@ -392,6 +394,66 @@ typedef struct vptq_sample_args {
     int32_t *ids;    /* [n] */
 } vptq_sample_args;
 typedef vptq_status vptq_op_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
+
+/* ---- gradients ----
+ *
+ * dx is the gradient of a loss with respect to x.  Arrays have no gaps between rows. */
+
+/* The gradients of attention of a whole sequence (pos0 0), from what the op got and wrote.
+ * With p_ij = exp(score_ij - lse_i) and D_i = dout_i . out_i of a query head,
+ *     dv_j = sum_i p_ij dout_i         ds_ij = p_ij (dout_i . v_j - D_i)
+ *     dq_i = scale sum_j ds_ij k_j     dk_j = scale sum_i ds_ij q_i
+ * and dk and dv are sums over the query heads of a kv head (Dao, "FlashAttention-2", 2023,
+ * section 3.1). */
+typedef struct vptq_attention_grad_args {
+    size_t n, heads, kv_heads, head_dim, window;
+    float scale;
+    const float *q, *out, *dout; /* [n, heads * head_dim] */
+    const float *keys, *values;  /* [n, kv_heads * head_dim] */
+    const float *lse;            /* [n, heads] */
+    float *dq;                   /* [n, heads * head_dim] */
+    float *dkeys, *dvalues;      /* [n, kv_heads * head_dim] */
+} vptq_attention_grad_args;
+typedef vptq_status vptq_op_attention_grad(vptq_dev *dev, const vptq_attention_grad_args *a,
+                                           vptq_err *err);
+
+/* The gradients of rmsnorm.  With r = 1 / sqrt(mean(x^2) + eps) and a = dy * weight of a row,
+ *     dx = r a - x r^3 (a . x) / dim     dweight = sum over rows of dy x r */
+typedef struct vptq_rmsnorm_grad_args {
+    size_t n, dim;
+    const float *x, *dy; /* [n, dim] */
+    const float *weight; /* [dim] */
+    float eps;
+    bool add;        /* adds to dx instead of overwriting it */
+    float *dx;       /* [n, dim]; may be dy, without `add` */
+    double *dweight; /* [dim], added to; or NULL */
+} vptq_rmsnorm_grad_args;
+typedef vptq_status vptq_op_rmsnorm_grad(vptq_dev *dev, const vptq_rmsnorm_grad_args *a,
+                                         vptq_err *err);
+
+/* Replaces gate and up by their gradients. */
+typedef struct vptq_swiglu_grad_args {
+    size_t n, dim;
+    const float *dy; /* all [n, dim] */
+    float *gate, *up;
+} vptq_swiglu_grad_args;
+typedef vptq_status vptq_op_swiglu_grad(vptq_dev *dev, const vptq_swiglu_grad_args *a,
+                                        vptq_err *err);
+
+/* The divergence of p = softmax(logits) from a wanted distribution t, and its gradient:
+ *     loss[i] = KL(t | p) = sum_j t_j (ln t_j - ln p_j)     logits = scale (p - t)
+ * t is softmax(teacher); without a teacher it is 1 at the target, so that the loss is
+ * -ln p(target), or there is none (target negative): loss and gradient are 0.  They are exactly
+ * 0 too where logits and teacher are equal. */
+typedef struct vptq_kl_grad_args {
+    size_t n, vocab;
+    float *logits;          /* [n, vocab], finite */
+    const float *teacher;   /* [n, vocab], finite; or NULL */
+    const int32_t *targets; /* [n], below vocab; not read with a teacher */
+    float scale;
+    double *loss; /* [n] */
+} vptq_kl_grad_args;
+typedef vptq_status vptq_op_kl_grad(vptq_dev *dev, const vptq_kl_grad_args *a, vptq_err *err);
 
 /* ---- paged key-value cache ---- */
 
@@ -458,6 +520,7 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
     OP(vq_pass) OP(vq_descend) OP(vq_gather) OP(vq_scatter)                                    \
     OP(gemv) OP(library_gemv) OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)      \
     OP(embed) OP(rmsnorm) OP(rope) OP(attention) OP(attention_mass) OP(swiglu) OP(nll)         \
+    OP(attention_grad) OP(rmsnorm_grad) OP(swiglu_grad) OP(kl_grad)                            \
     OP(sample) OP(rope_rows) OP(kv_store) OP(attention_paged)                                  \
     VPTQ_ARRAY_OPS(OP)
 /* clang-format on */

@@ -275,6 +275,7 @@ static void test_rmsnorm_by_hand(void **state)
 typedef struct rope_case {
     size_t n, heads, head_dim, pos0;
     const float *x, *cosine, *sine;
+    bool back;
 } rope_case;
 
 static void run_rope(const vptq_device *dev, const void *arg, void *out)
@@ -291,7 +292,8 @@ static void run_rope(const vptq_device *dev, const void *arg, void *out)
                                                .ldx = ldx,
                                                .cos_table = c->cosine,
                                                .sin_table = c->sine,
-                                               .pos0 = c->pos0},
+                                               .pos0 = c->pos0,
+                                               .back = c->back},
                              &err),
               &err);
 }
@@ -302,7 +304,7 @@ static void test_rope(void **state)
     static const size_t shapes[][4] = {
         {1, 1, 2, 0}, {3, 2, 6, 1}, {40, 9, 64, 7}, {5, 3, 128, 100}, {70, 4, 96, 0}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-        rope_case c = {shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], 0, 0, 0};
+        rope_case c = {shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], 0, 0, 0, false};
         const size_t half = c.head_dim / 2, table = (c.pos0 + c.n) * half;
         const size_t size = c.n * (c.heads * c.head_dim + 5);
         float *x = vtest_normals(size, 12), *cosine = vtest_normals(table, 13),
@@ -317,6 +319,8 @@ static void test_rope(void **state)
         c.sine = sine;
         const devices_op op = {run_rope, &c, size, sizeof(float), few_operations};
         devices_check_emu(&op, NULL);
+        c.back = true;
+        devices_check_emu(&op, NULL);
         free(x);
         free(cosine);
         free(sine);
@@ -328,24 +332,28 @@ static void test_rope_by_hand(void **state)
     (void)state;
     /* Row 1 of the tables: quarter turn for pair (0, 2), half turn for pair (1, 3). */
     const float cosine[] = {1, 1, 0, -1}, sine[] = {0, 0, 1, 0};
-    float x[] = {1, 2, 3, 4, 5, 6, 7, 8};
     const float want[] = {-3, -2, 1, -4, -7, -6, 5, -8};
-    devices_one d;
-    vptq_err err;
-    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
-    assert_ok(d.dev.ops->rope(d.dev.state,
-                              &(vptq_rope_args){.n = 1,
-                                                .heads = 2,
-                                                .head_dim = 4,
-                                                .x = x,
-                                                .ldx = 8,
-                                                .cos_table = cosine,
-                                                .sin_table = sine,
-                                                .pos0 = 1},
-                              &err),
-              &err);
-    assert_same_f32(x, want, 8);
-    devices_close(&d);
+    for (size_t i = 0; i < NAMES; i++) {
+        float x[] = {1, 2, 3, 4, 5, 6, 7, 8};
+        const float before[] = {1, 2, 3, 4, 5, 6, 7, 8};
+        devices_one d;
+        vptq_err err;
+        devices_open(&d, names[i], vptq_cpu_simd(), 1);
+        vptq_rope_args a = {.n = 1,
+                            .heads = 2,
+                            .head_dim = 4,
+                            .x = x,
+                            .ldx = 8,
+                            .cos_table = cosine,
+                            .sin_table = sine,
+                            .pos0 = 1};
+        assert_ok(d.dev.ops->rope(d.dev.state, &a, &err), &err);
+        assert_same_f32(x, want, 8);
+        a.back = true;
+        assert_ok(d.dev.ops->rope(d.dev.state, &a, &err), &err);
+        assert_same_f32(x, before, 8);
+        devices_close(&d);
+    }
 }
 
 /* ---- swiglu ---- */

@@ -245,6 +245,27 @@ static vptq_status run_attention_paged(bench *b, vptq_err *err)
     return st ? st : b->dev.ops->attention_paged(b->dev.state, &a, err);
 }
 
+/* The shape of attention_of, without earlier keys. */
+static vptq_status run_attention_grad(bench *b, vptq_err *err)
+{
+    const vptq_attention_grad_args a = {.n = 100,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .head_dim = 8,
+                                        .window = 90,
+                                        .scale = 0.5F,
+                                        .q = b->x,
+                                        .out = b->x + 4000,
+                                        .dout = b->x + 8000,
+                                        .keys = b->x + 12000,
+                                        .values = b->x + 14000,
+                                        .lse = b->x + 16000,
+                                        .dq = b->y,
+                                        .dkeys = b->y + 4000,
+                                        .dvalues = b->y + 6000};
+    return b->dev.ops->attention_grad(b->dev.state, &a, err);
+}
+
 static const struct {
     const char *name;
     vptq_status (*run)(bench *b, vptq_err *err);
@@ -265,6 +286,7 @@ static const struct {
     {.name = "attention", .run = run_attention},
     {.name = "attention_mass", .run = run_attention_mass},
     {.name = "attention_paged", .run = run_attention_paged},
+    {.name = "attention_grad", .run = run_attention_grad},
 };
 enum { COUNT = sizeof all / sizeof *all };
 

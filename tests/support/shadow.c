@@ -454,6 +454,7 @@ static void attention_arrays(shadow *s, const vptq_attention_args *a, vptq_atten
     IN(keys, shadow_span(a->pos0 + a->n, width, a->ldk));
     IN(values, shadow_span(a->pos0 + a->n, width, a->ldv));
     OUT(out, shadow_span(a->n, wide, a->ldo));
+    OUT(lse, a->n * a->heads);
 }
 SHADOW_OP(attention, vptq_attention_args)
 
@@ -555,6 +556,55 @@ static void sample_arrays(shadow *s, const vptq_sample_args *a, vptq_sample_args
     OUT(ids, a->n);
 }
 SHADOW_OP(sample, vptq_sample_args)
+
+/* ---- gradients ---- */
+
+static void attention_grad_arrays(shadow *s, const vptq_attention_grad_args *a,
+                                  vptq_attention_grad_args *d)
+{
+    const size_t wide = a->n * a->heads * a->head_dim;
+    const size_t narrow = a->n * a->kv_heads * a->head_dim;
+    IN(q, wide);
+    IN(out, wide);
+    IN(dout, wide);
+    IN(keys, narrow);
+    IN(values, narrow);
+    IN(lse, a->n * a->heads);
+    OUT(dq, wide);
+    OUT(dkeys, narrow);
+    OUT(dvalues, narrow);
+}
+SHADOW_OP(attention_grad, vptq_attention_grad_args)
+
+static void rmsnorm_grad_arrays(shadow *s, const vptq_rmsnorm_grad_args *a,
+                                vptq_rmsnorm_grad_args *d)
+{
+    IN(x, a->n * a->dim);
+    IN(dy, a->n * a->dim);
+    OUT(dx, a->n * a->dim);
+    IN(weight, a->dim);
+    OUT(dweight, a->dim);
+}
+SHADOW_OP(rmsnorm_grad, vptq_rmsnorm_grad_args)
+
+static void swiglu_grad_arrays(shadow *s, const vptq_swiglu_grad_args *a,
+                               vptq_swiglu_grad_args *d)
+{
+    IN(dy, a->n * a->dim);
+    OUT(gate, a->n * a->dim);
+    OUT(up, a->n * a->dim);
+}
+SHADOW_OP(swiglu_grad, vptq_swiglu_grad_args)
+
+static void kl_grad_arrays(shadow *s, const vptq_kl_grad_args *a, vptq_kl_grad_args *d)
+{
+    OUT(logits, a->n * a->vocab);
+    IN(teacher, a->n * a->vocab);
+    if (!a->teacher)
+        IN(targets, a->n);
+    OUT(loss, a->n);
+}
+SHADOW_OP(kl_grad, vptq_kl_grad_args)
 
 /* ---- the table ---- */
 

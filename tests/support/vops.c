@@ -528,6 +528,56 @@ static vptq_status run_sample(vops *r, vptq_err *err)
     return r->dev.ops->sample(r->dev.state, &s, err);
 }
 
+/* ---- gradients ---- */
+
+static vptq_status run_attention_grad(vops *r, vptq_err *err)
+{
+    void *narrow = r->d;
+    float *dkeys = narrow;
+    const vptq_attention_grad_args a = {.n = N,
+                                        .heads = 2,
+                                        .kv_heads = 1,
+                                        .head_dim = N / 2,
+                                        .scale = 1,
+                                        .q = r->x,
+                                        .out = r->x,
+                                        .dout = r->x,
+                                        .keys = r->x,
+                                        .values = r->x,
+                                        .lse = r->x,
+                                        .dq = r->y,
+                                        .dkeys = dkeys,
+                                        .dvalues = dkeys + N * N};
+    return r->dev.ops->attention_grad(r->dev.state, &a, err);
+}
+
+static vptq_status run_rmsnorm_grad(vops *r, vptq_err *err)
+{
+    const vptq_rmsnorm_grad_args a = {.n = 2,
+                                      .dim = N,
+                                      .x = r->x,
+                                      .dy = r->x,
+                                      .weight = r->x,
+                                      .eps = 1e-5f,
+                                      .dx = r->y,
+                                      .dweight = r->d};
+    return r->dev.ops->rmsnorm_grad(r->dev.state, &a, err);
+}
+
+static vptq_status run_swiglu_grad(vops *r, vptq_err *err)
+{
+    const vptq_swiglu_grad_args a = {
+        .n = 2, .dim = N, .dy = r->x, .gate = r->y, .up = r->y + 2 * N};
+    return r->dev.ops->swiglu_grad(r->dev.state, &a, err);
+}
+
+static vptq_status run_kl_grad(vops *r, vptq_err *err)
+{
+    const vptq_kl_grad_args a = {
+        .n = 2, .vocab = N, .logits = r->y, .teacher = r->x, .scale = 1, .loss = r->d};
+    return r->dev.ops->kl_grad(r->dev.state, &a, err);
+}
+
 /* matrix_open is tested with the ops that use it; alone it does nothing on the device. */
 const vops_op vops_all[] = {
     {"alloc", .run = run_alloc},
@@ -569,6 +619,10 @@ const vops_op vops_all[] = {
     {"swiglu", .run = run_swiglu},
     {"nll", .run = run_nll},
     {"sample", .run = run_sample},
+    {"attention_grad", .run = run_attention_grad},
+    {"rmsnorm_grad", .run = run_rmsnorm_grad},
+    {"swiglu_grad", .run = run_swiglu_grad},
+    {"kl_grad", .run = run_kl_grad},
     {.name = NULL},
 };
 

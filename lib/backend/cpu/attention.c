@@ -187,6 +187,11 @@ static void attend(const attention_job *job, const attention_panel *p, const flo
                    width);
 }
 
+static float log_sum(float max, float sum)
+{
+    return (float)((double)max + log((double)sum));
+}
+
 static void finish_panel(const attention_job *job, const attention_panel *p, size_t kv)
 {
     const vptq_attention_args *a = job->a;
@@ -195,6 +200,8 @@ static void finish_panel(const attention_job *job, const attention_panel *p, siz
         const size_t row = p->in.row + r, query = row / job->group, head = row % job->group;
         float *out = a->out + query * a->ldo + (kv * job->group + head) * d;
         const float factor = 1 / p->sum[r];
+        if (a->lse)
+            a->lse[query * a->heads + kv * job->group + head] = log_sum(p->max[r], p->sum[r]);
         for (size_t i = 0; i < d; i++)
             out[i] = factor * p->out[i * width + r];
     }
@@ -277,8 +284,11 @@ static void attention_few(void *arg, size_t begin, size_t end, int thread)
         memset(out, 0, job->group * d * sizeof *out);
         for (size_t h = 0; h < job->group; h++) {
             float *p = score + h * count;
-            const float sum = job->math->exp_shift(p, count, job->math->max(p, count));
+            const float max = job->math->max(p, count);
+            const float sum = job->math->exp_shift(p, count, max);
             job->math->scale(p, count, 1 / sum);
+            if (a->lse)
+                a->lse[query * a->heads + kv * job->group + h] = log_sum(max, sum);
         }
         job->math->axpys(job->group, d, count, 1, score, count,
                          a->values + from * a->ldv + kv * d, a->ldv, out, d);

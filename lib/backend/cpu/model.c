@@ -81,8 +81,10 @@ static void rotate_rows(void *arg, size_t begin, size_t end, int thread)
     (void)thread;
     for (size_t r = begin; r < end; r++)
         for (size_t h = 0; h < a->heads; h++) {
-            float *lo = a->x + r * a->ldx + h * 2 * half;
-            job->math->rotate(lo, lo + half, a->cos_table + (a->pos0 + r) * half,
+            /* Exchanging the halves turns the other way. */
+            float *x = a->x + r * a->ldx + h * 2 * half;
+            job->math->rotate(a->back ? x + half : x, a->back ? x : x + half,
+                              a->cos_table + (a->pos0 + r) * half,
                               a->sin_table + (a->pos0 + r) * half, half);
         }
 }

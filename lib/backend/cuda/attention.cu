@@ -215,6 +215,27 @@ static __device__ void add_values(panel<T> &t, mix<T> &m, const attention_job &j
     }
 }
 
+/* Where lse has a stacked row. */
+static __device__ inline size_t lse_at(const attention_job &job, size_t kv, size_t stacked)
+{
+    return stacked / job.group * job.a.heads + kv * job.group + stacked % job.group;
+}
+
+/* Stores lse of the panel's rows, or with splits what merge_kernel needs of their softmax, from
+ * stat0 on. */
+template <class T>
+static __device__ void finish_softmax(const panel<T> &t, const attention_job &job, size_t row,
+                                      size_t kv, size_t stat0)
+{
+    for (unsigned r = threadIdx.x; r < T::ROWS && row + r < job.rows; r += THREADS)
+        if (job.splits > 1) {
+            job.stat[(stat0 + r) * 2] = t.max[r];
+            job.stat[(stat0 + r) * 2 + 1] = t.sum[r];
+        } else if (job.a.lse) {
+            job.a.lse[lse_at(job, kv, row + r)] = t.max[r] + logf(t.sum[r]);
+        }
+}
+
 /* Stores the panel's results, or with splits its input to merge_kernel. */
 template <class T>
 static __device__ void finish_panel(panel<T> &t, const attention_job &job, size_t row,
@@ -224,11 +245,8 @@ static __device__ void finish_panel(panel<T> &t, const attention_job &job, size_
     const vptq_attention_args &a = job.a;
     const unsigned thread = threadIdx.x, tr = thread / T::SIDE * T::EACH_ROWS;
     const size_t partial0 = (split * a.kv_heads + kv) * job.rows + row;
-    for (unsigned r = thread; job.splits > 1 && d0 == 0 && r < T::ROWS; r += THREADS)
-        if (row + r < job.rows) {
-            job.stat[(partial0 + r) * 2] = t.max[r];
-            job.stat[(partial0 + r) * 2 + 1] = t.sum[r];
-        }
+    if (d0 == 0)
+        finish_softmax(t, job, row, kv, partial0);
 #pragma unroll
     for (unsigned i = 0; i < T::EACH_ROWS; i++) {
         const size_t stacked = row + tr + i, query = stacked / job.group;
@@ -275,7 +293,7 @@ __global__ static void __launch_bounds__(THREADS) merge_kernel(attention_job job
 {
     const vptq_attention_args &a = job.a;
     const size_t all = a.kv_heads * job.rows, at = blockIdx.x;
-    const size_t stacked = at % job.rows, head = at / job.rows * job.group;
+    const size_t stacked = at % job.rows, kv = at / job.rows, head = kv * job.group;
     float max = -INFINITY, sum = 0;
     for (size_t s = 0; s < job.splits; s++)
         max = fmaxf(max, job.stat[(s * all + at) * 2]);
@@ -283,6 +301,8 @@ __global__ static void __launch_bounds__(THREADS) merge_kernel(attention_job job
         const float *stat = job.stat + (s * all + at) * 2;
         sum += expf(stat[0] - max) * stat[1];
     }
+    if (a.lse && threadIdx.x == 0)
+        a.lse[lse_at(job, kv, stacked)] = max + logf(sum);
     float *out =
         a.out + stacked / job.group * a.ldo + (head + stacked % job.group) * a.head_dim;
     for (size_t d = threadIdx.x; d < a.head_dim; d += THREADS) {

@@ -110,7 +110,7 @@ static __device__ inline void vptq_cuda_rope_row(const vptq_rope_args &args, siz
     for (unsigned j = threadIdx.x; j < (unsigned)args.heads * half; j += blockDim.x) {
         const unsigned i = j % half;
         float *lo = args.x + row * args.ldx + j / half * head_dim + i, *hi = lo + half;
-        const float a = *lo, b = *hi, c = cosine[i], s = sine[i];
+        const float a = *lo, b = *hi, c = cosine[i], s = args.back ? -sine[i] : sine[i];
         *lo = a * c - b * s;
         *hi = b * c + a * s;
     }

@@ -14,13 +14,14 @@ static size_t first_position(size_t window, size_t last)
 }
 
 /* Replaces scores p[first..last] by exp(p - max) and returns their sum. */
-static double exponentiate(double *p, size_t first, size_t last)
+static double exponentiate(double *p, size_t first, size_t last, double *max)
 {
-    double max = -INFINITY, sum = 0;
+    double sum = 0;
+    *max = -INFINITY;
     for (size_t j = first; j <= last; j++)
-        max = p[j] > max ? p[j] : max;
+        *max = p[j] > *max ? p[j] : *max;
     for (size_t j = first; j <= last; j++) {
-        p[j] = exp(p[j] - max);
+        p[j] = exp(p[j] - *max);
         sum += p[j];
     }
     return sum;
@@ -28,9 +29,10 @@ static double exponentiate(double *p, size_t first, size_t last)
 
 /* ---- contiguous keys and values ---- */
 
-/* Fills p[first..last] with the unnormalized probabilities of one query and head; returns their
- * sum. */
-static double weigh_keys(const vptq_attention_args *a, size_t query, size_t head, double *p)
+/* Fills p[first..last] with the unnormalized probabilities of one query and head, exp(score -
+ * *max); returns their sum. */
+static double weigh_keys(const vptq_attention_args *a, size_t query, size_t head, double *p,
+                         double *max)
 {
     const size_t d = a->head_dim, kv = head / (a->heads / a->kv_heads);
     const size_t last = a->pos0 + query, first = first_position(a->window, last);
@@ -42,7 +44,7 @@ static double weigh_keys(const vptq_attention_args *a, size_t query, size_t head
             s += (double)q[i] * (double)key[i];
         p[j] = s * (double)a->scale;
     }
-    return exponentiate(p, first, last);
+    return exponentiate(p, first, last, max);
 }
 
 static void attend(const vptq_attention_args *a, size_t query, size_t head, double *p)
@@ -50,7 +52,10 @@ static void attend(const vptq_attention_args *a, size_t query, size_t head, doub
     const size_t d = a->head_dim, kv = head / (a->heads / a->kv_heads);
     const size_t last = a->pos0 + query, first = first_position(a->window, last);
     float *out = a->out + query * a->ldo + head * d;
-    const double sum = weigh_keys(a, query, head, p);
+    double max;
+    const double sum = weigh_keys(a, query, head, p, &max);
+    if (a->lse)
+        a->lse[query * a->heads + head] = (float)(max + log(sum));
     for (size_t i = 0; i < d; i++) {
         double s = 0;
         for (size_t j = first; j <= last; j++)
@@ -74,7 +79,8 @@ static void add_mass(const vptq_attention_args *a, size_t query, size_t head, do
                      double *mass)
 {
     const size_t last = a->pos0 + query, first = first_position(a->window, last);
-    const double sum = weigh_keys(a, query, head, p);
+    double max;
+    const double sum = weigh_keys(a, query, head, p, &max);
     for (size_t j = first; j <= last; j++)
         mass[j] += p[j] / sum * (p[j] / sum);
 }
@@ -147,7 +153,8 @@ static void attend_paged(const vptq_paged_args *a, size_t sequence, size_t row, 
             s += (double)q[i] * get(pool, pool->keys, key + i);
         p[j] = s * (double)a->scale;
     }
-    const double sum = exponentiate(p, first, last);
+    double max;
+    const double sum = exponentiate(p, first, last, &max);
     for (size_t i = 0; i < d; i++) {
         double s = 0;
         for (size_t j = first; j <= last; j++)

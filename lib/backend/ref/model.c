@@ -52,7 +52,8 @@ static void rotate_row(const vptq_rope_args *args, float *x, size_t position)
         float *lo = x + h * args->head_dim, *hi = lo + half;
         for (size_t i = 0; i < half; i++) {
             const double a = (double)lo[i], b = (double)hi[i];
-            const double c = (double)cosine[i], s = (double)sine[i];
+            const double c = (double)cosine[i];
+            const double s = (double)(args->back ? -sine[i] : sine[i]);
             lo[i] = (float)(a * c - b * s);
             hi[i] = (float)(b * c + a * s);
         }
