@@ -323,3 +323,11 @@ void vptq_arena_rewind(vptq_arena *a, vptq_arena_mark mark)
             poison((char *)a->last + from, a->last->size - from);
     }
 }
+
+void *vptq_carve(vptq_carver *c, size_t count, size_t size)
+{
+    enum { LINE = 64 };
+    void *p = c->base ? c->base + c->used : NULL;
+    c->used += (count * size + LINE - 1) / LINE * LINE;
+    return p;
+}

@@ -73,6 +73,14 @@ char *vptq_arena_printf(vptq_arena *a, vptq_err *err, const char *fmt, ...)
 vptq_arena_mark vptq_arena_get_mark(const vptq_arena *a);
 void vptq_arena_rewind(vptq_arena *a, vptq_arena_mark mark);
 
+/* Hands out pieces of one area, each on a cache line of its own; without a base it only counts
+ * the bytes that they take. */
+typedef struct vptq_carver {
+    char *base;
+    size_t used;
+} vptq_carver;
+void *vptq_carve(vptq_carver *c, size_t count, size_t size);
+
 /* Overflow-checked sizes: false when the result does not fit (then *out is untouched). */
 bool vptq_size_mul(size_t a, size_t b, size_t *out);
 bool vptq_size_add(size_t a, size_t b, size_t *out);

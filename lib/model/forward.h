@@ -133,6 +133,9 @@ vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VP
 vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
                               const int32_t *targets, vptq_nll_state *nll,
                               vptq_err *err) VPTQ_MUST_CHECK;
+/* out [n, hidden] = n rows after the final norm; both in host memory, and may be the same. */
+vptq_status vptq_forward_normalized(vptq_forward *f, size_t n, const float *hidden, float *out,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
 /* Logits [n, vocab] of n rows into host memory. */
 vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, float *logits,
                                 vptq_err *err) VPTQ_MUST_CHECK;

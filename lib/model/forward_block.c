@@ -139,8 +139,11 @@ static bool stops_at(const vptq_forward_pass *p, vptq_input input)
 /* Normalizes every head of r->x if `norm` is set, then rotates it: as the tokens from r->pos0
  * on or, with pages, each row at its own position. */
 static vptq_status rotate_heads(vptq_forward *f, const vptq_forward_pass *p, const float *norm,
-                                const vptq_rope_args *r, vptq_err *err)
+                                const vptq_rope_args *r, float *raw, vptq_err *err)
 {
+    const size_t bytes = r->n * r->heads * r->head_dim * sizeof *r->x;
+    if (norm && raw)
+        VPTQ_CHECK(f->dev->ops->copy(f->dev->state, raw, r->x, bytes, err));
     if (norm)
         VPTQ_CHECK(
             vptq_forward_rmsnorm(f, r->n * r->heads, r->head_dim, r->x, norm, r->x, err));
@@ -162,45 +165,44 @@ static vptq_status rotate(vptq_forward *f, const vptq_forward_pass *p, size_t n,
                         .cos_table = f->cos_table,
                         .sin_table = f->sin_table,
                         .pos0 = position};
-    VPTQ_CHECK(rotate_heads(f, p, b->q_norm, &r, err));
+    VPTQ_CHECK(rotate_heads(f, p, b->q_norm, &r, p->a->raw_q, err));
     r.heads = f->d->kv_heads;
     r.x = k;
     r.ldx = f->kv_dim;
-    return rotate_heads(f, p, b->k_norm, &r, err);
+    return rotate_heads(f, p, b->k_norm, &r, p->a->raw_k, err);
 }
 
-/* Tokens that a query sees in this layer; 0: all. */
-static size_t layer_window(const vptq_forward *f, uint32_t layer)
+size_t vptq_forward_window(const vptq_forward *f, uint32_t layer)
 {
     return layer >= f->d->window_from ? f->d->window : 0;
 }
 
-static float score_scale(const vptq_forward *f)
+float vptq_forward_score_scale(const vptq_forward *f)
 {
     return (float)(1 / sqrt((double)f->d->head_dim));
 }
 
 /* Stores keys and values of all rows of the pass in the pages and attends to the content of the
- * pages: f->gate [rows, q_dim]. */
+ * pages: p->a->o. */
 static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
     const vptq_backend *ops = f->dev->ops;
     const vptq_kv_store_args store = {.rows = p->pages->rows,
                                       .pool = &p->pages->pool,
-                                      .keys = f->k,
+                                      .keys = p->a->k,
                                       .ldk = f->kv_dim,
-                                      .values = f->v,
+                                      .values = p->a->v,
                                       .ldv = f->kv_dim};
     const vptq_paged_args a = {.rows = p->pages->rows,
                                .pool = &p->pages->pool,
                                .heads = f->d->heads,
-                               .window = layer_window(f, p->layer),
-                               .scale = score_scale(f),
-                               .q = f->q,
-                               .out = f->gate,
+                               .window = vptq_forward_window(f, p->layer),
+                               .scale = vptq_forward_score_scale(f),
+                               .q = p->a->q,
+                               .out = p->a->o,
                                .ldq = f->q_dim,
                                .ldo = f->q_dim};
-    VPTQ_CHECK(rotate(f, p, p->rows, 0, f->q, f->k, err));
+    VPTQ_CHECK(rotate(f, p, p->rows, 0, p->a->q, p->a->k, err));
     VPTQ_CHECK(ops->kv_store(f->dev->state, &store, err));
     return ops->attention_paged(f->dev->state, &a, err);
 }
@@ -211,11 +213,11 @@ typedef struct query_rows {
 } query_rows;
 
 /* Rotates the queries, and their keys at `position` of `keys`, and attends to keys and values
- * up to them: the same rows of f->gate.  *a: the arguments of the op. */
+ * up to them: the same rows of p->a->o.  *a: the arguments of the op. */
 static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, const query_rows *rows,
                           float *keys, float *values, vptq_attention_args *a, vptq_err *err)
 {
-    float *q = f->q + rows->begin * f->q_dim;
+    float *q = p->a->q + rows->begin * f->q_dim;
     VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
     VPTQ_CHECK(
         rotate(f, p, rows->n, rows->position, q, keys + rows->position * f->kv_dim, err));
@@ -224,12 +226,13 @@ static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, const que
                                .heads = f->d->heads,
                                .kv_heads = f->d->kv_heads,
                                .head_dim = f->d->head_dim,
-                               .window = layer_window(f, p->layer),
-                               .scale = score_scale(f),
+                               .window = vptq_forward_window(f, p->layer),
+                               .scale = vptq_forward_score_scale(f),
                                .q = q,
                                .keys = keys,
                                .values = values,
-                               .out = f->gate + rows->begin * f->q_dim,
+                               .out = p->a->o + rows->begin * f->q_dim,
+                               .lse = p->a->lse,
                                .ldq = f->q_dim,
                                .ldk = f->kv_dim,
                                .ldv = f->kv_dim,
@@ -266,12 +269,12 @@ static vptq_status attend_sequence(vptq_forward *f, const vptq_forward_pass *p, 
     if (parents && parents[p->first_sequence + s] != VPTQ_FORWARD_ROOT)
         return attend_child(f, p, s, parents[p->first_sequence + s], err);
     rows.n = sequence_rows(p, s, &rows.begin);
-    VPTQ_CHECK(attend(f, p, &rows, f->k + rows.begin * f->kv_dim, f->v + rows.begin * f->kv_dim,
-                      &a, err));
+    VPTQ_CHECK(attend(f, p, &rows, p->a->k + rows.begin * f->kv_dim,
+                      p->a->v + rows.begin * f->kv_dim, &a, err));
     if (!p->hooks.attention)
         return VPTQ_OK;
     return p->hooks.attention(p->hooks.arg, p->first_sequence + s, rows.n, dim,
-                              f->x + rows.begin * dim, &a, err);
+                              p->a->x + rows.begin * dim, &a, err);
 }
 
 static vptq_status attend_cache(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
@@ -284,26 +287,26 @@ static vptq_status attend_cache(vptq_forward *f, const vptq_forward_pass *p, vpt
 static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
     const size_t stored = p->position * f->kv_dim;
-    float *k = p->cache_k ? p->cache_k + stored : f->k;
-    float *v = p->cache_v ? p->cache_v + stored : f->v;
+    float *k = p->cache_k ? p->cache_k + stored : p->a->k;
+    float *v = p->cache_v ? p->cache_v + stored : p->a->v;
     VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
-                                    f->params[p->layer].input_norm, f->x, err));
-    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
+                                    f->params[p->layer].input_norm, p->a->x, err));
+    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_QKV, p->a->x, err));
     if (stops_at(p, VPTQ_INPUT_QKV))
         return VPTQ_OK;
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_Q, f->x, 0, f->q, err));
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k, err));
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_Q, p->a->x, 0, p->a->q, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_K, p->a->x, 0, k, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_V, p->a->x, 0, v, err));
     if (p->pages)
         VPTQ_CHECK(attend_pages(f, p, err));
     if (p->cache_k)
         VPTQ_CHECK(attend_cache(f, p, err));
     for (size_t s = 0; s < p->count; s++)
         VPTQ_CHECK(attend_sequence(f, p, s, err));
-    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_O, f->gate, err));
+    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_O, p->a->o, err));
     if (stops_at(p, VPTQ_INPUT_O))
         return VPTQ_OK;
-    return block_linear(f, p, VPTQ_LINEAR_O, f->gate, 1, p->h, err);
+    return block_linear(f, p, VPTQ_LINEAR_O, p->a->o, 1, p->h, err);
 }
 
 /* ---- feed forward ---- */
@@ -311,32 +314,40 @@ static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, v
 static vptq_status feed_forward_half(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
     VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
-                                    f->params[p->layer].post_norm, f->x, err));
-    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_UP, f->x, err));
+                                    f->params[p->layer].post_norm, p->a->x, err));
+    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_UP, p->a->x, err));
     if (stops_at(p, VPTQ_INPUT_UP))
         return VPTQ_OK;
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_GATE, f->x, 0, f->gate, err));
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_UP, f->x, 0, f->up, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_GATE, p->a->x, 0, p->a->gate, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_UP, p->a->x, 0, p->a->up, err));
     VPTQ_CHECK(f->dev->ops->swiglu(f->dev->state,
                                    &(vptq_swiglu_args){.n = p->rows,
                                                        .dim = f->d->intermediate,
-                                                       .gate = f->gate,
-                                                       .up = f->up,
-                                                       .y = f->gate},
+                                                       .gate = p->a->gate,
+                                                       .up = p->a->up,
+                                                       .y = p->a->act},
                                    err));
-    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_DOWN, f->gate, err));
+    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_DOWN, p->a->act, err));
     if (stops_at(p, VPTQ_INPUT_DOWN))
         return VPTQ_OK;
-    return block_linear(f, p, VPTQ_LINEAR_DOWN, f->gate, 1, p->h, err);
+    return block_linear(f, p, VPTQ_LINEAR_DOWN, p->a->act, 1, p->h, err);
 }
 
-vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
+vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *pass,
+                                   vptq_err *err)
 {
-    const vptq_block_half half = p->hooks.half;
-    VPTQ_BUG_IF(p->hooks.stop &&
-                half != (p->hooks.last <= VPTQ_INPUT_O ? VPTQ_BLOCK_ATTENTION
-                                                       : VPTQ_BLOCK_FEED_FORWARD));
+    const vptq_activations own = {
+        f->x, f->q, f->k, f->v, .o = f->gate, .gate = f->gate, .up = f->up, .act = f->gate};
+    const size_t bytes = pass->rows * f->d->hidden * sizeof *pass->h;
+    const vptq_block_half half = pass->hooks.half;
+    vptq_forward_pass p = *pass;
+    p.a = p.a ? p.a : &own;
+    VPTQ_BUG_IF(p.hooks.stop &&
+                half != (p.hooks.last <= VPTQ_INPUT_O ? VPTQ_BLOCK_ATTENTION
+                                                      : VPTQ_BLOCK_FEED_FORWARD));
     if (half != VPTQ_BLOCK_FEED_FORWARD)
-        VPTQ_CHECK(attention_half(f, p, err));
-    return half == VPTQ_BLOCK_ATTENTION ? VPTQ_OK : feed_forward_half(f, p, err);
+        VPTQ_CHECK(attention_half(f, &p, err));
+    if (half != VPTQ_BLOCK_FEED_FORWARD && p.a->mid)
+        VPTQ_CHECK(f->dev->ops->copy(f->dev->state, p.a->mid, p.h, bytes, err));
+    return half == VPTQ_BLOCK_ATTENTION ? VPTQ_OK : feed_forward_half(f, &p, err);
 }

@@ -114,6 +114,19 @@ vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
     return VPTQ_OK;
 }
 
+vptq_status vptq_forward_normalized(vptq_forward *f, size_t n, const float *hidden, float *out,
+                                    vptq_err *err)
+{
+    const size_t dim = f->d->hidden;
+    for (size_t i = 0, rows; i < n; i += rows) {
+        rows = vptq_forward_chunk(f, n, i);
+        VPTQ_CHECK(normalize_rows(f, rows, hidden + i * dim, err));
+        VPTQ_CHECK(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
+                                         rows * dim * sizeof *out, err));
+    }
+    return VPTQ_OK;
+}
+
 size_t vptq_forward_head_fit(const vptq_forward *f, size_t rows)
 {
     return vptq_forward_fit(f, rows, 0, true);

@@ -167,6 +167,10 @@ vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_
                                      size_t first, size_t n, float *out, size_t ld,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Tokens that a query sees in this layer (0: all), and the factor of its scores. */
+size_t vptq_forward_window(const vptq_forward *f, uint32_t layer);
+float vptq_forward_score_scale(const vptq_forward *f);
+
 /* y = RMS norm of the n tokens in x [n, dim] times weight [dim]; y may be x. */
 vptq_status vptq_forward_rmsnorm(vptq_forward *f, size_t n, size_t dim, const float *x,
                                  const float *weight, float *y, vptq_err *err) VPTQ_MUST_CHECK;
@@ -217,6 +221,21 @@ size_t vptq_forward_row_floats(const vptq_forward *f);
 /* Device memory of rotation tables, a tile, activations and hidden states of `rows` rows. */
 size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t rows);
 
+/* The intermediate results of a block, in device memory.  Arrays may be the same where one is
+ * read before the other is written: x in both halves; o, gate and act. */
+typedef struct vptq_activations {
+    float *x;         /* [rows, hidden] normalized input of a half */
+    float *q;         /* [rows, q_dim], rotated */
+    float *k, *v;     /* [rows, kv_dim], rotated; not with a cache */
+    float *o;         /* [rows, q_dim] output of the attention */
+    float *gate, *up; /* [rows, intermediate] */
+    float *act;       /* [rows, intermediate] silu(gate) * up */
+    /* For a single sequence; or NULL. */
+    float *raw_q, *raw_k; /* q and k before their norms, if the model has such */
+    float *lse;           /* [rows, heads] of the op attention */
+    float *mid;           /* [rows, hidden] hidden states between the halves */
+} vptq_activations;
+
 /* One block over h [rows, hidden] in device memory.  Without a cache (NULL), sequence s has
  * rows [starts[s] - starts[0], starts[s + 1] - starts[0]).  With one, all rows continue its
  * sequence of `position` tokens.  With pages, these give the position of every row. */
@@ -224,6 +243,7 @@ typedef struct vptq_forward_pass {
     uint32_t layer;
     const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT], of the model or in its place */
     const vptq_opened *kept;   /* [VPTQ_LINEAR_COUNT] of them; NULL: opened by the first use */
+    const vptq_activations *a; /* NULL: those of f */
     size_t rows;
     float *h;
     const size_t *starts;

@@ -1,0 +1,74 @@
+/* Internal: the backward pass of a window, block by block from the last to the first.  Every
+ * block computes its activations again from the hidden states that went into it, so that those
+ * of one block exist at a time.
+ *
+ *     vptq_backward *b;
+ *     vptq_backward_open(f, tokens, &b, err);
+ *     h[0] = the embeddings;
+ *     for (l = 0; l < layers; l++) {
+ *         h[l + 1] = a copy of h[l];
+ *         vptq_backward_forward(b, l, NULL, h[l + 1], err);
+ *     }
+ *     vptq_backward_head(b, &of_the_head, loss, dh, err);
+ *     for (l = layers; l-- > 0;)
+ *         vptq_backward_block(b, l, h[l], dh, &hooks, err);
+ *
+ * dX is the gradient of the sum of losses with respect to X.  A window attends to itself only;
+ * its results do not depend on other windows, and neither on the number of threads nor on
+ * memory. */
+#ifndef VPTQ_MODEL_BACKWARD_H
+#define VPTQ_MODEL_BACKWARD_H
+
+#include "lib/model/forward.h"
+
+typedef struct vptq_backward vptq_backward;
+
+/* For windows of `rows` tokens, at most the max_length of f, which must outlive it. */
+vptq_status vptq_backward_open(vptq_forward *f, size_t rows, vptq_backward **b,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_backward_close(vptq_backward *b); /* accepts NULL */
+/* Bytes of device memory that one takes. */
+size_t vptq_backward_bytes(const vptq_forward *f, size_t rows);
+
+/* Runs a block forwards, hidden [rows, hidden] in place, in device memory; with these weights
+ * [VPTQ_LINEAR_COUNT], or (NULL) those of the model. */
+vptq_status vptq_backward_forward(vptq_backward *b, uint32_t layer, const vptq_weight *weights,
+                                  float *hidden, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Called for every linear layer of a block with its input x [rows, in] and the gradient of its
+ * output dz [rows, out], both in device memory. */
+typedef vptq_status (*vptq_backward_fn)(void *arg, uint32_t layer, vptq_linear l, size_t rows,
+                                        const float *x, const float *dz, vptq_err *err);
+
+/* Further inputs and outputs of a block; all may be NULL. */
+typedef struct vptq_backward_hooks {
+    vptq_backward_fn linear;
+    void *arg;
+    const vptq_weight *weights; /* [VPTQ_LINEAR_COUNT], replace those of the model */
+    /* Gradients of the norms' weights, which are added to; device memory. */
+    double *input_norm, *post_norm; /* [hidden] */
+    double *q_norm, *k_norm;        /* [head_dim] */
+} vptq_backward_hooks;
+
+/* hidden [rows, hidden]: what went into the block.  dhidden [rows, hidden]: the gradient of
+ * what came out; replaced by that of what went in.  Both in device memory. */
+vptq_status vptq_backward_block(vptq_backward *b, uint32_t layer, const float *hidden,
+                                float *dhidden, const vptq_backward_hooks *hooks,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Loss of a window.  The wanted distributions are those of `teacher`, the hidden states of the
+ * original after its final norm (whose head is the same), or certain targets: see the op
+ * kl_grad. */
+typedef struct vptq_backward_loss {
+    const float *hidden;    /* [rows, hidden] out of the last block, device memory */
+    const float *teacher;   /* [rows, hidden], device memory, or NULL */
+    const int32_t *targets; /* [rows] host memory; without a teacher */
+    float scale;            /* of the losses in the sum */
+    double *final_norm;     /* [hidden] gradient, added to, device memory; or NULL */
+} vptq_backward_loss;
+/* loss [rows], host memory: of each token, not scaled.  dhidden [rows, hidden]: the gradient of
+ * a->hidden, or NULL.  Logits exist for a chunk of tokens at a time. */
+vptq_status vptq_backward_head(vptq_backward *b, const vptq_backward_loss *a, double *loss,
+                               float *dhidden, vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif
