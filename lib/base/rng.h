@@ -11,7 +11,8 @@ typedef enum {
     VPTQ_RNG_SEEDING = 2,  /* k-means++ */
     VPTQ_RNG_GENERATE = 4, /* sampled text */
     VPTQ_RNG_TEST = 5,
-    VPTQ_RNG_PROMPT = 6 /* prompts of a serving benchmark */
+    VPTQ_RNG_PROMPT = 6, /* prompts of a serving benchmark */
+    VPTQ_RNG_TUNE = 7    /* order of the windows of a tuning run */
 } vptq_rng_purpose;
 
 typedef struct vptq_rng {
