@@ -1,4 +1,5 @@
 /* vptq-quantize: quantizes a model with Hessians and settings into a work directory. */
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -19,6 +20,11 @@ typedef struct quantize_args {
     int allocate; /* vptq_allocate_mode */
     vptq_cli_strings texts, tokens;
     uint64_t windows, length;
+    /* tuning */
+    const char *from;
+    int tune; /* 0: e2e; -1: not given */
+    uint64_t steps, batch;
+    double rate;
 } quantize_args;
 
 /* Converts the options for calibrating in this run, without -H. */
@@ -81,6 +87,93 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
     return vptq_cli_finish(cli, st, &err);
 }
 
+/* ---- tuning ---- */
+
+enum { MAX_STEPS = 1000000 };
+
+/* Returns a given option that the other way to use the tool has, or NULL. */
+static const char *misplaced(const vptq_cli *cli, bool tuning)
+{
+    static const char *const shared[] = {"model",       "output", "tokenizer",
+                                         "calibration", "tokens", "windows",
+                                         "length",      "rows",   "holdout"};
+    static const char *const own[] = {"from", "tune", "steps", "batch", "rate"};
+    for (const vptq_cli_option *o = cli->options; o->name || o->help; o++) {
+        bool is_shared = false, is_own = false;
+        if (!o->name || !vptq_cli_given(cli, o->name))
+            continue;
+        for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+            is_shared |= !strcmp(o->name, shared[i]);
+        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+            is_own |= !strcmp(o->name, own[i]);
+        if (!is_shared && is_own != tuning)
+            return o->name;
+    }
+    return NULL;
+}
+
+static int check_tune(const vptq_cli *cli, const quantize_args *a)
+{
+    const vptq_cli_calibrate *c = &a->calibrate;
+    if (!a->from || a->tune < 0)
+        return vptq_cli_usage_error(cli, "--from WORK and --tune e2e belong together");
+    if (misplaced(cli, true))
+        return vptq_cli_usage_error(cli,
+                                    "--%s and --tune exclude each other: tuning keeps settings "
+                                    "and indices as they are",
+                                    misplaced(cli, true));
+    if (cli->common.dry_run)
+        return vptq_cli_usage_error(cli, "--tune has no --dry-run");
+    if (!vptq_cli_calibrate_given(c))
+        return vptq_cli_usage_error(cli, "missing option: -c/--calibration TEXT to train on");
+    if (!a->output)
+        return vptq_cli_missing_option(cli, "output");
+    if (a->steps < 1 || a->steps > MAX_STEPS)
+        return vptq_cli_usage_error(cli, "--steps %" PRIu64 ": expected 1 to %u", a->steps,
+                                    (unsigned)MAX_STEPS);
+    if (a->batch < 1 || a->batch > c->windows)
+        return vptq_cli_usage_error(
+            cli, "--batch %" PRIu64 ": expected 1 to the number of windows (-n), %" PRIu64,
+            a->batch, c->windows);
+    if (!(a->rate >= 0 && a->rate <= 1))
+        return vptq_cli_usage_error(cli, "--rate %g: expected 0 to 1", a->rate);
+    if (!isnan(c->holdout) && !(c->holdout > 0 && c->holdout < 1))
+        return vptq_cli_usage_error(
+            cli, "--holdout %g: tuning needs a share above 0 and below 1", c->holdout);
+    return CLI_OK;
+}
+
+static int tune(vptq_cli *cli, const quantize_args *a)
+{
+    static const double held_out = 1.0 / 16;
+    vptq_err err = {0};
+    double factor;
+    vptq_calibrate_options c;
+    if (check_tune(cli, a) != CLI_OK)
+        return CLI_USAGE;
+    vptq_status st =
+        vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &c, &factor, &err);
+    const vptq_tune_options opt = {.from = a->from,
+                                   .model = a->model,
+                                   .work = a->output,
+                                   .tokenizer = a->tokenizer,
+                                   .corpus = c.corpus,
+                                   .windows = c.windows,
+                                   .length = c.length,
+                                   .holdout =
+                                       isnan(a->calibrate.holdout) ? held_out : c.holdout,
+                                   .steps = (uint32_t)a->steps,
+                                   .batch = a->batch,
+                                   .rate = a->rate,
+                                   .seed = cli->common.seed,
+                                   .force = cli->common.force};
+    if (!st)
+        st = vptq_tune(cli->ctx, &opt, &cli->out, NULL, &err);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+/* ---- quantizing ---- */
+
 static int check_budget(const vptq_cli *cli, const quantize_args *a)
 {
     const bool kl = a->allocate == VPTQ_ALLOCATE_KL;
@@ -116,6 +209,11 @@ static int dispatch(vptq_cli *cli, void *arg)
 
     if (a->settings.preset && !strcmp(a->settings.preset, "list"))
         return vptq_cli_finish(cli, vptq_presets_show(&cli->out, &err), &err);
+    if (a->from || a->tune >= 0)
+        return tune(cli, a);
+    if (misplaced(cli, false))
+        return vptq_cli_usage_error(cli, "--%s needs --from WORK and --tune e2e",
+                                    misplaced(cli, false));
     if (!a->model)
         return vptq_cli_missing_option(cli, "model");
     const bool text = vptq_cli_calibrate_given(&a->calibrate);
@@ -143,7 +241,7 @@ static int dispatch(vptq_cli *cli, void *arg)
 }
 
 /* Upper limit of the options of the tool, headings and CLI_END included. */
-enum { MAX_OPTIONS = 80 };
+enum { MAX_OPTIONS = 96 };
 
 /* Writes the table of options, which point into `a`. */
 static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
@@ -181,7 +279,17 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "correction", CLI_DOUBLE, &a->correction, "X",
          "with --sequential, move targets towards the original's outputs by up to X, 0 to 1, "
          "chosen on held-out windows: a tenth of them unless --holdout is given (default: 1)"},
-        CLI_CALIBRATE_OPTIONS(&a->calibrate)};
+        CLI_CALIBRATE_OPTIONS(&a->calibrate),
+        CLI_HEADING("Tune a work directory, on the text of -c"),
+        {0, "from", CLI_STRING, &a->from, "WORK",
+         "train what this work directory stores and write the result to -o; bits and layout "
+         "stay"},
+        {0, "tune", CLI_CHOICE, &a->tune, "e2e",
+         "end to end: codebooks, scales and biases follow the original's output"},
+        {0, "steps", CLI_U64, &a->steps, "N", "steps to take"},
+        {0, "batch", CLI_U64, &a->batch, "N", "windows of a step"},
+        {0, "rate", CLI_DOUBLE, &a->rate, "X",
+         "largest step, relative to the size of a codebook"}};
     enum { INPUTS = sizeof inputs / sizeof inputs[0] };
     memcpy(options, inputs, sizeof inputs);
     vptq_cli_settings_options(&a->settings, options + INPUTS, MAX_OPTIONS - INPUTS - 1);
@@ -196,16 +304,22 @@ int main(int argc, char **argv)
                        .bits = NAN,
                        .allocate = VPTQ_ALLOCATE_PROXY,
                        .windows = 2,
-                       .length = 512};
+                       .length = 512,
+                       .tune = -1,
+                       .steps = 120,
+                       .batch = 8,
+                       .rate = 0.003};
     vptq_cli_option options[MAX_OPTIONS] = {0};
     vptq_cli cli = {
         .tool = "vptq-quantize",
         .summary = "Vector-quantizes the linear layers of a model, matrix by matrix.",
-        .usage = "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
-                 "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
-                 "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"
-                 "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
-                 "vptq-quantize --preset list",
+        .usage =
+            "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
+            "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
+            "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"
+            "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
+            "vptq-quantize --from WORK --tune e2e -c TEXT -o WORK2 [--steps N] [--rate X]\n"
+            "vptq-quantize --preset list",
         .examples =
             "To continue an interrupted run, run the same command again.\n"
             "The order of options does not matter: the encoder applies first, then the "

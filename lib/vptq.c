@@ -12,6 +12,7 @@
 #include "lib/model/model.h"
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
+#include "lib/quantize/tune.h"
 #include "lib/vptq_internal.h"
 
 const char *vptq_version(void)
@@ -149,19 +150,19 @@ static vptq_status predict(vptq_ctx *ctx, const vptq_quantize_options *opt,
 
 /* Computes the digest of a finished work directory.  A model that packing will refuse, as for
  * a number that its type cannot hold, has none: the matrices are finished all the same. */
-static vptq_status add_digest(const vptq_ctx *ctx, const vptq_quantize_options *opt,
-                              vptq_quantize_result *result, vptq_err *err)
+static vptq_status add_digest(const vptq_ctx *ctx, const char *work,
+                              const vptq_checkpoint_options *open,
+                              char digest[VPTQ_DIGEST_SIZE], vptq_err *err)
 {
     vptq_digest_result r;
     vptq_err why = {0};
-    const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
-    const vptq_status st = vptq_digest_model(ctx, opt->work, &open, &r, &why);
+    const vptq_status st = vptq_digest_model(ctx, work, open, &r, &why);
     if (st && !vptq_checkpoint_is_fault(st))
         return vptq_fail(err, st, "%s", why.text);
     if (st)
         vptq_log(ctx, VPTQ_LOG_WARN, "%s; the digest was not computed", why.text);
     else
-        memcpy(result->digest, r.digest, sizeof r.digest);
+        memcpy(digest, r.digest, sizeof r.digest);
     return VPTQ_OK;
 }
 
@@ -184,8 +185,25 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     VPTQ_CHECK(vptq_quantize_report(dev, &o, out, result, err));
     if (o.dry_run)
         return VPTQ_OK;
-    VPTQ_CHECK(add_digest(ctx, &o, result, err));
+    const vptq_checkpoint_options open = {.tokenizer = o.tokenizer, .base = o.model};
+    VPTQ_CHECK(add_digest(ctx, o.work, &open, result->digest, err));
     return vptq_quantize_report_end(&o, result, out, err);
+}
+
+/* ---- Tuning ----------------------------------------------------------------------------- */
+
+vptq_status vptq_tune(vptq_ctx *ctx, const vptq_tune_options *opt, const vptq_output *out,
+                      vptq_tune_result *result, vptq_err *err)
+{
+    vptq_device *dev;
+    vptq_tune_result own;
+    const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
+    if (!result)
+        result = &own;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(vptq_tune_report(dev, opt, out, result, err));
+    VPTQ_CHECK(add_digest(ctx, opt->work, &open, result->digest, err));
+    return vptq_tune_report_end(opt, result, out, err);
 }
 
 /* ---- Output ----------------------------------------------------------------------------- */

@@ -346,6 +346,41 @@ VPTQ_CALL vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *
                                     const vptq_output *out, vptq_quantize_result *result,
                                     vptq_err *err);
 
+/* ---- Tuning a quantized model ----------------------------------------------------------- */
+
+typedef struct vptq_tune_options {
+    const char *from;      /* work directory of vptq_quantize, or of a tuning run */
+    const char *model;     /* the original; NULL = where `from` says that it is */
+    const char *work;      /* directory to make or to continue */
+    const char *tokenizer; /* file; NULL = the model's own */
+    vptq_corpus_options corpus;
+    size_t windows, length; /* of the text at most, held-out ones included; tokens of each */
+    double holdout;         /* share of the windows that choose what is kept, above 0 */
+    uint32_t steps;
+    size_t batch; /* windows of a step */
+    double rate;  /* largest step, relative to the size of a codebook: 0.003 */
+    uint64_t seed;
+    bool force; /* start over in a directory of another run */
+} vptq_tune_options;
+
+typedef struct vptq_tune_result {
+    uint32_t steps;
+    /* Of a directory that was finished before: 0 and NAN. */
+    uint32_t best_step;               /* whose numbers are kept; 0 = the original ones */
+    size_t windows, held_out_windows; /* to train on, and others */
+    double held_out_before, held_out; /* mean divergence of the held-out windows */
+    double changed;                   /* share of the stored numbers */
+    double seconds;
+    char digest[VPTQ_DIGEST_SIZE]; /* as of vptq_digest */
+} vptq_tune_result;
+
+/* Trains what a quantized model stores, codebooks, scales and biases, so that its output
+ * follows the original's: layout and bits stay.  Reports a row for each step.  `result` may be
+ * NULL. */
+VPTQ_CALL vptq_status vptq_tune(vptq_ctx *ctx, const vptq_tune_options *opt,
+                                const vptq_output *out, vptq_tune_result *result,
+                                vptq_err *err);
+
 /* ---- Packing, unpacking, listing, checking ---------------------------------------------- */
 
 typedef enum {

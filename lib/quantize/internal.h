@@ -100,6 +100,15 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
 
 #define VPTQ_SENSITIVITY_FILE "sensitivity.json"
 
+#define VPTQ_TUNE_STATE_FILE "tune.state"
+
+/* VPTQ_E_MISMATCH with the first key in which the manifest at `path` is not `want`. */
+vptq_status vptq_manifest_expect(const char *path, const json_t *want,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+/* Removes report.jsonl, the state of a tuning run and then the matrices, also of layers that
+ * this run does not have. */
+vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Fails if the output path holds anything but a work directory. */
 vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 

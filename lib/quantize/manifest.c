@@ -172,7 +172,30 @@ static vptq_status compare_manifest(const vptq_quantizer *q, const char *path,
         if (!same(now, then))
             return differ(path, identity[i], then, now, err);
     }
-    return VPTQ_OK;
+    then = member(old, "tune");
+    return then ? differ(path, "tune", then, NULL, err) : VPTQ_OK;
+}
+
+vptq_status vptq_manifest_expect(const char *path, const json_t *want, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    json_t *old = NULL, *value;
+    const char *key;
+    VPTQ_TRY(vptq_json_load(path, JSON_LIMIT, &old, err));
+    VPTQ_TRY(vptq_json_unseal(old, path, err));
+    json_object_foreach((json_t *)(uintptr_t)want, key, value)
+    {
+        if (!st && !same(member(old, key), member(want, key)))
+            st = differ(path, key, member(old, key), member(want, key), err);
+    }
+    json_object_foreach(old, key, value)
+    {
+        if (!st && !same(member(old, key), member(want, key)))
+            st = differ(path, key, member(old, key), member(want, key), err);
+    }
+out:
+    json_decref(old);
+    return st;
 }
 
 /* ---- the directory ---- */
@@ -185,22 +208,28 @@ vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linea
     return vptq_path_join(path, PATH_MAX, q->opt->work, name, err);
 }
 
-/* Removes the files of all matrices, also of layers that this run's model does not have. */
-static vptq_status remove_matrices(const vptq_quantizer *q, vptq_err *err)
+/* Removes a file, if it is there. */
+static vptq_status remove_file(const char *work, const char *name, vptq_err *err)
+{
+    char path[PATH_MAX];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, work, name, err));
+    return vptq_path_exists(path) ? vptq_file_remove(path, err) : VPTQ_OK;
+}
+
+vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
-    char path[PATH_MAX], **names = NULL;
+    char **names = NULL;
     size_t count = 0;
 
-    vptq_arena_init(&arena, q->dev->ctx->mem);
-    VPTQ_TRY(vptq_dir_list(q->opt->work, &arena, &names, &count, err));
-    for (size_t i = 0; i < count; i++) {
-        if (!vptq_layer_file_is(names[i]))
-            continue;
-        VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, names[i], err));
-        VPTQ_TRY(vptq_file_remove(path, err));
-    }
+    vptq_arena_init(&arena, mem);
+    VPTQ_TRY(remove_file(work, "report.jsonl", err));
+    VPTQ_TRY(remove_file(work, VPTQ_TUNE_STATE_FILE, err));
+    VPTQ_TRY(vptq_dir_list(work, &arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++)
+        if (vptq_layer_file_is(names[i]))
+            VPTQ_TRY(remove_file(work, names[i], err));
 out:
     vptq_arena_release(&arena);
     return st;
@@ -238,7 +267,7 @@ vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
             goto out;
         }
         if (st)
-            VPTQ_TRY(remove_matrices(q, err));
+            VPTQ_TRY(vptq_work_clear(q->opt->work, q->dev->ctx->mem, err));
     }
     VPTQ_TRY(vptq_json_save_sealed(path, q->manifest, err));
 out:

@@ -1,0 +1,19 @@
+/* Internal: end-to-end tuning of a work directory into another one (lib/vptq.h has the
+ * options). */
+#ifndef VPTQ_QUANTIZE_TUNE_H
+#define VPTQ_QUANTIZE_TUNE_H
+
+#include "lib/backend/backend.h"
+#include "lib/vptq.h"
+
+/* Locks the work directory.  An interrupted run goes on after the last step that was saved, to
+ * the same bytes; a finished one is left alone.  Reports a row for each step on `out` (may be
+ * NULL), without the line or object at the end. */
+vptq_status vptq_tune_report(vptq_device *dev, const vptq_tune_options *opt,
+                             const vptq_output *out, vptq_tune_result *r,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+/* The end of the report, with r->digest. */
+vptq_status vptq_tune_report_end(const vptq_tune_options *opt, const vptq_tune_result *r,
+                                 const vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif
