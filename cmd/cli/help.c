@@ -7,7 +7,7 @@
 #include "cmd/cli/internal.h"
 #include "cmd/cli/value.h"
 
-enum { HELP_COLUMN = 30, HELP_WIDTH = 96 };
+enum { HELP_COLUMN = 30, HELP_WIDTH = 96, HELP_BUFFER = 1 << 16 };
 
 static void range_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_range *r)
 {
@@ -116,6 +116,9 @@ static void print_usage(const char *lines)
 void vptq_cli_print_help(const vptq_cli *cli)
 {
     const struct vptq_cli_state *s = cli->state;
+    /* Written at once, at the end: the reason why a write in between fails would be lost. */
+    static char buffer[HELP_BUFFER];
+    setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
     if (cli->usage)
         print_usage(cli->usage);
     if (cli->summary)

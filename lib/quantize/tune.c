@@ -347,49 +347,71 @@ out:
     return st;
 }
 
+/* Ends a run: report.jsonl, and no state any more. */
+static vptq_status write_report(const tuner *t, const vptq_buf *report, vptq_err *err)
+{
+    char path[PATH_MAX];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, "report.jsonl", err));
+    VPTQ_CHECK(vptq_file_replace(path, report->data, report->len, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_TUNE_STATE_FILE, err));
+    return vptq_path_exists(path) ? vptq_file_remove(path, err) : VPTQ_OK;
+}
+
 static vptq_status write_result(const tuner *t, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    char path[PATH_MAX];
     vptq_buf report;
     vptq_buf_init(&report, t->dev->ctx->mem);
     for (size_t i = 0; i < (size_t)t->model.desc->layers * VPTQ_LINEAR_COUNT; i++)
         if (t->student.weight[i].packed)
             VPTQ_TRY(write_matrix(t, i, &report, err));
-    VPTQ_TRY(vptq_path_join(path, sizeof path, t->opt->work, "report.jsonl", err));
-    VPTQ_TRY(vptq_file_replace(path, report.data, report.len, err));
-    VPTQ_TRY(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_TUNE_STATE_FILE, err));
-    if (vptq_path_exists(path))
-        st = vptq_file_remove(path, err);
+    st = write_report(t, &report, err);
 out:
     vptq_buf_release(&report);
     return st;
 }
 
-/* Whether this matrix of the result is there and of this run. */
-static bool has_matrix(const tuner *t, size_t i)
+/* *found: whether this matrix of the result is there, whole and of this run; appends its row.
+ */
+static vptq_status find_matrix(const tuner *t, size_t i, vptq_buf *report, bool *found,
+                               vptq_err *err)
 {
     char path[PATH_MAX];
     vptq_layer_file file;
-    if (matrix_path(t, i, path, NULL) || !vptq_path_exists(path) ||
-        vptq_layer_file_read(path, t->dev->ctx->mem, &file, NULL))
-        return false;
-    const bool same = !strcmp(file.fingerprint, t->fingerprint);
+    vptq_err why = {0};
+    *found = false;
+    VPTQ_CHECK(matrix_path(t, i, path, err));
+    if (!vptq_path_exists(path))
+        return VPTQ_OK;
+    vptq_status st = vptq_layer_file_read(path, t->dev->ctx->mem, &file, &why);
+    if (st && !vptq_checkpoint_is_fault(st)) /* the file may be intact */
+        return vptq_fail(err, st, "%s", why.text);
+    if (st) {
+        vptq_log(t->dev->ctx, VPTQ_LOG_WARN, "%s; tuning is repeated", why.text);
+        return VPTQ_OK;
+    }
+    *found = !strcmp(file.fingerprint, t->fingerprint);
+    if (*found)
+        st = vptq_buf_printf(report, err, "%s\n", file.report);
     vptq_layer_file_release(&file);
-    return same;
+    return st;
 }
 
-/* Whether report.jsonl, which is written last, and all matrices are there. */
-static bool is_finished(const tuner *t)
+/* *finished: whether all matrices are there; report.jsonl is then written anew. */
+static vptq_status find_result(const tuner *t, bool *finished, vptq_err *err)
 {
-    char path[PATH_MAX];
-    if (vptq_path_join(path, sizeof path, t->opt->work, "report.jsonl", NULL) ||
-        !vptq_path_exists(path))
-        return false;
-    for (size_t i = 0; i < (size_t)t->model.desc->layers * VPTQ_LINEAR_COUNT; i++)
-        if (t->student.weight[i].packed && !has_matrix(t, i))
-            return false;
-    return true;
+    vptq_status st = VPTQ_OK;
+    vptq_buf report;
+    vptq_buf_init(&report, t->dev->ctx->mem);
+    *finished = true;
+    for (size_t i = 0; *finished && i < (size_t)t->model.desc->layers * VPTQ_LINEAR_COUNT; i++)
+        if (t->student.weight[i].packed)
+            VPTQ_TRY(find_matrix(t, i, &report, finished, err));
+    if (*finished)
+        st = write_report(t, &report, err);
+out:
+    vptq_buf_release(&report);
+    return st;
 }
 
 /* ---- the report ---- */
@@ -459,12 +481,14 @@ static vptq_status run(tuner *t, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
+    bool finished;
     VPTQ_TRY(vptq_dir_check_own(t->opt->work, VPTQ_WORK_FILE, "a work directory",
                                 t->dev->ctx->mem, err));
     VPTQ_TRY(vptq_dir_make(t->opt->work, err));
     VPTQ_TRY(vptq_lock_take(t->opt->work, &lock, err));
     VPTQ_TRY(open_manifest(t, err));
-    if (is_finished(t)) {
+    VPTQ_TRY(find_result(t, &finished, err));
+    if (finished) {
         t->result->steps = t->opt->steps;
         vptq_log(t->dev->ctx, VPTQ_LOG_INFO, "'%s' is finished", t->opt->work);
     } else {

@@ -27,6 +27,7 @@ settings="-m $here/model --kmeans-iterations 2 -k 16 -t 1"
 work="$quantize $settings -H h --layers 0-0"
 budget="$quantize -m $here/model -H h5 -b 2 --encoder upstream --kmeans-iterations 1 -t 1 \
 --allocate kl --allocate-text $here/short --allocate-windows 1 --allocate-length 32"
+tune="$quantize --from w --tune e2e -c $here/text -n 4 -l 64 --batch 1 --steps 12 -t 1"
 sequential="$quantize $settings -c $here/text -n 2 -l 64 --sequential --layers 0-1"
 ablate="$eval ablate -m $here/model -c $here/text -n 2 -l 64 --layers 0-0 --text $here/short --context 64 \
 --text-windows 1 --table $here/rows.json --set kmeans_iterations=2 --keep-packed -t 1"
@@ -35,18 +36,18 @@ ppl="$eval ppl --text $here/short --context 64 --windows 1 --format json -t 1"
 samples="$eval tasks -m a.vptq --task copa=$here/copa.jsonl --limit 2 -t 1"
 errors="$eval error -m w --base $here/model -H h --layers 0-0 --format csv -t 1"
 
-# interrupted DIR COMMAND..: interrupts the command as late as it leaves its checkpoint, which it writes every
-# minute.
+# interrupted DIR STATE COMMAND..: interrupts the command as late as it leaves its checkpoint, which it writes every
+# minute or when it is interrupted.
 interrupted()
 {
-    local dir=$1 n
-    shift
+    local dir=$1 state=$2 n
+    shift 2
     local -x VPTQ_FAULT_CLOCK=61
     faulty any:none:1/1 "$@" -o "$dir" >/dev/null 2>&1
     n=$(wc -l <faults.log)
-    until [ -e "$dir/hidden.state" ]; do
+    until [ -e "$dir/$state" ]; do
         n=$((n * 9 / 10))
-        [ "$n" -gt 0 ] || fail "$dir: an interrupted run leaves no hidden.state"
+        [ "$n" -gt 0 ] || fail "$dir: an interrupted run leaves no $state"
         rm -rf "$dir"
         faulty "any:INT:$n" "$@" -o "$dir" >/dev/null 2>&1 || true
     done
@@ -64,6 +65,7 @@ cd good || exit
     $work -o w
     $budget -o wb
     $sequential -o ws
+    $tune -o t
     "$pack" w -o p --shard-size 200K
     "$pack" w -o a.vptq
     "$pack" --unpack a.vptq -o u.gguf
@@ -77,9 +79,11 @@ cd good || exit
     $ablate -o abl --report table.md
 } >../made.txt 2>&1 || fail "$(tail -n 5 ../made.txt)"
 read -ra words <<<"${collect/0-0/0-1}"
-interrupted hs "${words[@]}"
+interrupted hs hidden.state "${words[@]}"
 read -ra words <<<"$sequential"
-interrupted wi "${words[@]}"
+interrupted wi hidden.state "${words[@]}"
+read -ra words <<<"$tune"
+interrupted ti tune.state "${words[@]}"
 cd ..
 find good -name lock -exec truncate -s 0 {} +
 mapfile -t everything < <(ls good)
@@ -260,6 +264,9 @@ row heal wb/lock "$budget -o wb"
 row heal 'ws/*' "$sequential -o ws"
 row heal 'wi/*' "$sequential -o wi"
 row heal wi/hidden.state "$sequential -o wi"
+row heal 't/*' "$tune -o t"
+row heal 'ti/*' "$tune -o ti"
+row read 'w/layer_*' "$tune -o out"
 row heal 'hs/*' "${collect/0-0/0-1} -o hs"
 row heal 'hs/holdout/*' "${collect/0-0/0-1} -o hs"
 row read w/quantize.json "$pack" w -o out
@@ -318,6 +325,7 @@ lib/pack/sums.c
 lib/quantize/manifest.c
 lib/quantize/rows.c
 lib/quantize/sensitivity.c
+lib/quantize/tune.c
 lib/vptq.c
 END
 (cd "$SRC" && grep -rlE '(_file_writer|vptq_writer)_open\(|vptq_file_(replace|unnamed)\(|vptq_json_save|O_CREAT|fopen\([^)]*"[wa]' \
