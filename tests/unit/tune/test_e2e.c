@@ -8,6 +8,7 @@
 #include "lib/base/rng.h"
 #include "lib/model/corpus.h"
 #include "lib/tune/e2e.h"
+#include "tests/emu/emu.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 #include "tests/support/vwork.h"
@@ -106,6 +107,22 @@ static void test_threads_and_backends(void **state)
     run_close(&one);
     run_close(&three);
     run_close(&ref);
+}
+
+/* The emulated GPU takes the same steps, within its rounding. */
+static void test_emulated_cuda(void **state)
+{
+    run cpu, emu;
+    if (vtest_emulated())
+        skip();
+    assert_non_null(vptq_backend_emu()); /* this reference also links it */
+    vwork_make(*state);
+    tune_work(&cpu, *state, "cpu", 2, 0.02);
+    tune_work(&emu, *state, "emu", 1, 0.02);
+    assert_true(fabs(cpu.last.held_out - emu.last.held_out) <= 1e-3 * cpu.last.held_out);
+    assert_true(fabs(cpu.last.loss - emu.last.loss) <= 1e-3 * cpu.last.loss);
+    run_close(&cpu);
+    run_close(&emu);
 }
 
 /* A run that goes on from the state after step 3 ends with the same bits. */
@@ -371,8 +388,8 @@ static void test_out_of_memory(void **state)
     free(ids);
 }
 
-VTEST_MAIN(scratch_test(test_threads_and_backends), scratch_test(test_state),
-           scratch_test(test_due_measurement), scratch_test(test_rate_0),
-           cmocka_unit_test(test_best_is_kept), cmocka_unit_test(test_own_teacher),
-           cmocka_unit_test(test_not_finite), cmocka_unit_test(test_stories),
-           cmocka_unit_test(test_out_of_memory))
+VTEST_MAIN(scratch_test(test_threads_and_backends), scratch_test(test_emulated_cuda),
+           scratch_test(test_state), scratch_test(test_due_measurement),
+           scratch_test(test_rate_0), cmocka_unit_test(test_best_is_kept),
+           cmocka_unit_test(test_own_teacher), cmocka_unit_test(test_not_finite),
+           cmocka_unit_test(test_stories), cmocka_unit_test(test_out_of_memory))
