@@ -114,32 +114,23 @@ static const char *misplaced(const vptq_cli *cli, bool tuning)
 
 static int check_tune(const vptq_cli *cli, const quantize_args *a)
 {
-    const vptq_cli_calibrate *c = &a->calibrate;
+    const char *other = misplaced(cli, true);
     if (!a->from || a->tune < 0)
         return vptq_cli_usage_error(cli, "--from WORK and --tune e2e belong together");
-    if (misplaced(cli, true))
+    if (other)
         return vptq_cli_usage_error(cli,
                                     "--%s and --tune exclude each other: tuning keeps settings "
                                     "and indices as they are",
-                                    misplaced(cli, true));
+                                    other);
     if (cli->common.dry_run)
         return vptq_cli_usage_error(cli, "--tune has no --dry-run");
-    if (!vptq_cli_calibrate_given(c))
+    if (!vptq_cli_calibrate_given(&a->calibrate))
         return vptq_cli_usage_error(cli, "missing option: -c/--calibration TEXT to train on");
     if (!a->output)
         return vptq_cli_missing_option(cli, "output");
     if (a->steps < 1 || a->steps > MAX_STEPS)
         return vptq_cli_usage_error(cli, "--steps %" PRIu64 ": expected 1 to %u", a->steps,
                                     (unsigned)MAX_STEPS);
-    if (a->batch < 1 || a->batch > c->windows)
-        return vptq_cli_usage_error(
-            cli, "--batch %" PRIu64 ": expected 1 to the number of windows (-n), %" PRIu64,
-            a->batch, c->windows);
-    if (!(a->rate >= 0 && a->rate <= 1))
-        return vptq_cli_usage_error(cli, "--rate %g: expected 0 to 1", a->rate);
-    if (!isnan(c->holdout) && !(c->holdout > 0 && c->holdout < 1))
-        return vptq_cli_usage_error(
-            cli, "--holdout %g: tuning needs a share above 0 and below 1", c->holdout);
     return CLI_OK;
 }
 
@@ -211,9 +202,9 @@ static int dispatch(vptq_cli *cli, void *arg)
         return vptq_cli_finish(cli, vptq_presets_show(&cli->out, &err), &err);
     if (a->from || a->tune >= 0)
         return tune(cli, a);
-    if (misplaced(cli, false))
-        return vptq_cli_usage_error(cli, "--%s needs --from WORK and --tune e2e",
-                                    misplaced(cli, false));
+    const char *other = misplaced(cli, false);
+    if (other)
+        return vptq_cli_usage_error(cli, "--%s needs --from WORK and --tune e2e", other);
     if (!a->model)
         return vptq_cli_missing_option(cli, "model");
     const bool text = vptq_cli_calibrate_given(&a->calibrate);

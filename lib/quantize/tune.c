@@ -35,7 +35,6 @@ typedef struct tuner {
 
 /* ---- the two models and the text ---- */
 
-/* The windows of a step and of the text together are counted in size_t. */
 static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
 {
     if (o->steps < 1 || o->batch < 1 || o->batch > o->windows || o->length < 2)
@@ -53,17 +52,17 @@ static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
                : vptq_fail(err, VPTQ_E_ARG, "a rate of %g, expected 0 to 1", o->rate);
 }
 
-/* Tuning reads its input until the end. */
+/* Starting over would remove what is to be tuned. */
 static vptq_status check_directories(const vptq_tune_options *o, vptq_err *err)
 {
     char from[PATH_MAX], work[PATH_MAX];
     if (realpath(o->from, from) && realpath(o->work, work) && !strcmp(from, work))
-        return vptq_fail(err, VPTQ_E_ARG, "'%s' is tuned, it cannot be the output, too",
-                         o->from);
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "'%s' is the directory to tune and cannot be the output", o->from);
     return VPTQ_OK;
 }
 
-/* A part of the model can be tuned, but hardly on purpose. */
+/* Tuning a part of the model is possible, but rarely meant. */
 static void warn_of_missing(const tuner *t)
 {
     const size_t all = (size_t)t->model.desc->layers * VPTQ_LINEAR_COUNT;
@@ -227,10 +226,8 @@ typedef struct state_header {
 } state_header;
 static const char state_magic[8] = "VPTQTUN1";
 
-/* Without a state an interrupted run starts again: a full disk does not end this one. */
-static vptq_status save_state(const tuner *t, vptq_err *err)
+static vptq_status write_state(const tuner *t, vptq_err *err)
 {
-    vptq_err why = {0};
     char path[PATH_MAX];
     state_header h = {.bytes = vptq_e2e_state_bytes(t->run)};
     VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_TUNE_STATE_FILE, err));
@@ -242,10 +239,18 @@ static vptq_status save_state(const tuner *t, vptq_err *err)
     memcpy(h.fingerprint, t->fingerprint, sizeof h.fingerprint);
     h.hash = vptq_hash(data + sizeof h, h.bytes, 0);
     memcpy(data, &h, sizeof h);
-    if (vptq_file_replace(path, data, sizeof h + h.bytes, &why))
-        vptq_log(t->dev->ctx, VPTQ_LOG_WARN, "%s; the run goes on without", why.text);
+    const vptq_status st = vptq_file_replace(path, data, sizeof h + h.bytes, err);
     vptq_mem_free(t->dev->ctx->mem, data);
-    return VPTQ_OK;
+    return st;
+}
+
+/* A state that cannot be written costs time after an interruption, nothing else: the run goes
+ * on. */
+static void save_state(const tuner *t)
+{
+    vptq_err why = {0};
+    if (write_state(t, &why))
+        vptq_log(t->dev->ctx, VPTQ_LOG_WARN, "%s; the state is not saved", why.text);
 }
 
 /* Whether the file holds a state of this run. */
@@ -347,7 +352,7 @@ out:
     return st;
 }
 
-/* Ends a run: report.jsonl, and no state any more. */
+/* Writes report.jsonl and removes the state. */
 static vptq_status write_report(const tuner *t, const vptq_buf *report, vptq_err *err)
 {
     char path[PATH_MAX];
@@ -453,12 +458,12 @@ static vptq_status take_steps(tuner *t, vptq_err *err)
         const vptq_status st = vptq_e2e_step(t->run, &r, err);
         t->result->steps = vptq_e2e_taken(t->run);
         if (st == VPTQ_E_CANCELLED)
-            VPTQ_CHECK(save_state(t, NULL));
+            save_state(t);
         VPTQ_CHECK(st);
         VPTQ_CHECK(print_step(t, &r, err));
         vptq_progress(t->dev->ctx, "tune", r.step, t->e2e.steps, NULL);
         if (r.step % t->e2e.every == 0 && !vptq_e2e_done(t->run))
-            VPTQ_CHECK(save_state(t, err));
+            save_state(t);
     }
     return VPTQ_OK;
 }

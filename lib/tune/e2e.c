@@ -1,3 +1,5 @@
+/* The loop of end-to-end tuning: windows forwards and backwards, steps, measurements, the
+ * state. */
 #include "lib/tune/e2e.h"
 
 #include <inttypes.h>
@@ -16,8 +18,8 @@ struct vptq_e2e {
     vptq_backward *b;
     vptq_stored *stored;
     vptq_optimizer optimizer;
-    vptq_hidden_states
-        wanted;      /* [windows + held_out][length, hidden] the teacher's, normalized */
+    /* [windows + held_out][length, hidden] of the teacher, after its final norm */
+    vptq_hidden_states wanted;
     float *embedded; /* [length, hidden] */
     float *states;  /* [layers + 1][length, hidden] device memory: what went into every block */
     float *target;  /* [length, hidden] device memory: the teacher's of the window */

@@ -1,3 +1,4 @@
+/* Steps of the optimizer; all of it on the host, in a fixed order. */
 #include "lib/tune/optimizer.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+/* Collects what a packed model stores into one array, and rounds it. */
 #include "lib/tune/student.h"
 
 #include <stdio.h>

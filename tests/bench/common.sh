@@ -23,3 +23,18 @@ need_file()
 {
     [ -e "$1" ] || skip "$1 is not there ($2)"
 }
+
+# against_pytorch SCRIPT ARGUMENT..: runs a Python script of this folder on the demo model as a plain directory.
+# Environment: BIN (tools, default build/bin), PYTHON, VPTQ_DEMO_GGUF (default build/demo/model.gguf).
+against_pytorch()
+{
+    local script=$1 model=${VPTQ_DEMO_GGUF:-$src/build/demo/model.gguf}
+    shift
+    export BIN=${BIN:-$src/build/bin}
+    need_python torch transformers
+    need_file "$model" "scripts/fetch_demo.sh --model-only build/demo"
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    "$BIN/vptq-pack" --unpack "$model" -o "$work/plain" --dtype f16 --quiet
+    "$PYTHON" "$src/tests/bench/$script" "$work/plain" "$@"
+}

@@ -92,19 +92,6 @@ void vrig_reset(vptq_forward *f)
     f->position = 0;
 }
 
-vptq_status vrig_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
-                            vptq_err *err)
-{
-    const size_t dim = f->d->hidden;
-    for (size_t i = 0, rows; i < n; i += rows) {
-        rows = vptq_forward_chunk(f, n, i);
-        VPTQ_CHECK(vptq_forward_head_begin(f, rows, hidden + i * dim, err));
-        VPTQ_CHECK(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
-                                         rows * dim * sizeof *out, err));
-    }
-    return VPTQ_OK;
-}
-
 int32_t *vrig_ids(const char *dir, size_t n, char *path, size_t size)
 {
     vptq_rng rng = vptq_rng_make(5, 0, 0, VPTQ_RNG_TEST);

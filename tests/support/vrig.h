@@ -40,10 +40,6 @@ void vrig_run_blocks(vrig *r, const int32_t *ids, const size_t *starts, size_t c
 vptq_status vrig_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
                       vptq_err *err) VPTQ_MUST_CHECK;
 void vrig_reset(vptq_forward *f);
-/* out [n, hidden] = the hidden states after the final norm. */
-vptq_status vrig_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
-                            vptq_err *err) VPTQ_MUST_CHECK;
-
 /* Returns n random ids of the tiny vocabulary and writes them to DIR/ids, whose path it stores
  * in `path`; the caller frees them with free(). */
 int32_t *vrig_ids(const char *dir, size_t n, char *path, size_t size);

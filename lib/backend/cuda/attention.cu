@@ -215,7 +215,7 @@ static __device__ void add_values(panel<T> &t, mix<T> &m, const attention_job &j
     }
 }
 
-/* Where lse has a stacked row. */
+/* Index of a stacked row in lse. */
 static __device__ inline size_t lse_at(const attention_job &job, size_t kv, size_t stacked)
 {
     return stacked / job.group * job.a.heads + kv * job.group + stacked % job.group;

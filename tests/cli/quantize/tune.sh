@@ -112,7 +112,7 @@ expect_error 1 'short.txt has [0-9]* windows of 128 tokens: too few for 1 held o
     --from work --tune e2e -c short.txt -l 128 --batch 4 -o new -q
 expect_error 1 'has fingerprint .*, but the matrices were made from' "$BIN/vptq-quantize" --from work --tune e2e \
     -m "$(data models/stories260K-hf)" -c "$text" -l 128 -o new -q
-expect_error 2 "'work' is tuned, it cannot be the output, too" "$BIN/vptq-quantize" --from work --tune e2e -c "$text" \
+expect_error 2 "'work' is the directory to tune and cannot be the output" "$BIN/vptq-quantize" --from work --tune e2e -c "$text" \
     -n 64 -l 128 --batch 4 -o work -f -q
 [ ! -e new ] || fail "a run that cannot begin makes its directory"
 cp -r work part

@@ -439,7 +439,7 @@ static void test_demo_logits(void **state)
     load_golden("golden/smollm2/hidden_last_pos63.npy", &want_hidden);
     vrig_run_blocks(&r, ids, starts, 1, hidden);
     assert_ok(vptq_forward_logits(r.f, 1, hidden + LAST * dim, logits, &err), &err);
-    assert_ok(vrig_final_norm(r.f, 1, hidden + LAST * dim, last, &err), &err);
+    assert_ok(vptq_forward_normalized(r.f, 1, hidden + LAST * dim, last, &err), &err);
     const float *w = vtest_npy_as(&want, "f4"), *h = vtest_npy_as(&want_hidden, "f4");
     assert_close(logits, w, vocab, 1e-4 * largest(w, vocab), 0);
     assert_close(last, h, dim, 1e-4 * largest(h, dim), 0);

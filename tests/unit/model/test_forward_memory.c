@@ -143,7 +143,7 @@ static void run_all(const char *family, const vptq_backend *ops, results *x)
     assert_ok(vptq_forward_open(&r.m, &r.dev, TOKENS, &r.f, &err), &err);
     vrig_run_blocks(&r, ids, starts, 2, x->hidden);
     assert_ok(vptq_forward_logits(r.f, TOKENS, x->hidden, x->logits, &err), &err);
-    assert_ok(vrig_final_norm(r.f, TOKENS, x->hidden, x->norm, &err), &err);
+    assert_ok(vptq_forward_normalized(r.f, TOKENS, x->hidden, x->norm, &err), &err);
     assert_ok(vptq_forward_loss(r.f, TOKENS, x->hidden, ids, x->nll, &err), &err);
     assert_ok(vrig_step(r.f, ids, 9, x->last, &err), &err);
     assert_ok(vrig_step(r.f, ids + 9, 1, x->last, &err), &err);
