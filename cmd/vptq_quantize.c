@@ -49,7 +49,8 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
     if (isnan(a->kv_factor))
         *kv_factor = factor;
     else if (a->kv_factor > 0 && !c->weights)
-        return vptq_fail(err, VPTQ_E_ARG, "--kv-factor needs --weights sink or attention");
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--kv-factor needs --weights sink, attention or guided");
     return VPTQ_OK;
 }
 
@@ -245,8 +246,9 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "Hessians of other tokens, on which losses are also reported (default: those inside "
          "HDIR)"},
         {0, "kv-factor", CLI_DOUBLE, &a->kv_factor, "C",
-         "weight of the term that k_proj and v_proj add to their Hessian, 0 = none (default: "
-         "that of HDIR)"},
+         "factor of the token weights of k_proj and v_proj, or of all linear layers if they "
+         "are "
+         "guided; 0 = none (default: that of HDIR)"},
         {'o', "output", CLI_STRING, &a->output, "WORK",
          "work directory to create or to continue"},
         {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)"},

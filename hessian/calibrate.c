@@ -49,6 +49,8 @@ static void fingerprint_part(vptq_calibrator *c, vptq_part part, size_t first)
         const char *name = vptq_token_weights_name(c->opt.weights);
         h = vptq_hash(name, strlen(name), h);
     }
+    if (c->opt.weights == VPTQ_WEIGHTS_GUIDED) /* of the labels */
+        h = vptq_hash(&c->opt.seed, sizeof c->opt.seed, h);
     snprintf(c->fingerprint[part], sizeof c->fingerprint[part], "%016" PRIx64, h);
 }
 
@@ -59,7 +61,8 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
     vptq_status st = VPTQ_OK;
     size_t count;
 
-    *c = (vptq_calibrator){.dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}};
+    *c = (vptq_calibrator){
+        .dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}, .saliency = {.fd = -1}};
     vptq_arena_init(&c->arena, dev->ctx->mem);
     VPTQ_TRY(vptq_corpus_load(dev->ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c->corpus,
                               err));
@@ -94,12 +97,14 @@ void vptq_calibrator_release(vptq_calibrator *c)
     vptq_forward_close(c->forward);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
         vptq_hessian_sum_release(&c->sum[i]);
-    vptq_hessian_sum_release(&c->term);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        vptq_hessian_sum_release(&c->term[l]);
+    vptq_hidden_states_close(&c->saliency);
     c->dev->ops->release(c->dev->state, c->mass);
     c->dev->ops->release(c->dev->state, c->weight);
     vptq_corpus_release(&c->corpus);
     vptq_arena_release(&c->arena);
-    *c = (vptq_calibrator){.states = {.fd = -1}};
+    *c = (vptq_calibrator){.states = {.fd = -1}, .saliency = {.fd = -1}};
 }
 
 /* ---- start ---- */
@@ -162,7 +167,7 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
         VPTQ_CHECK(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, (vptq_input)i),
                                          &c->sum[i], err));
     if (c->opt.weights)
-        VPTQ_CHECK(vptq_calibrator_open_term(c, err));
+        VPTQ_CHECK(vptq_calibrator_open_terms(c, dir, err));
     if (c->opt.sequential)
         VPTQ_CHECK(vptq_calibrator_open_second(c, dir, err));
     VPTQ_CHECK(vptq_calibrator_open_stream(c, dir, 1, &c->states, err));
@@ -181,9 +186,12 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
     size_t done = c->first + sequence + 1;
 
     (void)dim;
-    vptq_status st = vptq_calibrator_add(c, input, tokens, x, err);
-    if (st || input != VPTQ_INPUT_DOWN)
-        return st;
+    VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, x, err));
+    for (int l = 0; c->opt.weights == VPTQ_WEIGHTS_GUIDED && l < VPTQ_LINEAR_COUNT; l++)
+        if (vptq_linear_input((vptq_linear)l) == input)
+            VPTQ_CHECK(vptq_calibrator_add_guided(c, (vptq_linear)l, done - 1, tokens, x, err));
+    if (input != VPTQ_INPUT_DOWN)
+        return VPTQ_OK;
     snprintf(detail, sizeof detail, "layer %u of 0-%u", c->layer, c->last);
     vptq_progress(c->dev->ctx, "hessian",
                   (uint64_t)c->layer * vptq_calibrator_windows(c) + done,
@@ -214,14 +222,6 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool
     return VPTQ_OK;
 }
 
-static void clear_sums(vptq_calibrator *c)
-{
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        vptq_hessian_sum_clear(&c->sum[i]);
-    if (c->opt.weights)
-        vptq_hessian_sum_clear(&c->term);
-}
-
 vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void *arg,
                                 vptq_err *err)
 {
@@ -232,7 +232,8 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
     for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
         if (!c->windows[part])
             continue;
-        clear_sums(c);
+        for (int i = 0; fn && i < VPTQ_INPUT_COUNT; i++)
+            VPTQ_CHECK(vptq_calibrator_begin(c, (vptq_input)i, first, c->windows[part], err));
         vptq_forward_hold(c->forward, true); /* for the other part */
         VPTQ_CHECK(run_part(c, first, c->windows[part], fn != NULL, err));
         if (part == last_part && c->layer < c->last)
@@ -264,12 +265,25 @@ void vptq_calibrator_checkpoint(vptq_calibrator *c)
     c->state_time = vptq_seconds();
 }
 
-void vptq_calibrator_forget(const char *dir)
+/* Most of them are usually missing. */
+static void remove_files(const char *dir, const char *const *names, size_t count)
 {
-    static const char *const names[] = {STATE_FILE, VPTQ_SPILL_FILE}; /* usually missing */
     char path[4096];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    for (size_t i = 0; i < count; i++)
         if (vptq_path_join(path, sizeof path, dir, names[i], NULL) ||
             vptq_file_remove(path, NULL))
             return;
+}
+
+void vptq_calibrator_forget_states(const char *dir)
+{
+    static const char *const names[] = {STATE_FILE, VPTQ_SPILL_FILE};
+    remove_files(dir, names, sizeof names / sizeof *names);
+}
+
+void vptq_calibrator_forget(const char *dir)
+{
+    static const char *const saliency = VPTQ_SALIENCY_FILE;
+    vptq_calibrator_forget_states(dir);
+    remove_files(dir, &saliency, 1);
 }

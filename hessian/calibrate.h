@@ -26,6 +26,7 @@
 
 #include "hessian/hessian.h"
 #include "hessian/hidden_states.h"
+#include "hessian/saliency.h"
 #include "lib/model/corpus.h"
 #include "lib/model/forward.h"
 
@@ -46,7 +47,8 @@ typedef struct vptq_calibrator {
     vptq_input next; /* sequential: input of that block; VPTQ_INPUT_COUNT after the last */
     /* the part that ran last; sequential: x~ at the input that ran last */
     vptq_hessian_sum sum[VPTQ_INPUT_COUNT];
-    vptq_hessian_sum term; /* T of k and v; its tokens are windows */
+    vptq_hessian_sum term[VPTQ_LINEAR_COUNT]; /* T, those that there are (vptq_term_of); tokens
+                                                 are windows */
 
     /* private */
     vptq_arena arena;
@@ -60,8 +62,10 @@ typedef struct vptq_calibrator {
     size_t group_rows; /* maximum rows of a group */
     double *mass;      /* [length] attention received; in device and host memory */
     double *host_mass;
-    float *weight, *host_weight;
-    struct vptq_second_stream *second; /* sequential, else NULL */
+    float *weight, *host_weight;                  /* [length] of the tokens of a window */
+    vptq_hidden_states saliency;                  /* guided weights: of all windows */
+    vptq_saliency_scale scale[VPTQ_LINEAR_COUNT]; /* of the present layer and part */
+    struct vptq_second_stream *second;            /* sequential, else NULL */
 } vptq_calibrator;
 
 /* Samples the windows and computes the fingerprints; allocates little.  VPTQ_E_ARG if the
@@ -95,19 +99,20 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
                                  vptq_calibrator_fn fn, void *arg,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The other sums of a step, [hidden, n], as means over tokens (windows for the term); row =
- * component of the difference. */
-typedef enum {
-    VPTQ_SHIFT,      /* E[(x - x~) x~^T], for QKV and UP */
-    VPTQ_TERM_SHIFT, /* the same weighted like c->term, for QKV with token weights */
-    VPTQ_DRIFT,      /* E[(h - h~) x~^T], h the hidden states after o or down, h~ those that the
-                        model's o or down computes from x~ */
-    VPTQ_SHIFT_COUNT
-} vptq_shift_kind;
-/* Whether that sum exists at that input. */
-bool vptq_calibrator_has(const vptq_calibrator *c, vptq_input input, vptq_shift_kind kind);
-vptq_status vptq_calibrator_shift(vptq_calibrator *c, vptq_input input, vptq_shift_kind kind,
-                                  float *shift, vptq_err *err) VPTQ_MUST_CHECK;
+/* The other sum of a step, [hidden, n], as a mean over tokens; row = component of the
+ * difference:
+ *     E[(x - x~) x~^T]  for QKV and UP
+ *     E[(h - h~) x~^T]  for O and DOWN, the drift: h the hidden states after o or down, h~
+ *                       those that the model's o or down computes from x~ */
+bool vptq_calibrator_drifts(vptq_input input); /* which of the two */
+vptq_status vptq_calibrator_shift(vptq_calibrator *c, float *shift,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+/* The same weighted like c->term[term], as a mean over windows. */
+vptq_status vptq_calibrator_term_shift(vptq_calibrator *c, vptq_linear term, float *shift,
+                                       vptq_err *err) VPTQ_MUST_CHECK;
+/* Whether there is a term of linear layer `term` itself and its input is that of c->next, or
+ * any without a sequential calibration. */
+bool vptq_calibrator_has_term(const vptq_calibrator *c, vptq_linear term);
 
 /* Converts a sum to the means that a Hessian file holds, lower [n (n + 1) / 2] and mean [n];
  * VPTQ_E_NUMERIC naming `layer` and `input` if one is not finite. */
@@ -117,6 +122,8 @@ vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, co
 /* Writes a checkpoint if opt.checkpoint_seconds have passed.  A full disk is only logged: a
  * checkpoint saves nothing but time after an interruption. */
 void vptq_calibrator_checkpoint(vptq_calibrator *c);
-void vptq_calibrator_forget(const char *dir); /* removes the checkpoint */
+void vptq_calibrator_forget(const char *dir); /* removes the checkpoints */
+/* Removes that of the hidden states only, for a calibration that starts again. */
+void vptq_calibrator_forget_states(const char *dir);
 
 #endif

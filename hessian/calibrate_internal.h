@@ -18,11 +18,21 @@ static inline size_t vptq_calibrator_windows(const vptq_calibrator *c)
 vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *dir,
                                         size_t streams, vptq_hidden_states *s,
                                         vptq_err *err) VPTQ_MUST_CHECK;
-/* Allocates the term of k and v and the arrays for token weights. */
-vptq_status vptq_calibrator_open_term(vptq_calibrator *c, vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds one window's x [tokens, dim of input] (device memory) to the sums. */
+/* Allocates the terms and the arrays for token weights; measures saliencies for guided ones. */
+vptq_status vptq_calibrator_open_terms(vptq_calibrator *c, const char *dir,
+                                       vptq_err *err) VPTQ_MUST_CHECK;
+/* Clears the sums of an input and prepares its weights for `count` windows from `first` on. */
+vptq_status vptq_calibrator_begin(vptq_calibrator *c, vptq_input input, size_t first,
+                                  size_t count, vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds x [tokens, dim of input] (device memory) to the sum of an input, and its first token to
+ * the term of the sink. */
 vptq_status vptq_calibrator_add(vptq_calibrator *c, vptq_input input, size_t tokens,
                                 const float *x, vptq_err *err) VPTQ_MUST_CHECK;
+/* Guided weights: adds x of window w to the term of linear layer l.  Leaves its weights in
+ * c->weight [tokens]. */
+vptq_status vptq_calibrator_add_guided(vptq_calibrator *c, vptq_linear l, size_t w,
+                                       size_t tokens, const float *x,
+                                       vptq_err *err) VPTQ_MUST_CHECK;
 /* An attention hook (lib/model/forward.h): T += sum_t a_t x_t x_t^T over one window, a_t the
  * mean squared attention that token t receives.  Leaves a in c->weight [tokens]. */
 vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens, size_t dim,

@@ -8,19 +8,21 @@
 #include "hessian/calibrate_internal.h"
 
 enum {
-    PRODUCT_TOKENS = 256,        /* summed in float, as in the Hessians */
-    MAX_PRODUCT_FLOATS = 1 << 22 /* computed, and downloaded, at a time */
+    PRODUCT_TOKENS = 256,         /* summed in float, as in the Hessians */
+    MAX_PRODUCT_FLOATS = 1 << 22, /* computed, and downloaded, at a time */
+    MAX_TERMS = 3                 /* of one input */
 };
 
 /* All arrays are in device memory. */
 typedef struct vptq_second_stream {
-    vptq_hidden_states states;     /* x~ */
-    double *sum[VPTQ_SHIFT_COUNT]; /* of the input that was run last */
-    float *record;                 /* [group_rows, largest n]: x, then x - x~, or x~ */
-    float *after;                  /* [group_rows, hidden]: h~ after the half, then h - h~ */
+    vptq_hidden_states states; /* x~ */
+    double *sum;               /* shift or drift of the input that was run last */
+    double *term[MAX_TERMS];   /* the same with the weights of its terms */
+    float *record;             /* [group_rows, largest n]: x, then x - x~, or x~ */
+    float *after;              /* [group_rows, hidden]: h~ after the half, then h - h~ */
     float *rows;    /* [group_rows, hidden]: a group of x if its stream is elsewhere; NULL on
                        devices that work in host memory */
-    float *scaled;  /* [length, hidden]: weighted x - x~; NULL = no weights */
+    float *scaled;  /* [length, hidden]: weighted differences; NULL = no weights of tokens */
     float *product; /* [product_floats] */
     size_t product_floats;
 } second_stream;
@@ -44,20 +46,37 @@ static vptq_status device_floats(vptq_calibrator *c, size_t rows, size_t n, floa
     return st;
 }
 
-static vptq_status open_sums(vptq_calibrator *c, second_stream *s, size_t n, vptq_err *err)
+/* The place of a term in s->term: its position among the linear layers of its input. */
+static int slot_of(vptq_linear term)
 {
-    const size_t hidden = c->model->desc->hidden;
-    const size_t columns[VPTQ_SHIFT_COUNT] = {hidden, c->opt.weights ? hidden : 0, n};
+    int slot = 0;
+    for (int l = (int)term; l-- > 0;)
+        slot += vptq_linear_input((vptq_linear)l) == vptq_linear_input(term);
+    return slot;
+}
 
-    for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++) {
-        void *p = NULL;
-        if (!columns[kind])
-            continue;
-        VPTQ_CHECK(c->dev->ops->alloc(c->dev->state, hidden,
-                                      columns[kind] * sizeof *s->sum[kind], &p, err));
-        s->sum[kind] = p;
-    }
+static vptq_status open_sum(vptq_calibrator *c, size_t columns, double **sum, vptq_err *err)
+{
+    void *p = NULL;
+    VPTQ_CHECK(c->dev->ops->alloc(c->dev->state, c->model->desc->hidden, columns * sizeof **sum,
+                                  &p, err));
+    *sum = p;
     return VPTQ_OK;
+}
+
+static vptq_status open_sums(vptq_calibrator *c, second_stream *s, vptq_err *err)
+{
+    size_t columns[MAX_TERMS] = {0};
+
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        const int slot = slot_of((vptq_linear)l);
+        if (c->term[l].dev && c->term[l].n > columns[slot])
+            columns[slot] = c->term[l].n;
+    }
+    for (int slot = 0; slot < MAX_TERMS; slot++)
+        if (columns[slot])
+            VPTQ_CHECK(open_sum(c, columns[slot], &s->term[slot], err));
+    return open_sum(c, largest_input(c), &s->sum, err);
 }
 
 /* Memory in which the forward pass changes hidden states where they are. */
@@ -82,10 +101,10 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vpt
         return VPTQ_E_NOMEM;
     s->states.fd = -1;
     c->second = s;
-    VPTQ_CHECK(open_sums(c, s, n, err));
+    VPTQ_CHECK(open_sums(c, s, err));
     VPTQ_CHECK(device_floats(c, c->group_rows, n, &s->record, err));
     VPTQ_CHECK(open_after(c, s, err));
-    if (c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
+    if (c->weight)
         VPTQ_CHECK(device_floats(c, c->opt.length, hidden, &s->scaled, err));
     s->product_floats =
         n * n < MAX_PRODUCT_FLOATS ? n * n : MAX_PRODUCT_FLOATS; /* more than one row */
@@ -107,8 +126,9 @@ void vptq_calibrator_close_second(vptq_calibrator *c)
     float *const arrays[] = {s->record, s->rows, s->scaled, s->product};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         ops->release(c->dev->state, arrays[i]);
-    for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
-        ops->release(c->dev->state, s->sum[kind]);
+    ops->release(c->dev->state, s->sum);
+    for (int slot = 0; slot < MAX_TERMS; slot++)
+        ops->release(c->dev->state, s->term[slot]);
     c->second = NULL;
 }
 
@@ -210,6 +230,44 @@ static vptq_status subtract(vptq_calibrator *c, size_t rows, size_t dim, const f
     return c->dev->ops->subtract(c->dev->state, &a, err);
 }
 
+/* The sum of a term += that of one window: differences d [tokens, hidden] weighted by
+ * c->weight, times x [tokens, n]. */
+static vptq_status add_weighted(vptq_calibrator *c, vptq_linear term, size_t tokens,
+                                const float *d, const float *x, vptq_err *err)
+{
+    second_stream *s = c->second;
+    const size_t hidden = c->model->desc->hidden;
+    const vptq_affine_args scale = {.cols = tokens,
+                                    .rows = hidden,
+                                    .valid = hidden,
+                                    .x = d,
+                                    .a = c->weight,
+                                    .y = s->scaled,
+                                    .ldx = hidden,
+                                    .ldy = hidden};
+
+    VPTQ_CHECK(c->dev->ops->affine(c->dev->state, &scale, err));
+    return add_window(
+        c, (product){tokens, hidden, c->term[term].n, s->scaled, x, s->term[slot_of(term)]},
+        err);
+}
+
+/* Guided weights: sums x of window w at the present input, and the weighted differences d
+ * unless they are known later. */
+static vptq_status add_guided(vptq_calibrator *c, size_t w, size_t tokens, const float *x,
+                              const float *d, vptq_err *err)
+{
+    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+        const vptq_linear l = (vptq_linear)i;
+        if (c->opt.weights != VPTQ_WEIGHTS_GUIDED || !vptq_calibrator_has_term(c, l))
+            continue;
+        VPTQ_CHECK(vptq_calibrator_add_guided(c, l, w, tokens, x, err));
+        if (d)
+            VPTQ_CHECK(add_weighted(c, l, tokens, d, x, err));
+    }
+    return VPTQ_OK;
+}
+
 /* Second stream, same group: sums x~ and the shift, or keeps x~ for the drift. */
 static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_t tokens,
                              size_t dim, const float *x, vptq_err *err)
@@ -222,13 +280,14 @@ static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_
         return VPTQ_OK;
     VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, x, err));
     report(c, sequence);
-    if (vptq_calibrator_has(c, input, VPTQ_DRIFT))
+    if (vptq_calibrator_drifts(input)) /* summed when it is known */
         return c->dev->ops->copy(c->dev->state, d, x, tokens * dim * sizeof *x, err);
     VPTQ_CHECK(subtract(c, tokens, dim, d, x, d, err));
-    VPTQ_CHECK(add_window(c, (product){tokens, dim, dim, d, x, s->sum[VPTQ_SHIFT]}, err));
+    VPTQ_CHECK(add_window(c, (product){tokens, dim, dim, d, x, s->sum}, err));
+    VPTQ_CHECK(add_guided(c, c->first + sequence, tokens, x, d, err));
     if (input != VPTQ_INPUT_QKV || c->opt.weights != VPTQ_WEIGHTS_SINK)
         return VPTQ_OK;
-    return add_window(c, (product){1, dim, dim, d, x, s->sum[VPTQ_TERM_SHIFT]}, err);
+    return add_window(c, (product){1, dim, dim, d, x, s->term[slot_of(VPTQ_LINEAR_K)]}, err);
 }
 
 /* Second stream, after on_second of the same window. */
@@ -236,38 +295,26 @@ static vptq_status on_attention(void *arg, size_t sequence, size_t tokens, size_
                                 const float *x, const vptq_attention_args *a, vptq_err *err)
 {
     vptq_calibrator *c = arg;
-    second_stream *s = c->second;
     const float *d = record_of(c, sequence, dim);
 
-    const vptq_affine_args scale = {.cols = tokens,
-                                    .rows = dim,
-                                    .valid = dim,
-                                    .x = d,
-                                    .a = c->weight,
-                                    .y = s->scaled,
-                                    .ldx = dim,
-                                    .ldy = dim};
-
     VPTQ_CHECK(vptq_calibrator_attention(arg, sequence, tokens, dim, x, a, err));
-    VPTQ_CHECK(c->dev->ops->affine(c->dev->state, &scale, err));
-    return add_window(c, (product){tokens, dim, dim, s->scaled, x, s->sum[VPTQ_TERM_SHIFT]},
-                      err);
+    return add_weighted(c, VPTQ_LINEAR_K, tokens, d, x, err);
 }
 
 /* ---- steps ---- */
 
-static vptq_status clear_sums(vptq_calibrator *c, vptq_err *err)
+static vptq_status clear_sums(vptq_calibrator *c, size_t first, size_t count, vptq_err *err)
 {
-    vptq_hessian_sum *h = &c->sum[c->next];
-    const size_t hidden = c->model->desc->hidden;
-    vptq_hessian_sum_clear(h);
-    if (c->opt.weights && c->next == VPTQ_INPUT_QKV)
-        vptq_hessian_sum_clear(&c->term);
-    for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
-        if (vptq_calibrator_has(c, c->next, (vptq_shift_kind)kind))
-            VPTQ_CHECK(c->dev->ops->clear(c->dev->state, c->second->sum[kind],
-                                          hidden * h->n * sizeof *c->second->sum[kind], err));
-    return VPTQ_OK;
+    const second_stream *s = c->second;
+    const size_t bytes =
+        (size_t)c->model->desc->hidden * c->sum[c->next].n * sizeof *c->second->sum;
+
+    VPTQ_CHECK(vptq_calibrator_begin(c, c->next, first, count, err));
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (vptq_calibrator_has_term(c, (vptq_linear)l))
+            VPTQ_CHECK(c->dev->ops->clear(c->dev->state, s->term[slot_of((vptq_linear)l)],
+                                          bytes, err));
+    return c->dev->ops->clear(c->dev->state, s->sum, bytes, err);
 }
 
 /* Windows that run together. */
@@ -355,11 +402,11 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
                                        &hooks, err));
     VPTQ_CHECK(rows_on_device(c, &c->states, g, s->rows, &rows, err));
     VPTQ_CHECK(subtract(c, g->rows, hidden, rows, s->after, s->after, err));
-    for (size_t w = 0; w < g->windows; w++)
-        VPTQ_CHECK(add_window(c,
-                              (product){length, hidden, n, s->after + w * length * hidden,
-                                        record_of(c, w, n), s->sum[VPTQ_DRIFT]},
-                              err));
+    for (size_t w = 0; w < g->windows; w++) {
+        const float *d = s->after + w * length * hidden, *x = record_of(c, w, n);
+        VPTQ_CHECK(add_window(c, (product){length, hidden, n, d, x, s->sum}, err));
+        VPTQ_CHECK(add_guided(c, c->first + w, length, x, d, err));
+    }
     return VPTQ_OK;
 }
 
@@ -371,7 +418,7 @@ static vptq_status run_group(vptq_calibrator *c, const group *g, vptq_err *err)
         return finish_half(c, g, VPTQ_BLOCK_FEED_FORWARD, err);
     if (c->next == VPTQ_INPUT_UP)
         VPTQ_CHECK(finish_half(c, g, VPTQ_BLOCK_ATTENTION, err));
-    if (!vptq_calibrator_has(c, c->next, VPTQ_DRIFT))
+    if (!vptq_calibrator_drifts(c->next))
         return g->sum ? sum_shift(c, g, err) : VPTQ_OK;
     VPTQ_CHECK(run_rows(c, &c->states, g, true, &whole, err));
     if (g->sum)
@@ -406,7 +453,7 @@ static vptq_status run_step(vptq_calibrator *c, const vptq_weight *linear,
         if (!c->windows[part])
             continue;
         if (sum)
-            VPTQ_CHECK(clear_sums(c, err));
+            VPTQ_CHECK(clear_sums(c, first, c->windows[part], err));
         VPTQ_CHECK(run_part(c, first, c->windows[part], &g, err));
         if (sum)
             VPTQ_CHECK(fn(arg, c, (vptq_part)part, err));
@@ -432,25 +479,17 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
 
 /* ---- results ---- */
 
-bool vptq_calibrator_has(const vptq_calibrator *c, vptq_input input, vptq_shift_kind kind)
+bool vptq_calibrator_drifts(vptq_input input)
 {
-    const bool drift = input == VPTQ_INPUT_O || input == VPTQ_INPUT_DOWN;
-    switch (kind) {
-    case VPTQ_TERM_SHIFT:
-        return c->opt.weights && input == VPTQ_INPUT_QKV;
-    case VPTQ_DRIFT:
-        return drift;
-    default:
-        return !drift;
-    }
+    return input == VPTQ_INPUT_O || input == VPTQ_INPUT_DOWN;
 }
 
-vptq_status vptq_calibrator_shift(vptq_calibrator *c, vptq_input input, vptq_shift_kind kind,
-                                  float *shift, vptq_err *err)
+/* shift [hidden, n of the present input] = sum / divisor, in host memory. */
+static vptq_status divide(vptq_calibrator *c, const double *sum, uint64_t divisor, float *shift,
+                          vptq_err *err)
 {
     const vptq_backend *ops = c->dev->ops;
-    const size_t count = (size_t)c->model->desc->hidden * c->sum[input].n;
-    const uint64_t tokens = kind == VPTQ_TERM_SHIFT ? c->term.tokens : c->sum[input].tokens;
+    const size_t count = (size_t)c->model->desc->hidden * c->sum[c->next].n;
     float *there = NULL; /* the product is not in use now */
     size_t step = count;
 
@@ -460,13 +499,22 @@ vptq_status vptq_calibrator_shift(vptq_calibrator *c, vptq_input input, vptq_shi
     }
     for (size_t i = 0, n; i < count; i += n) {
         n = count - i < step ? count - i : step;
-        const vptq_narrow_args a = {.n = n,
-                                    .divisor = (double)tokens,
-                                    .x = c->second->sum[kind] + i,
-                                    .y = there ? there : shift + i};
+        const vptq_narrow_args a = {
+            .n = n, .divisor = (double)divisor, .x = sum + i, .y = there ? there : shift + i};
         VPTQ_CHECK(ops->narrow(c->dev->state, &a, err));
         if (there)
             VPTQ_CHECK(ops->download(c->dev->state, shift + i, there, n * sizeof *shift, err));
     }
     return VPTQ_OK;
+}
+
+vptq_status vptq_calibrator_shift(vptq_calibrator *c, float *shift, vptq_err *err)
+{
+    return divide(c, c->second->sum, c->sum[c->next].tokens, shift, err);
+}
+
+vptq_status vptq_calibrator_term_shift(vptq_calibrator *c, vptq_linear term, float *shift,
+                                       vptq_err *err)
+{
+    return divide(c, c->second->term[slot_of(term)], c->term[term].tokens, shift, err);
 }

@@ -99,21 +99,47 @@ static vptq_status compare_dir(const char *dir, const vptq_hessian_dir *old,
 
 /* ---- the directories ---- */
 
-/* The name of file i of a layer: those of the inputs, then that of the term. */
-static const char *file_input(int i)
+/* The files of a layer: those of the inputs, then those of the terms that linear layers may
+ * have. */
+enum { LAYER_FILES = (int)VPTQ_INPUT_COUNT + (int)VPTQ_LINEAR_COUNT };
+
+static vptq_linear term_of(int i)
 {
-    return i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : VPTQ_HESSIAN_KV;
+    return (vptq_linear)(i - VPTQ_INPUT_COUNT);
 }
 
+/* Whether file i exists with these weights. */
+static bool is_file(vptq_token_weights weights, int i)
+{
+    return i < VPTQ_INPUT_COUNT || vptq_term_of(weights, term_of(i)) == term_of(i);
+}
+
+static const char *file_input(vptq_token_weights weights, int i)
+{
+    return i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i)
+                                : vptq_term_name(weights, term_of(i));
+}
+
+static uint32_t file_columns(const vptq_model_desc *d, int i)
+{
+    return (uint32_t)vptq_input_size(d, i < VPTQ_INPUT_COUNT ? (vptq_input)i
+                                                             : vptq_linear_input(term_of(i)));
+}
+
+/* Of any kind of weights. */
 static vptq_status remove_hessians(const char *dir, uint32_t layers, vptq_err *err)
 {
     char path[4096];
 
     for (uint32_t layer = 0; layer < layers; layer++)
-        for (int i = 0; i <= VPTQ_INPUT_COUNT; i++) {
-            VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, file_input(i), err));
-            VPTQ_CHECK(vptq_file_remove(path, err));
-        }
+        for (int kind = 0; kind < VPTQ_WEIGHTS_COUNT; kind++)
+            for (int i = 0; i < LAYER_FILES; i++) {
+                const vptq_token_weights w = (vptq_token_weights)kind;
+                if (!is_file(w, i))
+                    continue;
+                VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, file_input(w, i), err));
+                VPTQ_CHECK(vptq_file_remove(path, err));
+            }
     return VPTQ_OK;
 }
 
@@ -200,14 +226,13 @@ static vptq_token_weights kind_of(const collector *c, int i)
 static vptq_status check_file(const collector *c, int part, uint32_t layer, int i, bool *whole,
                               vptq_err *err)
 {
-    const vptq_model_desc *d = c->model->desc;
-    const uint32_t n =
-        i < VPTQ_INPUT_COUNT ? (uint32_t)vptq_input_size(d, (vptq_input)i) : d->hidden;
+    const uint32_t n = file_columns(c->model->desc, i);
+    const vptq_token_weights weights = c->opt->calibrate.weights;
     char path[4096];
     vptq_hessian_file h;
     vptq_err why = {0};
 
-    VPTQ_CHECK(vptq_hessian_dir_file(path, c->dir[part], layer, file_input(i), err));
+    VPTQ_CHECK(vptq_hessian_dir_file(path, c->dir[part], layer, file_input(weights, i), err));
     *whole = vptq_path_exists(path);
     if (!*whole)
         return VPTQ_OK;
@@ -229,12 +254,12 @@ static vptq_status check_file(const collector *c, int part, uint32_t layer, int 
 static vptq_status check_layer(const collector *c, uint32_t layer, bool *finished,
                                vptq_err *err)
 {
-    const int inputs = VPTQ_INPUT_COUNT + (c->opt->calibrate.weights ? 1 : 0);
     bool whole = true;
 
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        for (int i = 0; whole && has_part(c, part) && i < inputs; i++)
-            VPTQ_CHECK(check_file(c, part, layer, i, &whole, err));
+        for (int i = 0; whole && has_part(c, part) && i < LAYER_FILES; i++)
+            if (is_file(c->opt->calibrate.weights, i))
+                VPTQ_CHECK(check_file(c, part, layer, i, &whole, err));
     *finished = whole;
     return vptq_check_cancel(c->dev->ctx, err);
 }
@@ -248,16 +273,17 @@ static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
     vptq_arena arena;
     char path[4096];
     const vptq_calibrator *k = &c->calibrator;
-    const bool is_term = i == VPTQ_INPUT_COUNT;
-    const vptq_hessian_sum *s = is_term ? &k->term : &k->sum[i];
+    const bool is_term = i >= VPTQ_INPUT_COUNT;
+    const vptq_hessian_sum *s = is_term ? &k->term[term_of(i)] : &k->sum[i];
+    const char *input = file_input(k->opt.weights, i);
 
     vptq_arena_init(&arena, c->dev->ctx->mem);
     float *lower = vptq_arena_alloc(&arena, vptq_triangle(s->n), sizeof *lower, err);
     float *mean = lower ? vptq_arena_alloc(&arena, s->n, sizeof *mean, err) : NULL;
     if (!mean)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(vptq_calibrator_finish(s, k->layer, file_input(i), lower, mean, err));
-    VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], k->layer, file_input(i), err));
+    VPTQ_TRY(vptq_calibrator_finish(s, k->layer, input, lower, mean, err));
+    VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], k->layer, input, err));
     const vptq_hessian_data data = {.n = s->n,
                                     .tokens = c->meta[part].tokens,
                                     .values = lower,
@@ -272,8 +298,9 @@ out:
 
 static vptq_status write_part(void *arg, vptq_calibrator *k, vptq_part part, vptq_err *err)
 {
-    for (int i = 0; i < VPTQ_INPUT_COUNT + (k->opt.weights ? 1 : 0); i++)
-        VPTQ_CHECK(write_sum(arg, part, i, err));
+    for (int i = 0; i < LAYER_FILES; i++)
+        if (is_file(k->opt.weights, i))
+            VPTQ_CHECK(write_sum(arg, part, i, err));
     return VPTQ_OK;
 }
 
@@ -306,10 +333,9 @@ static void fill_result(const collector *c, vptq_collect_result *r)
     r->held_out = c->calibrator.windows[VPTQ_PART_HELD_OUT];
     r->length = c->opt->calibrate.length;
     r->tokens = d->tokens;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        r->bytes += file_bytes(vptq_input_size(c->model->desc, (vptq_input)i));
-    if (c->opt->calibrate.weights)
-        r->bytes += file_bytes(c->model->desc->hidden);
+    for (int i = 0; i < LAYER_FILES; i++)
+        if (is_file(c->opt->calibrate.weights, i))
+            r->bytes += file_bytes(file_columns(c->model->desc, i));
     r->bytes *= (d->last_layer - d->first_layer + 1) * (r->held_out ? 2 : 1);
 }
 

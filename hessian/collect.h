@@ -40,7 +40,7 @@ typedef struct vptq_hessian_dir {
     uint32_t first_layer, last_layer; /* inclusive: what the directory holds */
     uint64_t tokens;                  /* 0 = unknown (imported) */
     bool diagonal;                    /* only diagonals are known (imported) */
-    vptq_token_weights weights;       /* a term of k and v unless plain */
+    vptq_token_weights weights;       /* with terms unless plain */
     double factor;                    /* of the term, by default */
     uint64_t held_out_tokens;         /* of DIR/holdout; 0 = none */
 } vptq_hessian_dir;
@@ -62,20 +62,26 @@ vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input in
                                   vptq_mem *mem, vptq_hessian_file *h,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
-/* mixed [n (n + 1) / 2] = the Hessian of k and v: plain (that of qkv) plus `factor` times the
- * term of the layer.  A factor of NAN means the directory's.  VPTQ_E_MISMATCH if the directory
- * has no terms. */
-vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer,
-                                     const vptq_hessian_file *plain, double factor,
-                                     vptq_mem *mem, float *mixed,
-                                     vptq_err *err) VPTQ_MUST_CHECK;
+/* Mixes a term into a Hessian. */
+typedef struct vptq_hessian_mix {
+    vptq_token_weights kind; /* of the directory */
+    double factor;
+    vptq_linear term;
+} vptq_hessian_mix;
+/* mixed [n (n + 1) / 2] = plain, the Hessian of the term's input, mixed with the term of a
+ * layer. */
+vptq_status vptq_hessian_dir_load_mixed(const char *dir, uint32_t layer,
+                                        const vptq_hessian_mix *m,
+                                        const vptq_hessian_file *plain, vptq_mem *mem,
+                                        float *mixed, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* `input` is "qkv", "o", "up", "down", or "kv" for the Hessian of k and v with its term. */
+/* `input` is "qkv", "o", "up", "down", or the name of a term for the Hessian that it is mixed
+ * into. */
 typedef vptq_status (*vptq_hessian_row_fn)(void *arg, uint32_t layer, const char *input,
                                            const vptq_hessian_stats *s, vptq_err *err);
 
 /* Calls fn with the statistics of each Hessian in layer and input order, also of one that holds
- * NaN (verdict "broken"); that of k and v, "kv", is plain plus term. */
+ * NaN (verdict "broken"); those with terms follow their input. */
 vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_row_fn fn,
                               void *arg, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -34,7 +34,8 @@ static vptq_status get_weights(const json_t *doc, const char *path, vptq_hessian
     h->weights = vptq_token_weights_find(name, strlen(name));
     if (h->weights == VPTQ_WEIGHTS_COUNT)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: key 'weights' is '%.40s', expected plain, sink or attention",
+                         "%s: key 'weights' is '%.40s', expected plain, sink, attention or "
+                         "guided",
                          path, name);
     if (!(h->factor >= 0) || isinf(h->factor))
         return vptq_fail(err, VPTQ_E_FORMAT,
@@ -161,23 +162,16 @@ vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input in
     return vptq_hessian_entry_load(&s, n, mem, h, err);
 }
 
-vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer,
-                                     const vptq_hessian_file *plain, double factor,
-                                     vptq_mem *mem, float *mixed, vptq_err *err)
+vptq_status vptq_hessian_dir_load_mixed(const char *dir, uint32_t layer,
+                                        const vptq_hessian_mix *m,
+                                        const vptq_hessian_file *plain, vptq_mem *mem,
+                                        float *mixed, vptq_err *err)
 {
-    vptq_hessian_dir h;
+    const vptq_hessian_entry e = {dir, layer, vptq_term_name(m->kind, m->term), m->kind};
     vptq_hessian_file term;
 
-    VPTQ_CHECK(vptq_hessian_dir_open(dir, &h, err));
-    if (!h.weights)
-        return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' holds plain hessians, without token weights of k and v; "
-                         "collect with --weights",
-                         dir);
-    const vptq_hessian_entry e = {dir, layer, VPTQ_HESSIAN_KV, h.weights};
     VPTQ_CHECK(vptq_hessian_entry_load(&e, plain->n, mem, &term, err));
-    vptq_hessian_mix(plain->n, plain->lower, term.lower, isnan(factor) ? h.factor : factor,
-                     mixed);
+    vptq_term_mix(m->kind, m->factor, vptq_triangle(plain->n), plain->lower, term.lower, mixed);
     vptq_hessian_file_release(&term);
     return VPTQ_OK;
 }
@@ -198,9 +192,9 @@ static vptq_status show_file(const show *s, const vptq_hessian_file *file, vptq_
     return s->fn(s->arg, s->entry.layer, s->entry.input, &stats, err);
 }
 
-/* The row of the Hessian that k and v are quantized with: that of qkv plus the term. */
-static vptq_status show_kv(show *s, const vptq_hessian_dir *h, const vptq_hessian_file *plain,
-                           vptq_err *err)
+/* The row of the Hessian that linear layers with a term are quantized with. */
+static vptq_status show_mixed(show *s, const vptq_hessian_dir *h, vptq_linear l,
+                              const vptq_hessian_file *plain, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     char path[4096];
@@ -210,10 +204,11 @@ static vptq_status show_kv(show *s, const vptq_hessian_dir *h, const vptq_hessia
 
     if (!lower)
         return VPTQ_E_NOMEM;
-    s->entry.input = VPTQ_HESSIAN_KV;
+    s->entry.input = vptq_term_name(h->weights, l);
     s->entry.kind = h->weights;
     VPTQ_TRY(read_entry(&s->entry, plain->n, mem, path, &term, err));
-    vptq_hessian_mix(plain->n, plain->lower, term.lower, h->factor, lower);
+    vptq_term_mix(h->weights, h->factor, vptq_triangle(plain->n), plain->lower, term.lower,
+                  lower);
     mixed.lower = lower;
     VPTQ_TRY(show_file(s, &mixed, err));
 out:
@@ -239,8 +234,10 @@ vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_ro
             if (st)
                 break;
             st = show_file(&s, &file, err);
-            if (!st && i == VPTQ_INPUT_QKV && h.weights && !file.diagonal)
-                st = show_kv(&s, &h, &file, err);
+            for (int l = 0; !st && !file.diagonal && l < VPTQ_LINEAR_COUNT; l++)
+                if ((int)vptq_linear_input((vptq_linear)l) == i &&
+                    vptq_term_of(h.weights, (vptq_linear)l) == (vptq_linear)l)
+                    st = show_mixed(&s, &h, (vptq_linear)l, &file, err);
             vptq_hessian_file_release(&file);
         }
     return st;

@@ -4,8 +4,6 @@
 
 #include "hessian/collect.h"
 
-#define VPTQ_HESSIAN_KV "kv"
-
 enum { VPTQ_HESSIAN_MAX_LAYERS = 4096 }; /* of a model */
 
 /* path = "DIR/layer_003_INPUT.safetensors" */
@@ -16,7 +14,7 @@ vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t lay
 typedef struct vptq_hessian_entry {
     const char *dir;
     uint32_t layer;
-    const char *input;       /* or VPTQ_HESSIAN_KV */
+    const char *input;       /* or vptq_term_name */
     vptq_token_weights kind; /* of the term; VPTQ_WEIGHTS_PLAIN for a Hessian */
 } vptq_hessian_entry;
 /* Reads a Hessian or a term with `n` columns (0 = any) and checks that all numbers are finite;

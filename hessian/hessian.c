@@ -1,6 +1,8 @@
 /* Sums of second moments: adding tokens, dividing, pooling. */
 #include "hessian/hessian.h"
 
+#include <math.h>
+
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
                                   vptq_err *err)
 {
@@ -113,11 +115,46 @@ out:
     return st;
 }
 
-void vptq_hessian_mix(size_t n, const float *plain, const float *term, double factor,
-                      float *mixed)
+vptq_linear vptq_term_of(vptq_token_weights kind, vptq_linear l)
 {
-    for (size_t i = 0; i < n * (n + 1) / 2; i++)
-        mixed[i] = (float)((double)plain[i] + factor * (double)term[i]);
+    const bool kv = l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_V;
+    switch (kind) {
+    case VPTQ_WEIGHTS_SINK:
+    case VPTQ_WEIGHTS_ATTENTION:
+        return kv ? VPTQ_LINEAR_K : VPTQ_LINEAR_COUNT;
+    case VPTQ_WEIGHTS_GUIDED:
+        return l;
+    default:
+        return VPTQ_LINEAR_COUNT;
+    }
+}
+
+const char *vptq_term_name(vptq_token_weights kind, vptq_linear term)
+{
+    static const char *const guided[VPTQ_LINEAR_COUNT] = {
+        "guided_q",    "guided_k",  "guided_v",   "guided_o",
+        "guided_gate", "guided_up", "guided_down"};
+    return kind == VPTQ_WEIGHTS_GUIDED ? guided[term] : "kv";
+}
+
+void vptq_term_mix(vptq_token_weights kind, double factor, size_t n, const float *plain,
+                   const float *term, float *mixed)
+{
+    const double keep = kind == VPTQ_WEIGHTS_GUIDED ? 1 - factor : 1;
+    for (size_t i = 0; i < n; i++)
+        mixed[i] = (float)(keep * (double)plain[i] + factor * (double)term[i]);
+}
+
+vptq_status vptq_term_check(vptq_token_weights kind, double factor, vptq_err *err)
+{
+    if (!(factor >= 0 && isfinite(factor)))
+        return vptq_fail(
+            err, VPTQ_E_ARG,
+            "the factor of token weights is %g, expected zero or a positive number", factor);
+    if (kind == VPTQ_WEIGHTS_GUIDED && factor > 1)
+        return vptq_fail(err, VPTQ_E_ARG, "the factor of guided weights is %g, expected 0 to 1",
+                         factor);
+    return VPTQ_OK;
 }
 
 /* out[i] = sum_g t_g part_g[i] / total, in the order given. */

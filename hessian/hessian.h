@@ -3,6 +3,7 @@
 #ifndef VPTQ_HESSIAN_HESSIAN_H
 #define VPTQ_HESSIAN_HESSIAN_H
 
+#include "formats/model_desc.h"
 #include "formats/vptq/hessian_file.h"
 #include "lib/backend/backend.h"
 #include "lib/vptq.h"
@@ -32,9 +33,18 @@ vptq_status vptq_hessian_sum_add_window(vptq_hessian_sum *s, size_t t, const flo
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
-/* mixed = plain + factor * term, lower triangles of n columns; mixed may be plain. */
-void vptq_hessian_mix(size_t n, const float *plain, const float *term, double factor,
-                      float *mixed);
+/* The term of linear layer l, named by a linear layer too: k_proj and v_proj share that of
+ * k_proj (sink, attention), or each has its own (guided); VPTQ_LINEAR_COUNT = none. */
+vptq_linear vptq_term_of(vptq_token_weights kind, vptq_linear l);
+/* The term's name in files: "kv", "guided_q", ... */
+const char *vptq_term_name(vptq_token_weights kind, vptq_linear term);
+/* mixed [n] = plain + factor * term, or (1 - factor) * plain + factor * term (guided); mixed
+ * may be either. */
+void vptq_term_mix(vptq_token_weights kind, double factor, size_t n, const float *plain,
+                   const float *term, float *mixed);
+/* VPTQ_E_ARG unless terms of that kind may have the factor. */
+vptq_status vptq_term_check(vptq_token_weights kind, double factor,
+                            vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Pools `count` Hessians of one size exactly: sum_g t_g H_g / sum_g t_g in double and in the
  * order given, and the means likewise.  Terms are weighted by windows instead of tokens. */

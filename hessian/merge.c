@@ -130,6 +130,7 @@ out:
 static vptq_status merge_part(const merger *m, vptq_err *err)
 {
     const uint32_t first = m->pooled.first_layer, last = m->pooled.last_layer;
+    const vptq_token_weights kind = m->pooled.weights;
 
     for (uint32_t layer = first; layer <= last; layer++) {
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
@@ -140,8 +141,10 @@ static vptq_status merge_part(const merger *m, vptq_err *err)
                           (uint64_t)(layer - first) * VPTQ_INPUT_COUNT + (unsigned)i + 1,
                           (uint64_t)(last - first + 1) * VPTQ_INPUT_COUNT, NULL);
         }
-        if (m->pooled.weights)
-            VPTQ_CHECK(merge_one(m, layer, VPTQ_HESSIAN_KV, m->pooled.weights, err));
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            if (vptq_term_of(kind, (vptq_linear)l) == (vptq_linear)l)
+                VPTQ_CHECK(
+                    merge_one(m, layer, vptq_term_name(kind, (vptq_linear)l), kind, err));
     }
     return save_meta(m, err);
 }

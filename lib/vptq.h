@@ -204,10 +204,13 @@ typedef enum {
     VPTQ_WEIGHTS_SINK,      /* x0 x0^T of the first token of each window */
     VPTQ_WEIGHTS_ATTENTION, /* sum_t a_t x_t x_t^T, a_t the mean over query heads and queries of
                                the squared attention probability that t receives */
+    VPTQ_WEIGHTS_GUIDED,    /* for every linear layer E[w_t x_t x_t^T], w_t the mean squared
+                               gradient of its outputs at t, clipped, with a mean of 1 */
     VPTQ_WEIGHTS_COUNT
 } vptq_token_weights;
 
-/* Parses "plain", "sink", "sink:0.3": the kind, and the factor c of H + c T or its default. */
+/* Parses "plain", "sink", "sink:0.3": the kind, and its factor c or the default: of H + c T,
+ * and for guided weights of (1 - c) H + c T. */
 VPTQ_CALL vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weights,
                                                double *factor, vptq_err *err);
 
@@ -226,7 +229,7 @@ typedef struct vptq_calibrate_options {
 
 typedef struct vptq_collect_options {
     vptq_calibrate_options calibrate;
-    double factor;                    /* of the term of k and v; recorded as the default */
+    double factor;                    /* of the token weights; recorded as the default */
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start over in a directory of another run */
     bool dry_run;                     /* report the plan, write nothing */
@@ -305,8 +308,8 @@ typedef struct vptq_quantize_options {
     const char *hessians; /* directory; NULL = calibrate in this run */
     const char *held_out; /* to report losses on; NULL = the held-out part of `hessians` */
     const vptq_calibrate_options *calibrate; /* instead of `hessians` */
-    double kv_factor; /* of the term of k and v; 0 = none, NAN = as recorded in `hessians` */
-    const char *tokenizer;         /* file; NULL = the model's own */
+    double kv_factor;      /* of token weights; 0 = none, NAN = as recorded in `hessians` */
+    const char *tokenizer; /* file; NULL = the model's own */
     const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
     const char *recipe;            /* JSON rules that override them per matrix; NULL = none */
     double bits; /* budget per weight: chooses v, k, k_res where no recipe does; 0 = none */

@@ -31,7 +31,8 @@ typedef struct vptq_cli_calibrate {
                    "form the text as Hugging Face rows joined by two newlines"),               \
         CLI_OPTION(                                                                            \
             0, "weights", CLI_STRING, &(c)->weights, "KIND",                                   \
-            "tokens that count more for k and v: plain, sink[:factor] or attention[:factor]"), \
+            "tokens that count more: plain, sink[:factor], attention[:factor] (for k and v), " \
+            "guided[:factor] (for all linear layers)"),                                        \
         CLI_OPTION(0, "holdout", CLI_DOUBLE, &(c)->holdout, "SHARE",                           \
                    "share of the windows to hold out; losses are also reported on them")
 

@@ -12,7 +12,7 @@
 static const char tokens_key[] = "tokens", kind_key[] = "kind", windows_key[] = "windows";
 static const char unknown[] = "unknown", sum_key[] = "xxh3";
 
-static const char *const weights_names[] = {"plain", "sink", "attention"};
+static const char *const weights_names[] = {"plain", "sink", "attention", "guided"};
 
 const char *vptq_token_weights_name(vptq_token_weights w)
 {
@@ -110,8 +110,8 @@ static vptq_status parse_kind(const char *path, const vptq_metadata_list *meta,
     h->kind = vptq_token_weights_find(text, strlen(text));
     if (h->kind == VPTQ_WEIGHTS_PLAIN || h->kind == VPTQ_WEIGHTS_COUNT)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: metadata '%s' is '%.100s', expected sink or attention", path,
-                         kind_key, text);
+                         "%s: metadata '%s' is '%.100s', expected sink, attention or guided",
+                         path, kind_key, text);
     return parse_count(path, meta, windows_key, &h->windows, err);
 }
 

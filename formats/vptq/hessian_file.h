@@ -4,8 +4,9 @@
  * or `diagonal` if only that is known) and `mean` (E[x], F32; all zero if unknown) and metadata
  * `tokens` (a number or "unknown") and `xxh3`, a checksum of everything else.
  *
- * With token weights there is also "layer_003_kv.safetensors": the term T that k and v add to
- * the Hessian of qkv, in the same layout, with metadata `kind` and `windows`. */
+ * With token weights there are also terms T, in the same layout, with metadata `kind` and
+ * `windows`: "layer_003_kv.safetensors", which k and v add to the Hessian of qkv, or
+ * "layer_003_guided_q.safetensors" and so on for every linear layer. */
 #ifndef VPTQ_FORMATS_VPTQ_HESSIAN_FILE_H
 #define VPTQ_FORMATS_VPTQ_HESSIAN_FILE_H
 
@@ -15,7 +16,8 @@
 #include "formats/json.h"
 #include "lib/vptq.h"
 
-const char *vptq_token_weights_name(vptq_token_weights w); /* "plain", "sink", "attention" */
+/* "plain", "sink", "attention", "guided" */
+const char *vptq_token_weights_name(vptq_token_weights w);
 /* Kind by name, of `len` bytes; VPTQ_WEIGHTS_COUNT if there is no such kind. */
 vptq_token_weights vptq_token_weights_find(const char *name, size_t len);
 

@@ -19,7 +19,7 @@ struct vptq_backward {
     /* Of vptq_backward_head: the model's and the teacher's logits of a chunk. */
     size_t chunk;
     float *logits, *wanted; /* [chunk, vocab] */
-    double *loss;           /* [chunk] */
+    double *loss;           /* [chunk]; before, the draws of targets */
     int32_t *targets;       /* [chunk] */
     /* For 16-bit weights on devices with their own memory. */
     float *tile;
@@ -385,6 +385,23 @@ vptq_status vptq_backward_forward(vptq_backward *b, uint32_t layer, const vptq_w
     return end_block(&p, vptq_forward_run_block(b->f, &pass, err), err);
 }
 
+vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_weight *weights,
+                              float *embedded, float *states, vptq_err *err)
+{
+    const vptq_backend *ops = b->f->dev->ops;
+    vptq_dev *dev = b->f->dev->state;
+    const size_t size = b->rows * b->f->d->hidden, bytes = size * sizeof(float);
+    VPTQ_CHECK(vptq_forward_embed(b->f, ids, b->rows, embedded, err));
+    VPTQ_CHECK(ops->upload(dev, states, embedded, bytes, err));
+    for (uint32_t l = 0; l < b->f->d->layers; l++) {
+        float *next = states + (l + 1) * size;
+        VPTQ_CHECK(ops->copy(dev, next, states + l * size, bytes, err));
+        VPTQ_CHECK(vptq_backward_forward(
+            b, l, weights ? weights + (size_t)l * VPTQ_LINEAR_COUNT : NULL, next, err));
+    }
+    return VPTQ_OK;
+}
+
 /* ---- the head ---- */
 
 /* logits [n, vocab] = n rows of normalized hidden states times the head. */
@@ -396,6 +413,27 @@ static vptq_status head_logits(vptq_backward *b, size_t n, const float *x, float
     const vptq_forward_linear_args a = {
         .w = &w, .opened = &f->head, .rows = n, .x = x, .out = logits};
     return vptq_forward_linear(f, &a, err);
+}
+
+/* b->targets [n]: the given ones, or drawn from the distributions of b->logits. */
+static vptq_status chunk_targets(vptq_backward *b, const vptq_backward_loss *a, size_t first,
+                                 size_t n, vptq_err *err)
+{
+    const vptq_backend *ops = b->f->dev->ops;
+    vptq_dev *dev = b->f->dev->state;
+    const size_t vocab = b->f->d->vocab;
+    const vptq_sample_args draw = {.n = n,
+                                   .vocab = vocab,
+                                   .logits = b->logits,
+                                   .ld = vocab,
+                                   .temperature = 1,
+                                   .top_p = 1,
+                                   .u = b->loss,
+                                   .ids = b->targets};
+    if (!a->draws)
+        return ops->upload(dev, b->targets, a->targets + first, n * sizeof *b->targets, err);
+    VPTQ_CHECK(ops->upload(dev, b->loss, a->draws + first, n * sizeof *b->loss, err));
+    return ops->sample(dev, &draw, err);
 }
 
 /* b->logits = their gradient, loss [n] = the losses. */
@@ -412,8 +450,7 @@ static vptq_status chunk_loss(vptq_backward *b, const vptq_backward_loss *a, siz
                                  .scale = a->scale,
                                  .loss = b->loss};
     if (!a->teacher)
-        VPTQ_CHECK(
-            ops->upload(dev, b->targets, a->targets + first, n * sizeof *b->targets, err));
+        VPTQ_CHECK(chunk_targets(b, a, first, n, err));
     VPTQ_CHECK(ops->kl_grad(dev, &g, err));
     return ops->download(dev, loss, b->loss, n * sizeof *loss, err);
 }

@@ -4,11 +4,7 @@
  *
  *     vptq_backward *b;
  *     vptq_backward_open(f, tokens, &b, err);
- *     h[0] = the embeddings;
- *     for (l = 0; l < layers; l++) {
- *         h[l + 1] = a copy of h[l];
- *         vptq_backward_forward(b, l, NULL, h[l + 1], err);
- *     }
+ *     vptq_backward_run(b, ids, NULL, embedded, h, err);
  *     vptq_backward_head(b, &of_the_head, loss, dh, err);
  *     for (l = layers; l-- > 0;)
  *         vptq_backward_block(b, l, h[l], dh, &hooks, err);
@@ -30,6 +26,12 @@ void vptq_backward_close(vptq_backward *b); /* accepts NULL */
 /* Bytes of device memory that one takes. */
 size_t vptq_backward_bytes(const vptq_forward *f, size_t rows);
 
+/* Runs the model forwards over ids [rows] of host memory and keeps what goes into every block
+ * and out of the last: states [layers + 1][rows, hidden], device memory.  embedded
+ * [rows, hidden]: working memory of the host.  weights [layers * VPTQ_LINEAR_COUNT], or NULL
+ * for those of the model. */
+vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_weight *weights,
+                              float *embedded, float *states, vptq_err *err) VPTQ_MUST_CHECK;
 /* Runs a block forwards, hidden [rows, hidden] in place, in device memory; with these weights
  * [VPTQ_LINEAR_COUNT], or (NULL) those of the model. */
 vptq_status vptq_backward_forward(vptq_backward *b, uint32_t layer, const vptq_weight *weights,
@@ -58,11 +60,13 @@ vptq_status vptq_backward_block(vptq_backward *b, uint32_t layer, const float *h
 
 /* Loss of a window.  The wanted distributions are those of `teacher`, the hidden states of the
  * original after its final norm (whose head is the same), or certain targets: see the op
- * kl_grad. */
+ * kl_grad.  With `draws` the targets are drawn from the model's own distribution (see the op
+ * sample). */
 typedef struct vptq_backward_loss {
     const float *hidden;    /* [rows, hidden] out of the last block, device memory */
     const float *teacher;   /* [rows, hidden], device memory, or NULL */
     const int32_t *targets; /* [rows] host memory; without a teacher */
+    const double *draws;    /* [rows] in [0, 1), host memory; without a teacher and targets */
     float scale;            /* of the losses in the sum */
     double *final_norm;     /* [hidden] gradient, added to, device memory; or NULL */
 } vptq_backward_loss;

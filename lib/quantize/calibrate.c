@@ -19,8 +19,10 @@ static const uint32_t NO_LAYER = UINT32_MAX;
  */
 typedef struct part_moments {
     float *lower[VPTQ_INPUT_COUNT];
-    float *kv;
-    float *shift[VPTQ_SHIFT_COUNT]; /* sequential only */
+    float *mixed[VPTQ_LINEAR_COUNT]; /* with the token weights of a term; NULL = no term */
+    /* sequential only: shift or drift, and the same with those weights */
+    float *shift;
+    float *mixed_shift[VPTQ_LINEAR_COUNT];
 } part_moments;
 
 typedef struct calibration {
@@ -86,20 +88,23 @@ static vptq_status take_sum(calibration *k, const vptq_hessian_sum *s, const cha
     return vptq_calibrator_finish(s, k->calibrator.layer, input, lower, k->mean, err);
 }
 
-/* Makes the Hessian of k and v: that of q, k and v plus the weighted term. */
-static vptq_status take_kv(calibration *k, const part_moments *m, vptq_err *err)
+/* Makes the Hessian with the term of linear layer l, and the shift. */
+static vptq_status take_term(calibration *k, const part_moments *m, vptq_linear l,
+                             vptq_err *err)
 {
-    const vptq_calibrator *c = &k->calibrator;
+    vptq_calibrator *c = &k->calibrator;
+    const vptq_token_weights kind = c->opt.weights;
     const double factor = k->q->hessians.kv_factor;
-    const size_t n = c->term.n;
+    const size_t n = c->term[l].n;
+    const float *plain = m->lower[vptq_linear_input(l)];
+    float *shift = m->mixed_shift[l];
 
-    VPTQ_CHECK(take_sum(k, &c->term, "k and v", m->kv, err));
-    vptq_hessian_mix(n, m->lower[VPTQ_INPUT_QKV], m->kv, factor, m->kv);
-    if (c->opt.sequential) {
-        float *shift = m->shift[VPTQ_TERM_SHIFT];
-        for (size_t i = 0; i < n * n; i++)
-            shift[i] = (float)((double)m->shift[VPTQ_SHIFT][i] + factor * (double)shift[i]);
-    }
+    VPTQ_CHECK(take_sum(k, &c->term[l], vptq_term_name(kind, l), m->mixed[l], err));
+    vptq_term_mix(kind, factor, vptq_triangle(n), plain, m->mixed[l], m->mixed[l]);
+    if (!c->opt.sequential)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_calibrator_term_shift(c, l, shift, err));
+    vptq_term_mix(kind, factor, c->model->desc->hidden * n, m->shift, shift, shift);
     return VPTQ_OK;
 }
 
@@ -114,12 +119,11 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
         if (!sequential || i == (int)c->next)
             VPTQ_CHECK(
                 take_sum(k, &c->sum[i], vptq_input_name((vptq_input)i), m->lower[i], err));
-    for (int kind = 0; sequential && kind < VPTQ_SHIFT_COUNT; kind++)
-        if (m->shift[kind] && vptq_calibrator_has(c, c->next, (vptq_shift_kind)kind))
-            VPTQ_CHECK(
-                vptq_calibrator_shift(c, c->next, (vptq_shift_kind)kind, m->shift[kind], err));
-    if (m->kv && (!sequential || c->next == VPTQ_INPUT_QKV))
-        VPTQ_CHECK(take_kv(k, m, err));
+    if (sequential)
+        VPTQ_CHECK(vptq_calibrator_shift(c, m->shift, err));
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (m->mixed[l] && vptq_calibrator_has_term(c, (vptq_linear)l))
+            VPTQ_CHECK(take_term(k, m, (vptq_linear)l, err));
     return VPTQ_OK;
 }
 
@@ -146,14 +150,26 @@ static vptq_status floats(calibration *k, size_t count, float **out, vptq_err *e
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+/* Allocates what the term of a linear layer takes. */
+static vptq_status alloc_term(calibration *k, part_moments *m, vptq_linear l, vptq_err *err)
+{
+    const vptq_model_desc *d = k->q->model.desc;
+    const size_t n = vptq_input_size(d, vptq_linear_input(l));
+
+    if (vptq_term_of(k->calibrator.opt.weights, l) != l)
+        return VPTQ_OK;
+    VPTQ_CHECK(floats(k, vptq_triangle(n), &m->mixed[l], err));
+    return k->calibrator.opt.sequential ? floats(k, d->hidden * n, &m->mixed_shift[l], err)
+                                        : VPTQ_OK;
+}
+
 /* Allocates one part.  The inputs of a sequential run come one after another and share it. */
 static vptq_status alloc_part(calibration *k, part_moments *m, bool held_out, size_t widest,
                               vptq_err *err)
 {
     const vptq_model_desc *d = k->q->model.desc;
     const bool sequential = k->calibrator.opt.sequential;
-    const bool kv = k->q->hessians.kv_factor > 0 && (sequential || !held_out);
-    const size_t hidden = d->hidden;
+    const bool terms = k->q->hessians.kv_factor > 0 && (sequential || !held_out);
 
     if (sequential)
         VPTQ_CHECK(floats(k, widest * (widest + 1) / 2, &m->lower[0], err));
@@ -164,15 +180,9 @@ static vptq_status alloc_part(calibration *k, part_moments *m, bool held_out, si
         else
             VPTQ_CHECK(floats(k, n * (n + 1) / 2, &m->lower[i], err));
     }
-    if (kv)
-        VPTQ_CHECK(floats(k, hidden * (hidden + 1) / 2, &m->kv, err));
-    if (!sequential)
-        return VPTQ_OK;
-    VPTQ_CHECK(floats(k, hidden * hidden, &m->shift[VPTQ_SHIFT], err));
-    VPTQ_CHECK(floats(k, hidden * widest, &m->shift[VPTQ_DRIFT], err));
-    if (kv)
-        VPTQ_CHECK(floats(k, hidden * hidden, &m->shift[VPTQ_TERM_SHIFT], err));
-    return VPTQ_OK;
+    for (int l = 0; terms && l < VPTQ_LINEAR_COUNT; l++)
+        VPTQ_CHECK(alloc_term(k, m, (vptq_linear)l, err));
+    return sequential ? floats(k, d->hidden * widest, &m->shift, err) : VPTQ_OK;
 }
 
 static vptq_status alloc_parts(calibration *k, vptq_err *err)
@@ -209,7 +219,7 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
     vptq_calibrate_options opt = *q->opt->calibrate;
 
     if (k->started && k->measuring && q->manifest) /* the run cannot use its checkpoint */
-        vptq_calibrator_forget(q->opt->work);
+        vptq_calibrator_forget_states(q->opt->work);
     k->measuring = !q->manifest;
     opt.sequential = opt.sequential && !k->measuring;
     vptq_calibrator_release(&k->calibrator);
@@ -275,12 +285,17 @@ static vptq_status advance(calibration *k, uint32_t layer, vptq_input input, vpt
 static vptq_input_shifts shifts_of(const calibration *k, const part_moments *m,
                                    vptq_input input)
 {
-    const bool drift = vptq_calibrator_has(&k->calibrator, input, VPTQ_DRIFT);
-    const bool kv = input == VPTQ_INPUT_QKV && m->kv;
-    return (vptq_input_shifts){.shift = drift ? NULL : m->shift[VPTQ_SHIFT],
-                               .drift = drift ? m->shift[VPTQ_DRIFT] : NULL,
-                               .kv = kv ? m->kv : NULL,
-                               .kv_shift = kv ? m->shift[VPTQ_TERM_SHIFT] : NULL};
+    const bool drift = vptq_calibrator_drifts(input);
+    vptq_input_shifts s = {.shift = drift ? NULL : m->shift, .drift = drift ? m->shift : NULL};
+
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        const vptq_linear term = vptq_term_of(k->calibrator.opt.weights, (vptq_linear)l);
+        if (term == VPTQ_LINEAR_COUNT || vptq_linear_input((vptq_linear)l) != input)
+            continue;
+        s.mixed[l] = m->mixed[term];
+        s.mixed_shift[l] = m->mixed_shift[term];
+    }
+    return s;
 }
 
 static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
@@ -293,10 +308,10 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
     (void)columns;
     VPTQ_CHECK(advance(k, layer, input, err));
     *h = (vptq_input_hessians){.plain = main->lower[input],
-                               .kv = input == VPTQ_INPUT_QKV ? main->kv : NULL,
                                .held_out = held_out->lower[input],
                                .shifts = shifts_of(k, main, input),
                                .held_out_shifts = shifts_of(k, held_out, input)};
+    memcpy(h->metric, h->shifts.mixed, sizeof h->metric);
     return VPTQ_OK;
 }
 
@@ -336,24 +351,27 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
     memcpy(s->held_out_fingerprint, k->calibrator.fingerprint[VPTQ_PART_HELD_OUT],
            sizeof s->held_out_fingerprint);
     s->tokens = (uint64_t)k->calibrator.windows[VPTQ_PART_MAIN] * o->calibrate->length;
-    s->kv_factor = o->calibrate->weights ? o->kv_factor : 0;
-    return VPTQ_OK;
+    s->weights = o->calibrate->weights;
+    s->kv_factor = s->weights ? o->kv_factor : 0;
+    return vptq_term_check(s->weights, s->kv_factor, err);
 }
 
 /* ---- targets ---- */
 
-/* The moments of a target; k and v use the same token weights as in their Hessian. */
+/* The moments of a target, with the same token weights as in its Hessian. */
 static vptq_target_moments moments_of(vptq_linear l, const vptq_quantize_row *row,
                                       const float *w, const float *plain,
                                       const vptq_input_shifts *s)
 {
-    const bool kv = s->kv && (l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_V);
+    const bool mixed = s->mixed[l] != NULL;
+    const float *shift = mixed && s->shift ? s->mixed_shift[l] : s->shift;
+    const float *drift = mixed && s->drift ? s->mixed_shift[l] : s->drift;
     return (vptq_target_moments){.out = row->rows,
                                  .in = row->columns,
                                  .w = w,
-                                 .lower = kv ? s->kv : plain,
-                                 .shift = kv ? s->kv_shift : s->shift,
-                                 .drift = s->drift};
+                                 .lower = mixed ? s->mixed[l] : plain,
+                                 .shift = shift,
+                                 .drift = drift};
 }
 
 vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians *h,

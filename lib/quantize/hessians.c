@@ -12,19 +12,30 @@ static void dir_release(const vptq_hessian_source *s, vptq_input_hessians *h)
 {
     vptq_hessian_file_release(&h->file);
     vptq_hessian_file_release(&h->held_out_file);
-    vptq_mem_free(s->mem, h->mixed);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        vptq_mem_free(s->mem, h->mixed[l]);
     *h = (vptq_input_hessians){0};
 }
 
-static vptq_status load_kv(const vptq_hessian_source *s, uint32_t layer, vptq_input_hessians *h,
-                           vptq_err *err)
+/* Loads the terms of the linear layers that read `input`. */
+static vptq_status load_terms(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
+                              vptq_input_hessians *h, vptq_err *err)
 {
-    h->mixed = vptq_mem_alloc(s->mem, vptq_triangle(h->file.n), sizeof *h->mixed, err);
-    if (!h->mixed)
-        return VPTQ_E_NOMEM;
-    h->kv = h->mixed;
-    return vptq_hessian_dir_load_kv(s->dir, layer, &h->file, s->kv_factor, s->mem, h->mixed,
-                                    err);
+    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+        const vptq_linear l = (vptq_linear)i, term = vptq_term_of(s->weights, l);
+        const vptq_hessian_mix mix = {s->weights, s->kv_factor, term};
+        if (term == VPTQ_LINEAR_COUNT || vptq_linear_input(l) != input)
+            continue;
+        if (term == l) { /* the first of those that share it */
+            h->mixed[l] = vptq_mem_alloc(s->mem, vptq_triangle(h->file.n), sizeof(float), err);
+            if (!h->mixed[l])
+                return VPTQ_E_NOMEM;
+            VPTQ_CHECK(vptq_hessian_dir_load_mixed(s->dir, layer, &mix, &h->file, s->mem,
+                                                   h->mixed[l], err));
+        }
+        h->metric[l] = h->mixed[term];
+    }
+    return VPTQ_OK;
 }
 
 /* Loads one file and checks that it is a diagonal or a full matrix as the others. */
@@ -50,8 +61,8 @@ static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_i
     *h = (vptq_input_hessians){0};
     VPTQ_TRY(load_file(s, s->dir, layer, input, columns, &h->file, err));
     h->plain = h->file.lower;
-    if (input == VPTQ_INPUT_QKV && s->kv_factor > 0)
-        VPTQ_TRY(load_kv(s, layer, h, err));
+    if (s->kv_factor > 0)
+        VPTQ_TRY(load_terms(s, layer, input, h, err));
     if (s->held_out_dir[0]) {
         VPTQ_TRY(load_file(s, s->held_out_dir, layer, input, columns, &h->held_out_file, err));
         h->held_out = h->held_out_file.lower;
@@ -84,16 +95,12 @@ static vptq_status choose_factor(const vptq_hessian_source_options *o,
     bool has_term = h->weights != VPTQ_WEIGHTS_PLAIN;
 
     *factor = isnan(o->kv_factor) ? (has_term ? h->factor : 0) : o->kv_factor;
-    if (!(*factor >= 0 && isfinite(*factor)))
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "the factor of the term of k and v is %g, expected 0 or more",
-                         *factor);
     if (*factor > 0 && !has_term)
         return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' has no term of k and v for the factor of %g; collect it with "
+                         "'%s' has no token weights for the factor of %g; collect them with "
                          "vptq-hessian --weights",
                          o->dir, *factor);
-    return VPTQ_OK;
+    return vptq_term_check(h->weights, *factor, err);
 }
 
 /* Writes the directory of held-out Hessians to path: the given one, or that of o->dir; "" =
@@ -121,6 +128,7 @@ vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_
     VPTQ_CHECK(open_dir(o->dir, o, &h, err));
     VPTQ_CHECK(choose_factor(o, &h, &s->kv_factor, err));
     memcpy(s->fingerprint, h.fingerprint, sizeof s->fingerprint);
+    s->weights = h.weights;
     s->tokens = h.tokens;
     s->diagonal = h.diagonal;
     VPTQ_CHECK(find_held_out(o, &h, s->held_out_dir, sizeof s->held_out_dir, err));
@@ -143,6 +151,6 @@ vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_
 void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input)
 {
     input->lower = h->plain;
-    input->metric = l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_V ? h->kv : NULL;
+    input->metric = h->metric[l];
     input->held_out = h->held_out;
 }

@@ -11,18 +11,20 @@
 typedef struct vptq_input_shifts {
     const float *shift; /* E[(x - x~) x~^T] [hidden, hidden]; for q, k, v, gate and up */
     const float *drift; /* E[(h - h~) x~^T] [hidden, n]; for o and down */
-    const float *kv, *kv_shift; /* Hessian and shift with the token weights of k and v */
+    /* Hessian and shift or drift with the token weights of a linear layer; NULL = plain */
+    const float *mixed[VPTQ_LINEAR_COUNT], *mixed_shift[VPTQ_LINEAR_COUNT];
 } vptq_input_shifts;
 
 /* The Hessians of one input of a block: packed lower triangles [n (n + 1) / 2]. */
 typedef struct vptq_input_hessians {
     const float *plain;
-    const float *kv;       /* minimized by k_proj and v_proj; NULL = the plain one */
+    /* what a linear layer minimizes; NULL = the plain one */
+    const float *metric[VPTQ_LINEAR_COUNT];
     const float *held_out; /* NULL = none */
     vptq_input_shifts shifts, held_out_shifts;
     /* owners of the arrays, if the source is a directory */
     vptq_hessian_file file, held_out_file;
-    float *mixed;
+    float *mixed[VPTQ_LINEAR_COUNT];
 } vptq_input_hessians;
 
 typedef struct vptq_hessian_source vptq_hessian_source;
@@ -30,9 +32,10 @@ struct vptq_hessian_source {
     /* for the manifest: everything that affects the bytes of a matrix */
     char fingerprint[17];
     char held_out_fingerprint[17]; /* "" = no held-out Hessians */
-    double kv_factor;              /* 0 = k and v use the plain Hessian */
-    uint64_t tokens;               /* 0 = unknown */
-    bool diagonal;                 /* only diagonals are known, all other entries are 0 */
+    vptq_token_weights weights;
+    double kv_factor; /* of the terms; 0 = all linear layers use the plain Hessian */
+    uint64_t tokens;  /* 0 = unknown */
+    bool diagonal;    /* only diagonals are known, all other entries are 0 */
     /* Loads the Hessians of an input of `columns` columns, to be released by `release`. */
     vptq_status (*load)(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err);
@@ -47,13 +50,13 @@ struct vptq_hessian_source {
 typedef struct vptq_hessian_source_options {
     const char *dir;
     const char *held_out; /* directory; NULL = the held-out Hessians that `dir` keeps */
-    double kv_factor;     /* of the term of k and v; NAN = that of `dir`, 0 = none */
+    double kv_factor;     /* of the terms; NAN = that of `dir`, 0 = none */
     const char *model_fingerprint; /* of the model that the Hessians must belong to */
     uint32_t first_layer, last_layer;
 } vptq_hessian_source_options;
 
 /* Opens a directory as a source; o->dir must outlive it.  VPTQ_E_MISMATCH for Hessians of
- * another model, missing layers, a missing term of k and v, or if only one of `dir` and the
+ * another model, missing layers, missing terms, or if only one of `dir` and the
  * held-out Hessians has full matrices. */
 vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_mem *mem,
                                      vptq_hessian_source *s, vptq_err *err) VPTQ_MUST_CHECK;

@@ -80,6 +80,7 @@ cd good || exit
 } >../made.txt 2>&1 || fail "$(tail -n 5 ../made.txt)"
 read -ra words <<<"${collect/0-0/0-1}"
 interrupted hs hidden.state "${words[@]}"
+interrupted hg saliency.state "${words[@]}" --weights guided
 read -ra words <<<"$sequential"
 interrupted wi hidden.state "${words[@]}"
 read -ra words <<<"$tune"
@@ -247,6 +248,7 @@ row heal 'h/layer_*' "$collect -o h"
 row heal 'h/holdout/*' "$collect -o h"
 row heal h/lock "$collect -o h"
 row heal hs/hidden.state "${collect/0-0/0-1} -o hs"
+row heal hg/saliency.state "${collect/0-0/0-1} --weights guided -o hg"
 row read 'h5/*.*' "$hessian" --show h5
 row read 'h5/holdout/*' "${budget/h5/h5/holdout}" --dry-run
 row read h5/lock "$hessian" --show h5
@@ -268,6 +270,7 @@ row heal 't/*' "$tune -o t"
 row heal 'ti/*' "$tune -o ti"
 row read 'w/layer_*' "$tune -o out"
 row heal 'hs/*' "${collect/0-0/0-1} -o hs"
+row heal 'hg/*' "${collect/0-0/0-1} --weights guided -o hg"
 row heal 'hs/holdout/*' "${collect/0-0/0-1} -o hs"
 row read w/quantize.json "$pack" w -o out
 row read 'w/layer_*' "$pack" w -o out

@@ -56,3 +56,55 @@ done
 expect_exit 2 collect -o x --holdout 1 2> err.txt
 expect_line err.txt "share of 1"
 [ ! -e x ] || fail "an output was made"
+
+# Guided weights: a term for every linear layer.
+gargs=(-m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256 --weights guided --holdout 0.1 -q)
+guided() { "$BIN/vptq-hessian" "${gargs[@]}" "$@"; }
+guided -o g1 -t 1
+guided -o g2 -t 2 --mem 24M
+expect_same g1 g2
+for file in plain/*.safetensors plain/holdout/*.safetensors; do
+    cmp -s "$file" "g1/${file#plain/}" || fail "$file is another one with guided weights"
+done
+for dir in g1 g1/holdout; do
+    "$BIN/vptq-hessian" --show "$dir" --format json > show.json
+    for name in q k v o gate up down; do
+        [ "$(json_get input show.json | grep -c "^guided_$name\$")" = 5 ] || fail "guided_$name in $dir"
+    done
+done
+[ ! -e g1/saliency.state ] || fail "the checkpoint of a finished run is still there"
+
+# Killed while it measures saliencies, and again later.
+for file in saliency.state layer_001_guided_q.safetensors; do
+    "$BIN/vptq-hessian" "${gargs[@]}" -o gk -t 1 &
+    pid=$!
+    wait_for 60 test -e "gk/$file"
+    kill_and_wait "$pid"
+done
+guided -o gk
+expect_same g1 gk
+
+# Labels are drawn: another seed measures other saliencies of the same text.
+expect_exit 1 guided -o g2 --seed 5 2> err.txt
+expect_line err.txt "another text, seed or window length"
+"$BIN/vptq-hessian" --merge g1 gk -o gm -q
+cmp -s g1/layer_002_guided_o.safetensors gm/layer_002_guided_o.safetensors &&
+    fail "a merged term has twice the windows"
+[ -e gm/holdout/layer_004_guided_down.safetensors ] || fail "the merged held-out terms are missing"
+expect_exit 2 guided -o x --weights guided:1.5 2> err.txt
+expect_line err.txt "guided weights is 1.5, expected 0 to 1"
+
+# Quantizing minimizes them, one-shot from a directory or in the run, and reports plain losses.
+quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -v 4 -k 64 -q "$@"; }
+quantize -H g1 -o wh
+quantize -c "$text" -n 24 -l 256 --weights guided --holdout 0.1 -o wc
+digest() { "$BIN/vptq-pack" --digest "$1"; }
+[ "$(digest wh)" = "$(digest wc)" ] || fail "the same Hessians, other matrices"
+quantize -H g1 --kv-factor 0 -o wp
+quantize -H plain -o wq
+[ "$(digest wp)" = "$(digest wq)" ] || fail "a factor of 0 is not plain"
+[ "$(digest wh)" != "$(digest wq)" ] || fail "guided weights changed nothing"
+expect_exit 2 quantize -H g1 --kv-factor 2 -o x 2> err.txt
+expect_line err.txt "guided weights is 2, expected 0 to 1"
+quantize -c "$text" -n 24 -l 256 --weights guided --sequential -o ws
+[ ! -e ws/saliency.state ] || fail "the checkpoint of a finished run is still there"

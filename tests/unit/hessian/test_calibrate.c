@@ -61,8 +61,9 @@ static void start(rig *r, const char *dir, bool sequential, uint32_t wanted, vpt
 
 /* All moments of one block, for both parts of the windows. */
 typedef struct moments {
-    double *h[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT], *term[VPTQ_PART_COUNT];
-    float *shift[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT][VPTQ_SHIFT_COUNT];
+    double *h[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT], *term[VPTQ_PART_COUNT][VPTQ_LINEAR_COUNT];
+    float *shift[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT]; /* or drift */
+    float *term_shift[VPTQ_PART_COUNT][VPTQ_LINEAR_COUNT];
 } moments;
 
 static double *copy_of(const double *x, size_t n)
@@ -73,37 +74,43 @@ static double *copy_of(const double *x, size_t n)
     return out;
 }
 
-static void keep_shifts(moments *m, vptq_calibrator *c, vptq_part part, vptq_input input)
+static float *room(size_t rows, size_t columns)
 {
-    vptq_err err;
-    const size_t count = (size_t)c->model->desc->hidden * c->sum[input].n;
-    for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++) {
-        float **shift = &m->shift[part][input][kind];
-        if (!vptq_calibrator_has(c, input, (vptq_shift_kind)kind))
-            continue;
-        *shift = malloc(count * sizeof(float));
-        assert_non_null(*shift);
-        assert_ok(vptq_calibrator_shift(c, input, (vptq_shift_kind)kind, *shift, &err), &err);
-    }
+    float *p = malloc(rows * columns * sizeof *p);
+    assert_non_null(p);
+    return p;
+}
+
+static void keep_term(moments *m, vptq_calibrator *c, vptq_part part, vptq_linear l)
+{
+    vptq_err err = {0};
+    const vptq_hessian_sum *s = &c->term[l];
+    if (!vptq_calibrator_has_term(c, l))
+        return;
+    assert_int_equal(s->tokens, c->windows[part]);
+    m->term[part][l] = copy_of(s->h, (size_t)s->n * s->n);
+    if (!c->opt.sequential)
+        return;
+    m->term_shift[part][l] = room(c->model->desc->hidden, s->n);
+    assert_ok(vptq_calibrator_term_shift(c, l, m->term_shift[part][l], &err), &err);
 }
 
 static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err *err)
 {
     moments *m = arg;
-    (void)err;
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const size_t n = c->sum[i].n;
         if (c->opt.sequential && i != (int)c->next)
             continue;
         assert_int_equal(c->sum[i].tokens, c->windows[part] * LENGTH);
         m->h[part][i] = copy_of(c->sum[i].h, n * n);
-        if (c->opt.sequential)
-            keep_shifts(m, c, part, (vptq_input)i);
+        if (!c->opt.sequential)
+            continue;
+        m->shift[part][i] = room(c->model->desc->hidden, n);
+        VPTQ_CHECK(vptq_calibrator_shift(c, m->shift[part][i], err));
     }
-    if (c->opt.sequential && c->next != VPTQ_INPUT_QKV)
-        return VPTQ_OK;
-    assert_int_equal(c->term.tokens, c->windows[part]);
-    m->term[part] = copy_of(c->term.h, (size_t)c->term.n * c->term.n);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        keep_term(m, c, part, (vptq_linear)l);
     return VPTQ_OK;
 }
 
@@ -112,10 +119,12 @@ static void moments_free(moments *m)
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             free(m->h[part][i]);
-            for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
-                free(m->shift[part][i][kind]);
+            free(m->shift[part][i]);
         }
-        free(m->term[part]);
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            free(m->term[part][l]);
+            free(m->term_shift[part][l]);
+        }
     }
 }
 
@@ -142,19 +151,26 @@ static void run(vptq_calibrator *c, const vptq_weight *linear, moments *m)
     assert_int_equal(c->layer, layer + 1);
 }
 
+/* The upper triangle is undefined. */
+static void expect_same_lower(const double *a, const double *b, size_t n)
+{
+    for (size_t row = 0; row < n; row++)
+        assert_memory_equal(a + row * n, b + row * n, (row + 1) * sizeof(double));
+}
+
 static void expect_same(const rig *r, const moments *a, const moments *b)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
-        const size_t hidden = r->v.m.desc->hidden;
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i);
-            for (size_t row = 0; row < n; row++) /* the upper triangle is undefined */
-                assert_memory_equal(a->h[part][i] + row * n, b->h[part][i] + row * n,
-                                    (row + 1) * sizeof(double));
+            expect_same_lower(a->h[part][i], b->h[part][i], n);
         }
-        for (size_t row = 0; row < hidden; row++)
-            assert_memory_equal(a->term[part] + row * hidden, b->term[part] + row * hidden,
-                                (row + 1) * sizeof(double));
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            const size_t n = vptq_input_size(r->v.m.desc, vptq_linear_input((vptq_linear)l));
+            assert_int_equal(a->term[part][l] != NULL, b->term[part][l] != NULL);
+            if (a->term[part][l])
+                expect_same_lower(a->term[part][l], b->term[part][l], n);
+        }
     }
 }
 
@@ -163,9 +179,8 @@ static void expect_no_shift(const rig *r, const moments *m)
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i) * r->v.m.desc->hidden;
-            for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
-                for (size_t j = 0; m->shift[part][i][kind] && j < n; j++)
-                    assert_true(m->shift[part][i][kind][j] == 0);
+            for (size_t j = 0; j < n; j++)
+                assert_true(m->shift[part][i][j] == 0);
         }
 }
 
@@ -265,13 +280,6 @@ static vptq_status record(void *arg, vptq_input input, size_t sequence, size_t t
     return VPTQ_OK;
 }
 
-static float *room(size_t rows, size_t columns)
-{
-    float *p = malloc(rows * columns * sizeof *p);
-    assert_non_null(p);
-    return p;
-}
-
 /* Runs layer 0 with the linear layers of `first` (those of the model where NULL), then layer 1
  * once per input; linear layers that precede that input come from `second`. */
 static void run_by_hand(rig *r, const vptq_weight *first, const vptq_weight *second, stream *s)
@@ -336,7 +344,7 @@ static void check_input(const stream *x, const stream *passed, vptq_input input,
     const bool drift = input == VPTQ_INPUT_O || input == VPTQ_INPUT_DOWN;
     const float *a = drift ? x->behind[input == VPTQ_INPUT_DOWN] : x->x[input];
     const float *b = drift ? passed->behind[input == VPTQ_INPUT_DOWN] : passed->x[input];
-    const float *got = m->shift[part][input][drift ? VPTQ_DRIFT : VPTQ_SHIFT];
+    const float *got = m->shift[part][input];
     const float *p = passed->x[input];
     double largest = 0;
     for (size_t i = 0; i < n; i++)
@@ -417,9 +425,7 @@ static void check_shift(const char *dir, const char *backend)
     expect_same(&r, &m, &again);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const size_t n = vptq_input_size(r.v.m.desc, (vptq_input)i) * r.v.m.desc->hidden;
-        for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
-            if (m.shift[0][i][kind])
-                assert_same_f32(m.shift[0][i][kind], again.shift[0][i][kind], n);
+        assert_same_f32(m.shift[0][i], again.shift[0][i], n);
     }
     vptq_calibrator_release(&c);
     start(&r, dir, false, 1, &c);
@@ -477,16 +483,120 @@ static void test_weighted_shift(void **state)
     coarse_layer(&r, 0, &arena, coarse, linear);
     run_by_hand(&r, NULL, NULL, &x);
     run_by_hand(&r, linear, NULL, &passed);
-    for (int weights = VPTQ_WEIGHTS_SINK; weights < VPTQ_WEIGHTS_COUNT; weights++) {
+    for (int weights = VPTQ_WEIGHTS_SINK; weights <= VPTQ_WEIGHTS_ATTENTION; weights++) {
         moments m;
         start_with(&r, *state, (vptq_token_weights)weights, true, 0, &c);
         skip_layer(&c, linear);
         run(&c, r.v.m.blocks[1].linear, &m);
         check_term_shift(&x, &passed, weights == VPTQ_WEIGHTS_SINK,
-                         m.shift[0][VPTQ_INPUT_QKV][VPTQ_TERM_SHIFT]);
+                         m.term_shift[0][VPTQ_LINEAR_K]);
         vptq_calibrator_release(&c);
         moments_free(&m);
     }
+    stream_free(&x);
+    stream_free(&passed);
+    vptq_arena_release(&arena);
+    rig_close(&r);
+}
+
+/* Weights of all tokens at the linear layers of layer 1: s / mean s, clipped at its quantile
+ * 0.999; a mean over tokens is one over windows too. */
+static void guided_weights(rig *r, const char *dir, float *weight[VPTQ_LINEAR_COUNT])
+{
+    enum { MAIN = (WINDOWS - HELD) * LENGTH };
+    vptq_err err = {0};
+    size_t window[WINDOWS];
+    vptq_hidden_states s;
+    for (size_t w = 0; w < WINDOWS; w++)
+        window[w] = w * LENGTH;
+    const vptq_saliency_options o = {.model = &r->v.m,
+                                     .ids = r->ids,
+                                     .window = window,
+                                     .windows = WINDOWS,
+                                     .length = LENGTH,
+                                     .fingerprint = "0123456789abcdef",
+                                     .dir = dir};
+    assert_ok(vptq_saliency_collect(&r->v.dev, &o, &s, &err), &err);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        double mean = 0;
+        float second = 0, top = 0; /* the quantile is the largest but one of so few */
+        weight[l] = room(WINDOWS, LENGTH);
+        for (size_t w = 0; w < WINDOWS; w++) {
+            float *row;
+            const size_t at = vptq_saliency_row(r->v.m.desc, w, 1, (vptq_linear)l);
+            assert_ok(vptq_hidden_states_get(&s, at, 1, false, &row, &err), &err);
+            memcpy(weight[l] + w * LENGTH, row, LENGTH * sizeof *row);
+        }
+        for (size_t t = 0; t < MAIN; t++) {
+            second = fmaxf(second, fminf(top, weight[l][t]));
+            top = fmaxf(top, weight[l][t]);
+        }
+        assert_true(second < top);
+        for (size_t t = 0; t < MAIN; t++) {
+            weight[l][t] = fminf(weight[l][t], second);
+            mean += (double)weight[l][t] / MAIN;
+        }
+        for (size_t t = 0; t < MAIN; t++)
+            weight[l][t] = (float)((double)weight[l][t] / mean);
+    }
+    vptq_hidden_states_close(&s);
+}
+
+/* Checks E[w x~ x~^T] and E[w (a - b) x~^T] of one linear layer against sums in double. */
+static void check_guided(const stream *x, const stream *passed, vptq_linear l,
+                         const float *weight, const moments *m)
+{
+    const vptq_input input = vptq_linear_input(l);
+    const size_t n = vptq_input_size(x->d, input), hidden = x->d->hidden;
+    const size_t count = (WINDOWS - HELD) * LENGTH;
+    const bool drift = input == VPTQ_INPUT_O || input == VPTQ_INPUT_DOWN;
+    const float *a = drift ? x->behind[input == VPTQ_INPUT_DOWN] : x->x[input];
+    const float *b = drift ? passed->behind[input == VPTQ_INPUT_DOWN] : passed->x[input];
+    const float *p = passed->x[input], *got = m->term_shift[0][l];
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j <= i; j++) {
+            double h = 0; /* a sum over windows of means over tokens */
+            for (size_t t = 0; t < count; t++)
+                h += (double)weight[t] * (double)p[t * n + i] * (double)p[t * n + j] / LENGTH;
+            assert_true(fabs(m->term[0][l][i * n + j] - h) <= 1e-4 * (1 + fabs(h)));
+        }
+    for (size_t i = 0; i < hidden; i++)
+        for (size_t j = 0; j < n; j++) {
+            double shift = 0;
+            for (size_t t = 0; t < count; t++)
+                shift += (double)weight[t] *
+                         ((double)a[t * hidden + i] - (double)b[t * hidden + i]) *
+                         (double)p[t * n + j] / (double)count;
+            assert_true(fabs((double)got[i * n + j] - shift) <= 4e-5 * (1 + fabs(shift)));
+        }
+}
+
+static void test_guided(void **state)
+{
+    rig r;
+    vptq_calibrator c;
+    vptq_arena arena;
+    moments m;
+    stream x, passed;
+    vptq_packed_matrix coarse[2][VPTQ_LINEAR_COUNT];
+    vptq_weight linear[2][VPTQ_LINEAR_COUNT];
+    float *weight[VPTQ_LINEAR_COUNT];
+    rig_open(&r, *state, "cpu");
+    vptq_arena_init(&arena, NULL);
+    for (uint32_t layer = 0; layer < 2; layer++)
+        coarse_layer(&r, layer, &arena, coarse[layer], linear[layer]);
+    run_by_hand(&r, NULL, NULL, &x);
+    run_by_hand(&r, linear[0], linear[1], &passed);
+    guided_weights(&r, *state, weight);
+    start_with(&r, *state, VPTQ_WEIGHTS_GUIDED, true, 0, &c);
+    skip_layer(&c, linear[0]);
+    run(&c, linear[1], &m);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        check_guided(&x, &passed, (vptq_linear)l, weight[l], &m);
+        free(weight[l]);
+    }
+    vptq_calibrator_release(&c);
+    moments_free(&m);
     stream_free(&x);
     stream_free(&passed);
     vptq_arena_release(&arena);
@@ -648,9 +758,18 @@ static void expect_same_shifts(const rig *r, const moments *a, const moments *b)
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i) * r->v.m.desc->hidden;
-            for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
-                if (a->shift[part][i][kind])
-                    assert_same_f32(a->shift[part][i][kind], b->shift[part][i][kind], n);
+            assert_same_f32(a->shift[part][i], b->shift[part][i], n);
+        }
+}
+
+static void expect_same_term_shifts(const rig *r, const moments *a, const moments *b)
+{
+    for (int part = 0; part < VPTQ_PART_COUNT; part++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            const size_t n = vptq_input_size(r->v.m.desc, vptq_linear_input((vptq_linear)l));
+            if (a->term_shift[part][l])
+                assert_same_f32(a->term_shift[part][l], b->term_shift[part][l],
+                                n * r->v.m.desc->hidden);
         }
 }
 
@@ -689,7 +808,8 @@ static void run_in(place where, const char *dir, vptq_token_weights weights, mom
 
 static void test_two_streams_on_a_device(void **state)
 {
-    static const vptq_token_weights kinds[] = {VPTQ_WEIGHTS_SINK, VPTQ_WEIGHTS_ATTENTION};
+    static const vptq_token_weights kinds[] = {VPTQ_WEIGHTS_SINK, VPTQ_WEIGHTS_ATTENTION,
+                                               VPTQ_WEIGHTS_GUIDED};
     rig r;
     rig_open(&r, *state, "ref");
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
@@ -700,6 +820,7 @@ static void test_two_streams_on_a_device(void **state)
             for (int layer = 0; layer < LAYERS; layer++) {
                 expect_same(&r, &host[layer], &m[layer]);
                 expect_same_shifts(&r, &host[layer], &m[layer]);
+                expect_same_term_shifts(&r, &host[layer], &m[layer]);
                 moments_free(&m[layer]);
             }
         }
@@ -710,6 +831,6 @@ static void test_two_streams_on_a_device(void **state)
 }
 
 VTEST_MAIN(scratch_test(test_exact_blocks_shift_nothing), scratch_test(test_shift),
-           scratch_test(test_weighted_shift), scratch_test(test_refusals),
-           scratch_test(test_out_of_memory), scratch_test(test_uploads_of_one_stream),
-           scratch_test(test_two_streams_on_a_device))
+           scratch_test(test_weighted_shift), scratch_test(test_guided),
+           scratch_test(test_refusals), scratch_test(test_out_of_memory),
+           scratch_test(test_uploads_of_one_stream), scratch_test(test_two_streams_on_a_device))

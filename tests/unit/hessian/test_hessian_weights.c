@@ -141,18 +141,17 @@ static void test_mixing(void **state)
     assert_int_equal(h.kind, VPTQ_WEIGHTS_PLAIN);
     vtest_path(path, sizeof path, dir, "layer_001_kv.safetensors");
     assert_ok(vptq_hessian_file_read(path, n, NULL, &term, &err), &err);
-    static const double factors[] = {NAN, 0, 3};
-    for (size_t f = 0; f < 3; f++) {
-        const double c = isnan(factors[f]) ? 0.25 : factors[f];
+    vptq_hessian_mix mix = {VPTQ_WEIGHTS_SINK, 0, VPTQ_LINEAR_K};
+    for (; mix.factor < 5; mix.factor += 2.5) {
         for (size_t i = 0; i < packed; i++)
-            want[i] = (float)((double)h.lower[i] + c * (double)term.lower[i]);
-        assert_ok(vptq_hessian_dir_load_kv(dir, 1, &h, factors[f], NULL, mixed, &err), &err);
+            want[i] = (float)((double)h.lower[i] + mix.factor * (double)term.lower[i]);
+        assert_ok(vptq_hessian_dir_load_mixed(dir, 1, &mix, &h, NULL, mixed, &err), &err);
         assert_same_f32(mixed, want, packed);
     }
     vptq_hessian_file wider = h;
     wider.n = n + 1;
-    assert_fails(vptq_hessian_dir_load_kv(dir, 1, &wider, 1, NULL, mixed, &err), VPTQ_E_SHAPE,
-                 &err, "layer_001_kv.safetensors");
+    assert_fails(vptq_hessian_dir_load_mixed(dir, 1, &mix, &wider, NULL, mixed, &err),
+                 VPTQ_E_SHAPE, &err, "layer_001_kv.safetensors");
     /* a term is not a Hessian, a Hessian is not a term, and the two kinds of terms differ */
     assert_ok(vptq_hessian_file_write(path,
                                       &(vptq_hessian_data){.n = n,
@@ -163,18 +162,18 @@ static void test_mixing(void **state)
                                                            .windows = 2},
                                       &err),
               &err);
-    assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_MISMATCH,
-                 &err, "weights of kind attention, expected sink");
+    assert_fails(vptq_hessian_dir_load_mixed(dir, 1, &mix, &h, NULL, mixed, &err),
+                 VPTQ_E_MISMATCH, &err, "weights of kind attention, expected sink");
     assert_ok(vptq_hessian_file_write(
                   path,
                   &(vptq_hessian_data){.n = n, .tokens = 40, .values = h.lower, .mean = h.mean},
                   &err),
               &err);
-    assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_MISMATCH,
-                 &err, "weights of kind plain, expected sink");
+    assert_fails(vptq_hessian_dir_load_mixed(dir, 1, &mix, &h, NULL, mixed, &err),
+                 VPTQ_E_MISMATCH, &err, "weights of kind plain, expected sink");
     assert_int_equal(unlink(path), 0);
-    assert_fails(vptq_hessian_dir_load_kv(dir, 1, &h, 1, NULL, mixed, &err), VPTQ_E_FORMAT,
-                 &err, "layer_001_kv.safetensors is missing");
+    assert_fails(vptq_hessian_dir_load_mixed(dir, 1, &mix, &h, NULL, mixed, &err),
+                 VPTQ_E_FORMAT, &err, "layer_001_kv.safetensors is missing");
     vtest_path(path, sizeof path, dir, "layer_001_qkv.safetensors");
     assert_ok(vptq_hessian_file_write(path,
                                       &(vptq_hessian_data){.n = n,
@@ -197,21 +196,12 @@ static void test_mixing(void **state)
 static void test_plain_has_no_terms(void **state)
 {
     rig r;
-    vptq_err err = {0};
-    vptq_hessian_file h;
     char dir[PATH], path[PATH];
     vtest_path(dir, sizeof dir, *state, "h");
     rig_open(&r, "tests/golden/tiny_mistral", "cpu");
     collect(&r, GOLDEN "mistral_ids.i32", 20, VPTQ_WEIGHTS_PLAIN, dir);
-    const uint32_t n = r.m.desc->hidden;
-    float *mixed = malloc(n * (n + 1) / 2 * sizeof *mixed);
-    assert_ok(vptq_hessian_dir_load(dir, 0, VPTQ_INPUT_QKV, n, NULL, &h, &err), &err);
-    assert_fails(vptq_hessian_dir_load_kv(dir, 0, &h, NAN, NULL, mixed, &err), VPTQ_E_MISMATCH,
-                 &err, "plain hessians");
-    vptq_hessian_file_release(&h);
     vtest_path(path, sizeof path, dir, "layer_000_kv.safetensors");
     assert_false(vptq_path_exists(path));
-    free(mixed);
     rig_close(&r);
 }
 
@@ -228,10 +218,13 @@ static void test_parsing(void **state)
                 {"sink:0.5", VPTQ_WEIGHTS_SINK, 0.5},
                 {"attention", VPTQ_WEIGHTS_ATTENTION, 1},
                 {"attention:0", VPTQ_WEIGHTS_ATTENTION, 0},
-                {"attention:1e2", VPTQ_WEIGHTS_ATTENTION, 100}};
-    static const char *const bad[] = {"",        "sin",      "sinks",      "plain:1",
-                                      ":1",      "sink:",    "sink:-1",    "sink:nan",
-                                      "sink:1x", "sink:inf", "sink:1e999", "attention:0.1:2"};
+                {"attention:1e2", VPTQ_WEIGHTS_ATTENTION, 100},
+                {"guided:0", VPTQ_WEIGHTS_GUIDED, 0},
+                {"guided:1", VPTQ_WEIGHTS_GUIDED, 1}};
+    static const char *const bad[] = {"",          "sin",      "sinks",      "plain:1",
+                                      ":1",        "sink:",    "sink:-1",    "sink:nan",
+                                      "sink:1x",   "sink:inf", "sink:1e999", "attention:0.1:2",
+                                      "guided:1.1"};
     vptq_token_weights weights;
     double factor;
     vptq_err err = {0};
@@ -243,7 +236,7 @@ static void test_parsing(void **state)
     }
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_fails(vptq_token_weights_parse(bad[i], &weights, &factor, &err), VPTQ_E_ARG,
-                     &err, "token weights");
+                     &err, strstr(bad[i], "1.1") ? "guided weights is 1.1" : "token weights");
 }
 
 VTEST_MAIN(scratch_test(test_terms_of_a_tiny_model),
