@@ -271,6 +271,7 @@ row heal 'ti/*' "$tune -o ti"
 row read 'w/layer_*' "$tune -o out"
 row heal 'hs/*' "${collect/0-0/0-1} -o hs"
 row heal 'hg/*' "${collect/0-0/0-1} --weights guided -o hg"
+row heal 'hg/holdout/*' "${collect/0-0/0-1} --weights guided -o hg"
 row heal 'hs/holdout/*' "${collect/0-0/0-1} -o hs"
 row read w/quantize.json "$pack" w -o out
 row read 'w/layer_*' "$pack" w -o out
