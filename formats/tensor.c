@@ -80,7 +80,27 @@ static void convert(vptq_dtype type, const uint8_t *src, size_t n, float *dst)
     }
 }
 
-/* VPTQ_E_UNSUPPORTED unless the tensor has whole blocks of real numbers in every row. */
+/* Converts elements [first, first + n).  Blocks run through all elements in order, so rows may
+ * begin and end within one. */
+static void convert_range(const vptq_tensor *t, size_t first, size_t n, float *dst)
+{
+    const vptq_dtype_info *info = vptq_dtype_get(t->type);
+    float block[VPTQ_DTYPE_MAX_BLOCK];
+    for (size_t count; n > 0; first += count, dst += count, n -= count) {
+        const uint8_t *src = t->data + first / info->block * info->bytes;
+        const size_t skip = first % info->block, rest = info->block - skip;
+        count = skip ? 0 : n / info->block * info->block; /* whole blocks */
+        if (count) {
+            convert(t->type, src, count, dst);
+            continue;
+        }
+        count = n < rest ? n : rest;
+        convert(t->type, src, info->block, block);
+        memcpy(dst, block + skip, count * sizeof *dst);
+    }
+}
+
+/* VPTQ_E_UNSUPPORTED unless the tensor has whole blocks of real numbers. */
 static vptq_status check_numbers(const vptq_tensor *t, vptq_err *err)
 {
     const vptq_dtype_info *info = vptq_dtype_get(t->type);
@@ -88,12 +108,12 @@ static vptq_status check_numbers(const vptq_tensor *t, vptq_err *err)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: tensor '%s' holds %s values, expected real numbers", t->file,
                          t->name, info->name);
-    if (vptq_tensor_cols(t) % info->block)
-        return vptq_fail(
-            err, VPTQ_E_UNSUPPORTED,
-            "%s: tensor '%s' has rows of %zu elements, expected a multiple of the %zu "
-            "of a %s block",
-            t->file, t->name, vptq_tensor_cols(t), info->block, info->name);
+    const size_t elements = vptq_tensor_rows(t) * vptq_tensor_cols(t);
+    if (elements % info->block)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: tensor '%s' has %zu elements, expected a multiple of the %zu "
+                         "of a %s block",
+                         t->file, t->name, elements, info->block, info->name);
     return VPTQ_OK;
 }
 
@@ -120,16 +140,14 @@ vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *d
     VPTQ_BUG_IF(t->rope_heads && vector && info->block > 1);
     if (n == 0 || cols == 0)
         return VPTQ_OK;
-    size_t row_bytes = cols / info->block * info->bytes;
     if (!t->rope_heads)
-        convert(t->type, t->data + r0 * row_bytes, n * cols, dst);
+        convert_range(t, r0 * cols, n * cols, dst);
     else if (vector)
         for (size_t c = 0; c < cols; c++)
-            convert(t->type, t->data + stored_row(t, cols, c) * info->bytes, 1, dst + c);
+            convert_range(t, stored_row(t, cols, c), 1, dst + c);
     else
         for (size_t r = 0; r < n; r++)
-            convert(t->type, t->data + stored_row(t, rows, r0 + r) * row_bytes, cols,
-                    dst + r * cols);
+            convert_range(t, stored_row(t, rows, r0 + r) * cols, cols, dst + r * cols);
     if (t->round_to != VPTQ_F32)
         vptq_round_to_n(t->round_to, dst, n * cols);
     return VPTQ_OK;

@@ -61,7 +61,8 @@ const void *vptq_tensor_aligned(const vptq_tensor *t, vptq_arena *arena,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Converts rows [r0, r0 + n) to float into dst [n, cols].  VPTQ_E_UNSUPPORTED for integer
- * types. The tensor's bytes must be in memory.  Thread safe. */
+ * types. The tensor's bytes must be in memory.  Blocks run through all elements in order, so a
+ * row may begin within one.  Thread safe. */
 vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *dst,
                              vptq_err *err) VPTQ_MUST_CHECK;
 

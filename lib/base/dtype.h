@@ -16,6 +16,8 @@ typedef struct vptq_dtype_info {
     bool is_float;           /* real numbers, block types included */
 } vptq_dtype_info;
 
+enum { VPTQ_DTYPE_MAX_BLOCK = 256 };
+
 const vptq_dtype_info *vptq_dtype_get(vptq_dtype t); /* never NULL for a valid enum */
 
 /* Finds a type by its safetensors name; VPTQ_E_UNSUPPORTED if unknown. */

@@ -174,14 +174,13 @@ static vptq_status convert(const vptq_tensor *t, const float *x, size_t n, size_
 {
     if (t->type != VPTQ_Q8_0)
         return vptq_package_convert(t, x, n, first, cols, stored, err);
-    const float limit = 65504.0F * 127; /* of a block's scale */
     for (size_t i = 0; i < n; i++)
-        if (!(x[i] <= limit && x[i] >= -limit))
+        if (!(x[i] <= VPTQ_GGML_LIMIT && x[i] >= -VPTQ_GGML_LIMIT))
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "%s: tensor '%s': row %zu, column %zu is %g, too large for Q8_0",
                              t->file, t->name, (first + i) / cols, (first + i) % cols,
                              (double)x[i]);
-    vptq_ggml_quantize_q8_0(x, n, stored);
+    vptq_ggml_quantize(VPTQ_Q8_0, x, n, stored);
     return VPTQ_OK;
 }
 

@@ -117,12 +117,39 @@ static void test_read_blocks_and_rounding(void **state)
     memcpy(bytes + 5 * 34, &nan, 2);
     assert_fails(vptq_tensor_check_finite(&t, &err), VPTQ_E_NUMERIC, &err,
                  "file.x: tensor 'w' has a value that is not finite in row 2, column 32");
-    t.shape[1] = 48;
+    t = matrix(VPTQ_Q8_0, 3, 47, bytes);
     assert_fails(vptq_tensor_read(&t, 0, 1, got, &err), VPTQ_E_UNSUPPORTED, &err,
-                 "rows of 48 elements, expected a multiple of the 32 of a Q8_0 block");
+                 "has 141 elements, expected a multiple of the 32 of a Q8_0 block");
     t = matrix(VPTQ_I32, 1, 4, bytes);
     assert_fails(vptq_tensor_read(&t, 0, 1, got, &err), VPTQ_E_UNSUPPORTED, &err,
                  "file.x: tensor 'w' holds I32 values, expected real numbers");
+}
+
+/* Rows of 48 in blocks of 256: any range of rows gives the elements of the whole tensor. */
+static void test_rows_within_blocks(void **state)
+{
+    (void)state;
+    enum { ROWS = 32, COLS = 48, N = ROWS * COLS };
+    uint8_t bytes[N / 256 * 210];
+    float want[N], got[N];
+    vptq_err err = {0};
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)(i * 37 + 11);
+    for (size_t b = 0; b < N / 256; b++) {
+        uint16_t scale = vptq_f32_to_f16(0.001f * (float)(b + 1));
+        memcpy(bytes + b * 210 + 208, &scale, 2);
+    }
+    vptq_ggml_dequantize(VPTQ_Q6_K, bytes, N, want);
+    const vptq_tensor t = matrix(VPTQ_Q6_K, ROWS, COLS, bytes);
+    for (size_t r0 = 0; r0 < ROWS; r0++)
+        for (size_t n = 0; n <= ROWS - r0; n++) {
+            if (n < ROWS)
+                got[n * COLS] = 7; /* nothing is written after them */
+            assert_ok(vptq_tensor_read(&t, r0, n, got, &err), &err);
+            assert_same_f32(got, want + r0 * COLS, n * COLS);
+            assert_true(n == ROWS || got[n * COLS] == 7);
+        }
+    assert_ok(vptq_tensor_check_finite(&t, &err), &err);
 }
 
 /* The stored rows of a head alternate between the halves of its rotary pairs: row (half, i) is
@@ -363,7 +390,8 @@ static void test_set_out_of_memory(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_shapes), cmocka_unit_test(test_read_types),
-           cmocka_unit_test(test_read_blocks_and_rounding), cmocka_unit_test(test_rope_heads),
+           cmocka_unit_test(test_read_blocks_and_rounding),
+           cmocka_unit_test(test_rows_within_blocks), cmocka_unit_test(test_rope_heads),
            cmocka_unit_test(test_check_finite), scratch_test(test_dropping_pages),
            cmocka_unit_test(test_bytes), cmocka_unit_test(test_check_piece),
            cmocka_unit_test(test_set), cmocka_unit_test(test_set_out_of_memory))
