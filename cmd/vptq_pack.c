@@ -47,18 +47,20 @@ static vptq_status choose_dtype(const pack_args *a, vptq_dtype *type, vptq_err *
     return VPTQ_OK;
 }
 
-/* Chooses the type of a GGUF file's embeddings, which may also be q8_0. */
-static vptq_status choose_embeddings(const pack_args *a, vptq_dtype dtype, vptq_dtype *type,
-                                     vptq_err *err)
+/* Chooses the type of embedding and output head; q8_0 and q6_k are GGUF's names of q8 and q6.
+ */
+static vptq_status choose_embeddings(const pack_args *a, vptq_dtype *type, vptq_err *err)
 {
-    *type = dtype;
+    int i;
+    *type = VPTQ_DTYPE_COUNT;
     if (!a->embeddings || parse_dtype(a->embeddings, type))
         return VPTQ_OK;
-    *type = VPTQ_Q8_0;
-    if (strcmp(a->embeddings, "q8_0") == 0)
-        return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_ARG, "--embeddings %.40s: expected f16, bf16, f32 or q8_0",
-                     a->embeddings);
+    if (!vptq_cli_parse_choice(a->embeddings, "q8|q8_0|q6|q6_k", &i))
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--embeddings %.40s: expected f16, bf16, f32, q8 or q6",
+                         a->embeddings);
+    *type = i < 2 ? VPTQ_Q8_0 : VPTQ_Q6_K;
+    return VPTQ_OK;
 }
 
 /* Chooses the form of the output by --to and the extension of its name. */
@@ -85,7 +87,7 @@ static vptq_status write_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
                              .force = cli->common.force,
                              .dry_run = cli->common.dry_run};
     VPTQ_CHECK(choose_dtype(a, &opt.dtype, err));
-    VPTQ_CHECK(choose_embeddings(a, opt.dtype, &opt.embeddings, err));
+    VPTQ_CHECK(choose_embeddings(a, &opt.embeddings, err));
     return a->unpack ? vptq_unpack(cli->ctx, &opt, &cli->out, err)
                      : vptq_pack(cli->ctx, &opt, &cli->out, err);
 }
@@ -119,8 +121,6 @@ static int check_writing(const vptq_cli *cli, const pack_args *a)
             cli, "'%s': %s --unpack; --to hf makes a directory of that name", a->output,
             a->unpack ? "an archive is written without" : "a GGUF file is written with");
     const vptq_pack_form form = choose_form(a);
-    if (form != VPTQ_PACK_GGUF && a->embeddings)
-        return vptq_cli_usage_error(cli, "--embeddings goes with --unpack to a GGUF file");
     if (form != VPTQ_PACK_HF && a->shard_bytes)
         return vptq_cli_usage_error(cli, "--shard-size does not go with %s",
                                     form == VPTQ_PACK_GGUF ? "a GGUF file" : "an archive");
@@ -194,8 +194,8 @@ int main(int argc, char **argv)
          "directory or single file; auto: by the extension .vptq or .gguf of OUT"},
         {0, "dtype", CLI_STRING, &a.dtype, "f16|bf16|f32",
          "stored type (default: as quantized; f16 with --unpack)"},
-        {0, "embeddings", CLI_STRING, &a.embeddings, "f16|bf16|f32|q8_0",
-         "GGUF: type of embedding and output head (default: --dtype)"},
+        {0, "embeddings", CLI_STRING, &a.embeddings, "f16|bf16|f32|q8|q6",
+         "archive, GGUF: type of embedding and output head (default: --dtype)"},
         {0, "shard-size", CLI_SIZE, &a.shard_bytes, "SIZE",
          "maximum size of a weights file in a directory; 0 = 4 GiB"},
         {0, "level", CLI_U32, &a.level, "1..22",

@@ -13,7 +13,7 @@
  *     vptq_quantize_options quantize = vptq_quantize_defaults();
  *     quantize.model = "model", quantize.work = "work", quantize.calibrate = &text;
  *     vptq_pack_options pack = {"work", "model.vptq", NULL, NULL, VPTQ_PACK_ARCHIVE};
- *     pack.dtype = VPTQ_DTYPE_COUNT;
+ *     pack.dtype = pack.embeddings = VPTQ_DTYPE_COUNT;
  *     if (vptq_quantize(ctx, &quantize, NULL, NULL, &err) ||
  *         vptq_pack(ctx, &pack, NULL, &err))
  *         fprintf(stderr, "%s\n", err.text);
@@ -398,7 +398,8 @@ typedef struct vptq_pack_options {
     const char *tokenizer; /* file; NULL = the model's own */
     vptq_pack_form form;
     vptq_dtype dtype; /* F16, BF16, to unpack F32; to pack VPTQ_DTYPE_COUNT = as quantized */
-    vptq_dtype embeddings; /* GGUF: of embedding and output head; F16, BF16, F32 or Q8_0 */
+    vptq_dtype embeddings; /* archive, GGUF: of embedding and output head; F16, BF16, F32, Q8_0
+                              or Q6_K; VPTQ_DTYPE_COUNT = as the other plain tensors */
     uint64_t shard_bytes;  /* largest weights file of a directory; 0 = 4 GiB */
     uint32_t level;        /* archive: zstd level 1 to 22; 0 = chosen by kind of tensor */
     bool repair;           /* vptq_pack: reports what rewriting a packed input repaired */

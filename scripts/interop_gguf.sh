@@ -122,7 +122,7 @@ else
     failed=$((failed + 1))
 fi
 
-unpack "$model" -o "$dir/q8_0.gguf" --embeddings q8_0
+unpack "$model" -o "$dir/q8_0.gguf" --embeddings q8
 same "Q8_0 embedding" "$dir/q8_0.gguf" "$dir/q8_0.gguf" 5e-3
 
 echo "$passed passed, $failed failed, 0 skipped"

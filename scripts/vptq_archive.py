@@ -4,7 +4,7 @@ people who want to read or write archives elsewhere and as a test of that page. 
 
     vptq_archive.py list FILE [--json]              one row per entry
     vptq_archive.py verify FILE                     all checksums; exit 1 naming what is damaged
-    vptq_archive.py extract FILE [NAME..] -o DIR    files, and the tensors as model.safetensors
+    vptq_archive.py extract FILE [NAME..] -o DIR    files, and the tensors as model.safetensors; blocks become F32
     vptq_archive.py write DIR -o FILE [--level N]   of a directory with config.json and safetensors
 
 An entry is unpacked frame by frame, so that memory does not grow with the archive.
@@ -33,6 +33,7 @@ NAME_FILE = re.compile(
 NAME_TENSOR = re.compile(rb"[^\x00-\x1f\x7f]{1,512}")
 WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1,
          "BOOL": 1}
+BLOCKS = {"Q8_0": (32, 34), "Q6_K": (256, 210)}  # numbers and bytes
 
 
 class Damage(Exception):
@@ -150,6 +151,40 @@ def xxh3(data):
     return avalanche(h & M64)
 
 
+# --- blocks ---
+
+
+def tensor_bytes(dtype, elements):
+    """Bytes of a tensor; None for an unknown type or a part of a block."""
+    numbers, size = BLOCKS.get(dtype, (1, WIDTH.get(dtype)))
+    return elements // numbers * size if size and elements % numbers == 0 else None
+
+
+def decode_q8_0(blocks):
+    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    return blocks[:, 2:].copy().view(np.int8).astype(np.float32) * scale
+
+
+def decode_q6_k(blocks):
+    n = len(blocks)
+    low = blocks[:, :128].reshape(n, 2, 1, 2, 32) >> np.array([0, 4], np.uint8).reshape(2, 1, 1) & 15
+    high = blocks[:, 128:192].reshape(n, 2, 1, 1, 32) >> np.array([[0, 2], [4, 6]], np.uint8).reshape(2, 2, 1) & 3
+    values = (low | high << 4).astype(np.float32).reshape(n, 16, 16) - np.float32(32)
+    scales = blocks[:, 192:208].copy().view(np.int8).astype(np.float32) * blocks[:, 208:].copy().view("<f2").astype(np.float32)
+    return values * scales[:, :, None]
+
+
+def decoded(dtype, pieces):
+    """Float32 bytes of a tensor in blocks, which pieces may cut."""
+    width, rest = BLOCKS[dtype][1], b""
+    for piece in pieces:
+        rest += piece
+        whole = len(rest) // width * width
+        blocks = np.frombuffer(rest[:whole], np.uint8).reshape(-1, width)
+        rest = rest[whole:]
+        yield (decode_q8_0 if dtype == "Q8_0" else decode_q6_k)(blocks).astype("<f4").tobytes()
+
+
 # --- reading ---
 
 
@@ -259,7 +294,7 @@ class Archive:
             raise Damage(f"the frames of {entry.what} are wrong")
         if planes not in (1, 2, 4, 8) or size % planes:
             raise Damage(f"{entry.what} has a wrong number of byte planes")
-        if kind and (entry.dtype not in WIDTH or int(np.prod(shape, dtype=object)) * WIDTH[entry.dtype] != size):
+        if kind and tensor_bytes(entry.dtype, int(np.prod(shape, dtype=object))) != size:
             raise Damage(f"{entry.what} has a size that is not that of its type and shape")
         return entry, end
 
@@ -337,20 +372,22 @@ def extract(archive, directory, names):
         if e.kind == 0:
             with Replacing(os.path.join(directory, e.name)) as f:
                 f.writelines(archive.pieces(e))
+    plain = [(e, "F32" if e.dtype in BLOCKS else e.dtype) for e in wanted if e.kind == 1]
+    tensors = [(e, dtype, tensor_bytes(dtype, int(np.prod(e.shape, dtype=object)))) for e, dtype in plain]
     # sizes that are not a multiple of 8 go last, wide types first: every tensor is aligned to its element
-    tensors = sorted((e for e in wanted if e.kind == 1), key=lambda e: (e.size % 8 != 0 and 8 - WIDTH[e.dtype]))
+    tensors.sort(key=lambda t: t[2] % 8 != 0 and 8 - WIDTH[t[1]])
     if not tensors:
         return
     header, at = {"__metadata__": {"format": "pt"}}, 0
-    for e in tensors:
-        header[e.name] = {"dtype": e.dtype, "shape": list(e.shape), "data_offsets": [at, at + e.size]}
-        at += e.size
+    for e, dtype, size in tensors:
+        header[e.name] = {"dtype": dtype, "shape": list(e.shape), "data_offsets": [at, at + size]}
+        at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with Replacing(os.path.join(directory, "model.safetensors")) as f:
         f.write(struct.pack("<Q", len(text)) + text)
-        for e in tensors:
-            f.writelines(archive.pieces(e))
+        for e, dtype, _ in tensors:
+            f.writelines(archive.pieces(e) if e.dtype == dtype else decoded(e.dtype, archive.pieces(e)))
 
 
 def tensors_of(directory):

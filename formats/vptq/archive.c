@@ -90,6 +90,11 @@ bool vptq_companion_ok(const char *name)
     return false;
 }
 
+bool vptq_archive_stores(vptq_dtype type)
+{
+    return vptq_dtype_get(type)->safetensors || type == VPTQ_Q8_0 || type == VPTQ_Q6_K;
+}
+
 /* ---- header and footer ---- */
 
 static vptq_status damaged(const vptq_archive *a, const char *what, vptq_err *err)
@@ -203,14 +208,26 @@ static vptq_status parse_frames(vptq_archive *a, const uint8_t *records, uint64_
     return VPTQ_OK;
 }
 
+static vptq_status parse_type(const vptq_archive *a, const uint8_t *record, vptq_tensor *t,
+                              vptq_err *err)
+{
+    char name[9] = {0};
+    memcpy(name, record + 24, 8);
+    for (int i = 0; i < VPTQ_DTYPE_COUNT; i++)
+        if (vptq_archive_stores((vptq_dtype)i) &&
+            strcmp(name, vptq_dtype_get((vptq_dtype)i)->name) == 0) {
+            t->type = (vptq_dtype)i;
+            return VPTQ_OK;
+        }
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: tensor '%s': unknown element type '%s'",
+                     a->path, t->name, name);
+}
+
 /* Parses type and shape of a tensor and checks them against its size. */
 static vptq_status parse_shape(const vptq_archive *a, const uint8_t *record, vptq_tensor *t,
                                vptq_err *err)
 {
-    char type[9] = {0};
-    memcpy(type, record + 24, 8);
-    if (vptq_dtype_from_safetensors(type, &t->type, err))
-        return vptq_err_context(err, "%s: tensor '%s'", a->path, t->name);
+    VPTQ_CHECK(parse_type(a, record, t, err));
     size_t elements = 1, bytes = 0;
     for (uint32_t i = 0; i < t->dims; i++) {
         t->shape[i] = vptq_get_le(record + VPTQ_ARCHIVE_ENTRY_BYTES + 8 * (size_t)i, 8);

@@ -14,6 +14,10 @@ bool vptq_archive_is(const char *path);
  * weights or code.  Holds for files of archives and for files that packing copies. */
 bool vptq_companion_ok(const char *name);
 
+/* True for the types of an archive's tensors: those of safetensors, and GGUF's Q8_0 and Q6_K,
+ * whose blocks run through all elements in order. */
+bool vptq_archive_stores(vptq_dtype type);
+
 /* ---- writing ---- */
 
 /* Entries are written in call order; commit writes the index.  The same input gives the same

@@ -251,7 +251,7 @@ vptq_status vptq_archive_end(vptq_archive_writer *w, vptq_err *err)
     vptq_put_le(head + 12, w->frame_count - w->first_frame, 4);
     vptq_put_le(head + 16, t->bytes, 8);
     if (w->kind == VPTQ_ARCHIVE_TENSOR) {
-        const char *type = vptq_dtype_get(t->type)->safetensors;
+        const char *type = vptq_dtype_get(t->type)->name;
         memcpy(head + 24, type, strlen(type));
     }
     VPTQ_CHECK(vptq_buf_add(&w->entries, head, sizeof head, err));
@@ -279,10 +279,11 @@ vptq_status vptq_archive_begin_tensor(vptq_archive_writer *w, const vptq_tensor 
                                       vptq_err *err)
 {
     const vptq_dtype_info *info = vptq_dtype_get(t->type);
-    VPTQ_BUG_IF(!info->safetensors);
-    /* exponents of neighbours are alike and compress well side by side, packed indices do not
-     */
-    return begin_entry(w, VPTQ_ARCHIVE_TENSOR, t, info->is_float ? info->bytes : 1, level, err);
+    VPTQ_BUG_IF(!vptq_archive_stores(t->type));
+    /* exponents of neighbours are alike and compress well side by side, packed indices and
+     * blocks do not */
+    const bool split = info->is_float && info->block == 1;
+    return begin_entry(w, VPTQ_ARCHIVE_TENSOR, t, split ? info->bytes : 1, level, err);
 }
 
 /* ---- index ---- */

@@ -332,6 +332,7 @@ static vptq_status pack_row(row_job *m, vptq_err *err)
                                  .tokenizer = m->a->opt->tokenizer,
                                  .form = VPTQ_PACK_ARCHIVE,
                                  .dtype = VPTQ_DTYPE_COUNT,
+                                 .embeddings = VPTQ_DTYPE_COUNT,
                                  .force = true};
     VPTQ_CHECK(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
     VPTQ_CHECK(vptq_digest_model(m->a->dev->ctx, m->packed, NULL, &d, err));

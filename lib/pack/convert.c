@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "formats/gguf/quants.h"
 #include "lib/base/half.h"
 #include "lib/pack/package.h"
 
@@ -18,11 +19,21 @@ static size_t tile_rows(size_t rows, size_t cols, size_t step)
     return n < rows ? n : rows;
 }
 
-/* Buffer size for the stored bytes of `rows` rows; 0 for a tensor in memory. */
-static size_t raw_bytes(const vptq_tensor *src, size_t rows)
+/* Least number of rows of `cols` numbers that are whole blocks of a type. */
+static size_t block_rows(vptq_dtype type, size_t cols)
 {
-    size_t all = vptq_tensor_rows(src);
-    return src->data || all == 0 ? 0 : src->bytes / all * rows;
+    size_t n = vptq_dtype_get(type)->block; /* a power of two */
+    while (n > 1 && n / 2 * cols % vptq_dtype_get(type)->block == 0)
+        n /= 2;
+    return n;
+}
+
+/* Stored bytes of whole blocks. */
+static size_t stored_bytes(vptq_dtype type, size_t elements)
+{
+    size_t bytes = 0;
+    VPTQ_BUG_IF(!vptq_dtype_bytes(type, elements, &bytes));
+    return bytes;
 }
 
 static vptq_status read_plain(const vptq_tensor *src, size_t r, size_t n, void *raw, float *x,
@@ -31,11 +42,12 @@ static vptq_status read_plain(const vptq_tensor *src, size_t r, size_t n, void *
     if (src->data)
         return vptq_tensor_read(src, r, n, x, err);
     vptq_tensor tile = *src;
-    size_t row = src->bytes / vptq_tensor_rows(src);
-    tile.bytes = n * row;
+    const size_t cols = vptq_tensor_cols(src);
+    tile.bytes = stored_bytes(src->type, n * cols);
     if (src->dims >= 2)
         tile.shape[0] = n;
-    VPTQ_CHECK(vptq_tensor_bytes(src, r * row, tile.bytes, raw, &tile.data, err));
+    VPTQ_CHECK(vptq_tensor_bytes(src, stored_bytes(src->type, r * cols), tile.bytes, raw,
+                                 &tile.data, err));
     return vptq_tensor_read(&tile, 0, n, x, err);
 }
 
@@ -60,7 +72,8 @@ static vptq_status open_matrix(vptq_package_rows *r, const vptq_packed_matrix *m
 static vptq_status open_plain(vptq_package_rows *r, const vptq_tensor *t, vptq_err *err)
 {
     r->host = vptq_mem_alloc(r->ctx->mem, r->tile_rows, r->cols * sizeof(float), err);
-    r->raw = vptq_mem_alloc(r->ctx->mem, raw_bytes(t, r->tile_rows), 1, err);
+    r->raw = vptq_mem_alloc(
+        r->ctx->mem, t->data ? 0 : stored_bytes(t->type, r->tile_rows * r->cols), 1, err);
     return r->host && r->raw ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
@@ -74,7 +87,11 @@ vptq_status vptq_package_rows_open(const vptq_package *o, vptq_device *dev,
     vptq_arena_init(&r->arena, o->ctx->mem);
     r->rows = m ? m->vq.shape.out : vptq_tensor_rows(plain);
     r->cols = m ? m->vq.shape.in : vptq_tensor_cols(plain);
-    r->tile_rows = tile_rows(r->rows, r->cols, multiple ? multiple : m ? TILE_ALIGN : 1);
+    /* whole blocks on both sides, whose sizes are powers of two */
+    const size_t in = m ? 1 : block_rows(plain->type, r->cols),
+                 out = block_rows(t->tensor.type, r->cols);
+    multiple = multiple ? multiple : m ? TILE_ALIGN : 1;
+    r->tile_rows = tile_rows(r->rows, r->cols, multiple * (in > out ? in : out));
     vptq_status st = m ? open_matrix(r, m, err) : open_plain(r, plain, err);
     if (st)
         vptq_package_rows_close(r);
@@ -117,11 +134,13 @@ void vptq_package_rows_close(vptq_package_rows *r)
 
 /* ---- floats as stored ---- */
 
-/* The smallest magnitude that rounds to infinity. */
+/* The smallest magnitude that rounds to infinity, or more than blocks hold. */
 static float limit_of(vptq_dtype type)
 {
     if (type == VPTQ_F16)
         return 65520.0F;
+    if (type == VPTQ_Q8_0 || type == VPTQ_Q6_K)
+        return nextafterf(VPTQ_GGML_LIMIT, INFINITY);
     return type == VPTQ_BF16 ? 0x1.FFp127F : INFINITY;
 }
 
@@ -139,14 +158,17 @@ vptq_status vptq_package_convert(const vptq_tensor *t, const float *x, size_t n,
                              t->file, t->name, at / cols, at % cols, (double)x[i]);
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "%s: tensor '%s': row %zu, column %zu is %g, too large for %s "
-                         "(choose another --dtype)",
+                         "(choose another %s)",
                          t->file, t->name, at / cols, at % cols, (double)x[i],
-                         vptq_dtype_get(type)->name);
+                         vptq_dtype_get(type)->name,
+                         vptq_dtype_get(type)->block > 1 ? "--embeddings" : "--dtype");
     }
     if (type == VPTQ_F16)
         vptq_f32_to_f16_n(x, stored, n);
     else if (type == VPTQ_BF16)
         vptq_f32_to_bf16_n(x, stored, n);
+    else if (type == VPTQ_Q8_0 || type == VPTQ_Q6_K)
+        vptq_ggml_quantize(type, x, n, stored);
     else
         memcpy(stored, x, n * sizeof *x);
     return VPTQ_OK;
@@ -191,11 +213,11 @@ vptq_status vptq_package_fill_rows(const vptq_package *o, vptq_device *dev,
                                    vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const size_t width = vptq_dtype_get(t->tensor.type)->bytes;
+    const vptq_dtype type = t->tensor.type;
     vptq_package_rows in;
     uint8_t *stored = NULL;
     VPTQ_TRY(vptq_package_rows_open(o, dev, t, 0, &in, err));
-    stored = vptq_mem_alloc(o->ctx->mem, in.tile_rows, in.cols * width, err);
+    stored = vptq_mem_alloc(o->ctx->mem, stored_bytes(type, in.tile_rows * in.cols), 1, err);
     if (!stored)
         VPTQ_TRY(VPTQ_E_NOMEM);
     for (size_t r = 0; r < in.rows; r += in.tile_rows) {
@@ -205,7 +227,7 @@ vptq_status vptq_package_fill_rows(const vptq_package *o, vptq_device *dev,
         VPTQ_TRY(vptq_package_rows_read(&in, r, n, &x, err));
         VPTQ_TRY(vptq_package_convert(&t->tensor, x, n * in.cols, r * in.cols, in.cols, stored,
                                       err));
-        VPTQ_TRY(vptq_package_put(s, stored, n * in.cols * width, err));
+        VPTQ_TRY(vptq_package_put(s, stored, stored_bytes(type, n * in.cols), err));
     }
 out:
     vptq_package_rows_close(&in);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "formats/gguf/model.h"
-#include "formats/gguf/quants.h"
 #include "lib/model/model.h"
 #include "lib/pack/package.h"
 
@@ -24,9 +23,9 @@ typedef struct exporting {
 
 /* ---- which tensors ---- */
 
-static bool is_embedding(const char *gguf)
+static vptq_dtype embedding_type(const exporting *e)
 {
-    return strcmp(gguf, "token_embd.weight") == 0 || strcmp(gguf, "output.weight") == 0;
+    return e->opt->embeddings == VPTQ_DTYPE_COUNT ? e->opt->dtype : e->opt->embeddings;
 }
 
 /* Skips the rotary frequencies of older checkpoints, and the second copy of a tied head. */
@@ -35,7 +34,7 @@ static bool is_left_out(const vptq_checkpoint *c, const char *hf)
     static const char frequencies[] = ".rotary_emb.inv_freq";
     const size_t len = strlen(hf), end = sizeof frequencies - 1;
     return (len > end && strcmp(hf + len - end, frequencies) == 0) ||
-           (c->desc.tied && strcmp(hf, "lm_head.weight") == 0);
+           (c->desc.tied && strcmp(hf, VPTQ_HEAD) == 0);
 }
 
 static vptq_status add_tensor(exporting *e, const char *gguf, vptq_package_tensor *source,
@@ -55,7 +54,9 @@ static vptq_status add_tensor(exporting *e, const char *gguf, vptq_package_tenso
         t->shape[d] = shape[d];
         elements *= (size_t)shape[d]; /* cannot overflow: it was in memory or in a file */
     }
-    t->type = dims < 2 ? VPTQ_F32 : is_embedding(gguf) ? e->opt->embeddings : e->opt->dtype;
+    t->type = dims < 2                                         ? VPTQ_F32
+              : vptq_package_is_embedding(source->tensor.name) ? embedding_type(e)
+                                                               : e->opt->dtype;
     const size_t block = vptq_dtype_get(t->type)->block;
     if (shape[dims - 1] % block || !vptq_dtype_bytes(t->type, elements, &t->bytes))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
@@ -135,7 +136,7 @@ static vptq_status make_keys(exporting *e, vptq_err *err)
     vptq_vocab v;
     VPTQ_CHECK(vptq_gguf_put_desc(&e->keys, &e->c->desc, e->c->path, err));
     vptq_gguf_put_u32(&e->keys, "general.file_type", file_type(e->opt->dtype));
-    if (e->opt->embeddings == VPTQ_Q8_0)
+    if (vptq_dtype_get(embedding_type(e))->block > 1)
         vptq_gguf_put_u32(&e->keys, "general.quantization_version", 2);
     VPTQ_CHECK(vptq_checkpoint_vocab(e->c, e->dev->ctx, &v, err));
     const char *chat; /* its own file takes precedence over tokenizer_config.json */
@@ -168,22 +169,6 @@ static void interleave(const float *x, size_t n, size_t cols, size_t d, float *y
     }
 }
 
-/* As vptq_package_convert, also to Q8_0. */
-static vptq_status convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
-                           size_t cols, uint8_t *stored, vptq_err *err)
-{
-    if (t->type != VPTQ_Q8_0)
-        return vptq_package_convert(t, x, n, first, cols, stored, err);
-    for (size_t i = 0; i < n; i++)
-        if (!(x[i] <= VPTQ_GGML_LIMIT && x[i] >= -VPTQ_GGML_LIMIT))
-            return vptq_fail(err, VPTQ_E_NUMERIC,
-                             "%s: tensor '%s': row %zu, column %zu is %g, too large for Q8_0",
-                             t->file, t->name, (first + i) / cols, (first + i) % cols,
-                             (double)x[i]);
-    vptq_ggml_quantize(VPTQ_Q8_0, x, n, stored);
-    return VPTQ_OK;
-}
-
 static vptq_status write_rows(exporting *e, vptq_package_rows *in, const vptq_tensor *t,
                               bool interleaved, vptq_gguf_writer *w, vptq_err *err)
 {
@@ -208,7 +193,7 @@ static vptq_status write_rows(exporting *e, vptq_package_rows *in, const vptq_te
             interleave(x, n * per_row, cols, e->c->desc.head_dim, permuted);
             x = permuted;
         }
-        VPTQ_TRY(convert(t, x, n * in->cols, r * in->cols, in->cols, stored, err));
+        VPTQ_TRY(vptq_package_convert(t, x, n * in->cols, r * in->cols, in->cols, stored, err));
         vptq_dtype_bytes(t->type, n * in->cols, &bytes);
         VPTQ_TRY(vptq_gguf_write(w, stored, bytes, err));
     }

@@ -13,8 +13,9 @@ typedef struct packing {
     const vptq_checkpoint *c;
     vptq_package *out;
     vptq_packed_matrix *matrices; /* with the storage type of the output */
-    bool round_again;             /* from the float codebooks, where the input keeps them */
-    vptq_quirks quirks;           /* of the matrices of a packed input */
+    const vptq_pack_options *opt;
+    bool round_again;   /* from the float codebooks, where the input keeps them */
+    vptq_quirks quirks; /* of the matrices of a packed input */
     /* tensors of the matrix that is being written */
     const vptq_packed_matrix *current;
     vptq_arena arena;
@@ -120,39 +121,56 @@ out:
     return st;
 }
 
-/* Adds a plain tensor.  Without a `type` it keeps the one that evaluating the input uses: a
- * work directory rounds to its storage type. */
-static vptq_status add_tensor(packing *p, const vptq_tensor *t, vptq_dtype type,
-                              uint32_t *count, vptq_err *err)
+/* The type of a plain tensor in the output.  Unless an option says another, it is the one that
+ * evaluating the input uses: a work directory rounds to its storage type.  A directory cannot
+ * hold blocks. */
+static vptq_dtype plain_type(const packing *p, const vptq_tensor *t)
 {
-    if (type == VPTQ_DTYPE_COUNT && t->round_to != VPTQ_F32)
-        type = t->round_to;
+    const vptq_pack_options *opt = p->opt;
+    if (opt->embeddings != VPTQ_DTYPE_COUNT && vptq_package_is_embedding(t->name))
+        return opt->embeddings;
+    if (opt->dtype != VPTQ_DTYPE_COUNT)
+        return opt->dtype;
+    if (t->round_to != VPTQ_F32)
+        return t->round_to;
+    return opt->form == VPTQ_PACK_HF && !vptq_dtype_get(t->type)->safetensors
+               ? p->c->storage
+               : VPTQ_DTYPE_COUNT;
+}
+
+static vptq_status add_tensor(packing *p, const vptq_tensor *t, uint32_t *count, vptq_err *err)
+{
+    const vptq_dtype type = plain_type(p, t);
     ++*count;
+    if (p->c->kind == VPTQ_CKPT_ARCHIVE && vptq_dtype_get(t->type)->block > 1 &&
+        type != VPTQ_DTYPE_COUNT && vptq_dtype_get(type)->block == 1)
+        vptq_log(p->ctx, VPTQ_LOG_WARN, "%s: tensor '%s' is stored as %s; decoding it to %s",
+                 t->file, t->name, vptq_dtype_get(t->type)->name, vptq_dtype_get(type)->name);
     return vptq_package_add_plain(p->out, t, type, err);
 }
 
-static vptq_status add_plain(packing *p, vptq_dtype type, uint32_t *count, vptq_err *err)
+static vptq_status add_plain(packing *p, uint32_t *count, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
     for (size_t i = 0; i < set->count; i++)
         if (!vptq_package_matrix_of(p->c, set->tensors[i].name))
-            VPTQ_CHECK(add_tensor(p, &set->tensors[i], type, count, err));
+            VPTQ_CHECK(add_tensor(p, &set->tensors[i], count, err));
     return VPTQ_OK;
 }
 
 /* Adds the embedding a second time, under the name of the output head that is tied to it. */
-static vptq_status add_head(packing *p, vptq_dtype type, uint32_t *count, vptq_err *err)
+static vptq_status add_head(packing *p, uint32_t *count, vptq_err *err)
 {
     const vptq_checkpoint *c = p->c;
-    const vptq_tensor *t = vptq_tensor_find(&c->set, "model.embed_tokens.weight");
-    if (!c->desc.tied || !t || vptq_tensor_find(&c->set, "lm_head.weight"))
+    const vptq_tensor *t = vptq_tensor_find(&c->set, VPTQ_EMBEDDING);
+    if (!c->desc.tied || !t || vptq_tensor_find(&c->set, VPTQ_HEAD))
         return VPTQ_OK;
     vptq_tensor *head = vptq_arena_alloc(&p->out->arena, 1, sizeof *head, err);
     if (!head)
         return VPTQ_E_NOMEM;
     *head = *t;
-    head->name = "lm_head.weight";
-    return add_tensor(p, head, type, count, err);
+    head->name = VPTQ_HEAD;
+    return add_tensor(p, head, count, err);
 }
 
 static vptq_status quantization_config(const packing *p, json_t *config, vptq_err *err)
@@ -187,14 +205,13 @@ static vptq_status add_config(packing *p, vptq_dtype type, vptq_err *err)
 }
 
 /* Lists all tensors of the output. */
-static vptq_status list_tensors(packing *p, const vptq_pack_options *opt, uint32_t *plain,
-                                vptq_err *err)
+static vptq_status list_tensors(packing *p, uint32_t *plain, vptq_err *err)
 {
-    VPTQ_CHECK(copy_matrices(p, opt->dtype, err));
+    VPTQ_CHECK(copy_matrices(p, p->opt->dtype, err));
     VPTQ_CHECK(add_matrices(p, err));
-    VPTQ_CHECK(add_plain(p, opt->dtype, plain, err));
-    if (opt->lm_head)
-        VPTQ_CHECK(add_head(p, opt->dtype, plain, err));
+    VPTQ_CHECK(add_plain(p, plain, err));
+    if (p->opt->lm_head)
+        VPTQ_CHECK(add_head(p, plain, err));
     return vptq_package_finish(p->out, err);
 }
 
@@ -216,21 +233,21 @@ static vptq_status fill(void *arg, const vptq_package_tensor *t, vptq_package_si
 }
 
 static void packing_init(packing *p, const vptq_ctx *ctx, const vptq_checkpoint *c,
-                         vptq_package *out, const char *stage)
+                         const vptq_pack_options *opt, vptq_package *out, const char *stage)
 {
-    *p = (packing){.ctx = ctx, .c = c, .out = out};
+    *p = (packing){.ctx = ctx, .c = c, .opt = opt, .out = out};
     vptq_arena_init(&p->arena, ctx->mem);
     vptq_package_init(out, ctx, c, stage);
     out->fill = fill;
     out->fill_arg = p;
 }
 
-static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_result *r,
-                        vptq_err *err)
+static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    const vptq_pack_options *opt = p->opt;
     vptq_package *o = p->out;
-    VPTQ_TRY(list_tensors(p, opt, &r->plain, err));
+    VPTQ_TRY(list_tensors(p, &r->plain, err));
     VPTQ_TRY(add_config(p, opt->dtype, err));
     VPTQ_TRY(vptq_package_add_companions(o, p->c, opt->tokenizer,
                                          opt->dry_run ? NULL : opt->output, err));
@@ -263,13 +280,17 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     if (opt->level > VPTQ_ARCHIVE_MAX_LEVEL)
         return vptq_fail(err, VPTQ_E_ARG, "--level is %u, expected 1 to %d", opt->level,
                          (int)VPTQ_ARCHIVE_MAX_LEVEL);
+    if (opt->form == VPTQ_PACK_HF && opt->embeddings != VPTQ_DTYPE_COUNT)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--embeddings: the published layout has one type for all numbers "
+                         "(--dtype); write an archive (OUT.vptq or --to archive)");
     /* opening it as a model checks every matrix and tensor against the architecture */
     vptq_status st = vptq_model_open(ctx, opt->input, &open, false, &model, err);
     if (st)
         return st;
     const vptq_checkpoint *c = &model.ckpt;
     packing p;
-    packing_init(&p, ctx, c, &out, "pack");
+    packing_init(&p, ctx, c, opt, &out, "pack");
     if (c->quantized_count == 0)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
                        c->path, vptq_checkpoint_kind_name(c->kind));
@@ -280,7 +301,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     if (!st && !opt->dry_run)
         st = vptq_package_check_path(c, opt->output, err);
     if (!st)
-        st = pack(&p, opt, r, err);
+        st = pack(&p, r, err);
     vptq_package_release(&out);
     vptq_model_release(&model);
     r->seconds = vptq_seconds() - start;
@@ -290,12 +311,13 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
 vptq_status vptq_digest_work(const vptq_ctx *ctx, const vptq_checkpoint *c,
                              vptq_digest_result *r, vptq_err *err)
 {
-    const vptq_pack_options as_quantized = {.dtype = VPTQ_DTYPE_COUNT};
+    const vptq_pack_options as_quantized = {.dtype = VPTQ_DTYPE_COUNT,
+                                            .embeddings = VPTQ_DTYPE_COUNT};
     uint32_t plain = 0;
     vptq_package out;
     packing p;
-    packing_init(&p, ctx, c, &out, "digest");
-    vptq_status st = list_tensors(&p, &as_quantized, &plain, err);
+    packing_init(&p, ctx, c, &as_quantized, &out, "digest");
+    vptq_status st = list_tensors(&p, &plain, err);
     if (!st)
         st = vptq_package_digest(&out, p.matrices, c->quantized_count, r, err);
     forget_matrix(&p);

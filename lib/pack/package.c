@@ -88,9 +88,16 @@ vptq_status vptq_package_add(vptq_package *o, const vptq_tensor *t, vptq_package
 
 static vptq_status set_type(vptq_tensor *t, vptq_dtype type, size_t elements, vptq_err *err)
 {
+    const size_t block = vptq_dtype_get(type)->block;
     t->type = type;
     if (vptq_dtype_bytes(type, elements, &t->bytes))
         return VPTQ_OK;
+    if (elements % block)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: tensor '%s' has %zu numbers (%zu x %zu), %s needs a multiple of "
+                         "%zu",
+                         t->file, t->name, elements, vptq_tensor_rows(t), vptq_tensor_cols(t),
+                         vptq_dtype_get(type)->name, block);
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is too large", t->file, t->name);
 }
 

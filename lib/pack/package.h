@@ -7,10 +7,21 @@
 #ifndef VPTQ_PACK_PACKAGE_H
 #define VPTQ_PACK_PACKAGE_H
 
+#include <string.h>
+
 #include "formats/hf/safetensors.h"
 #include "formats/vptq/archive.h"
 #include "lib/pack/pack.h"
 #include "lib/pack/sha256.h"
+
+#define VPTQ_EMBEDDING "model.embed_tokens.weight"
+#define VPTQ_HEAD      "lm_head.weight"
+
+/* True for the tensors that --embeddings is for, by their Hugging Face names. */
+static inline bool vptq_package_is_embedding(const char *name)
+{
+    return strcmp(name, VPTQ_EMBEDDING) == 0 || strcmp(name, VPTQ_HEAD) == 0;
+}
 
 /* Source of an output tensor; exactly one is set. */
 typedef struct vptq_package_source {
@@ -163,9 +174,9 @@ void vptq_package_rows_close(vptq_package_rows *r);
 vptq_status vptq_package_put(vptq_package_sink *s, const void *data, size_t n,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Converts n floats to t's type: F32, F16 or BF16.  `first` is the index of x[0] in the tensor,
- * `cols` its row length.  VPTQ_E_NUMERIC with tensor, row and column for a value that is not
- * finite or too large for the type. */
+/* Converts n floats, whole blocks, to t's type: F32, F16, BF16, Q8_0 or Q6_K.  `first` is the
+ * index of x[0] in the tensor, `cols` its row length.  VPTQ_E_NUMERIC with tensor, row and
+ * column for a value that is not finite or too large for the type. */
 vptq_status vptq_package_convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
                                  size_t cols, void *stored, vptq_err *err) VPTQ_MUST_CHECK;
 

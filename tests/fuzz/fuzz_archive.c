@@ -5,7 +5,7 @@
 
 #include "formats/vptq/archive.h"
 #include "formats/vptq/archive_internal.h"
-#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/fuzz_tensor.h"
 
 enum { MAX_LOAD = 16 << 20 };
 
@@ -31,11 +31,15 @@ static void read_all(const char *path)
             abort();
         uint8_t *data = e->size <= MAX_LOAD ? malloc((size_t)e->size + 1) : NULL;
         unsigned sum = 0;
-        if (data && vptq_archive_load(a, e, 2, data, NULL) == VPTQ_OK)
-            for (size_t b = 0; b < e->size; b++)
-                sum += data[b];
+        bool whole = data && vptq_archive_load(a, e, 2, data, NULL) == VPTQ_OK;
+        for (size_t b = 0; whole && b < e->size; b++)
+            sum += data[b];
         if (sum && !e->size)
             abort();
+        vptq_tensor t = e->tensor;
+        t.data = data;
+        if (whole && e->is_tensor && e->size && vptq_dtype_get(t.type)->is_float)
+            fuzz_read_tensor(&t);
         free(data);
     }
     vptq_archive_close(a);

@@ -104,7 +104,8 @@ def main(corpus):
     }
     files = [("config.json", 0, "", 1, [], b'{"model_type": "llama"}\n')]
     tensors = [("model.norm.weight", 1, "F16", 2, [20], halves(20)), ("P.indices", 1, "I32", 4, [1, 2, 3], bytes(range(24))),
-               ("none", 1, "F16", 2, [0, 4], b""), ("scalar", 1, "F32", 4, [], b"\0\0\x80\x3f")]
+               ("model.embed_tokens.weight", 1, "Q6_K", 1, [4, 128], bytes(208) + b"\0\x3c" + bytes(range(208)) + b"\0\x3c"),
+               ("lm_head.weight", 1, "Q8_0", 1, [4, 16], (b"\0\x3c" + bytes(range(32))) * 2), ("none", 1, "F16", 2, [0, 4], b""), ("scalar", 1, "F32", 4, [], b"\0\0\x80\x3f")]
     archives = {}
     for name, entries in {"file": files, "tensors": files + tensors}.items():
         frames, index = archive_parts(entries)

@@ -176,6 +176,10 @@ def entry(of="config.json", **values):
     return archive(lambda a: a.entry(of).update(values))
 
 
+def blocks(dtype, data, *shape):
+    return archive(lambda a: a.add("extra", data, 1, dtype, shape))
+
+
 def frame(place, value, i=0):
     return archive(lambda a: a.frames[i].__setitem__(place, value))
 
@@ -232,6 +236,11 @@ for name, change in [
     ("a shape of another size", entry("lm_head.weight", shape=[47, 17])),
     ("a type that is unknown", entry("lm_head.weight", dtype=b"F8")),
     ("a type with control characters", entry("lm_head.weight", dtype=b"\x1b[2J\x07")),
+    ("a block type with bytes of another", entry("lm_head.weight", dtype=b"Q8_0")),
+    ("a block type that archives do not have", blocks(b"Q4_0", bytes(18), 2, 16)),
+    ("blocks that end early", blocks(b"Q6_K", bytes(2 * 210), 48, 16)),
+    ("blocks of half a block", blocks(b"Q8_0", bytes(34), 1, 16)),
+    ("blocks whose number overflows", blocks(b"Q6_K", bytes(210), 1 << 40, 1 << 32)),
     ("a type without an end", entry("lm_head.weight", dtype=b"F16F16F1")),
     ("a name of 2^32 - 1 bytes", entry(says_length=2**32 - 1)),
     ("a name of 0 bytes", entry(name=b"")),
@@ -291,6 +300,22 @@ kind.row(
     shown("plain"),
     UNPACK,
 )
+for dtype, size, count, scale_at in (b"Q8_0", 34, 24, 0), (b"Q6_K", 210, 3, 208):
+    good = bytes(count * size)  # 48 x 16 numbers
+    bad = good[: size + scale_at] + b"\x00\x7e" + good[size + scale_at + 2 :]
+    name = dtype.decode()
+    kind.row(f"{name} of zeros", blocks(dtype, good, 48, 16), shown("plain"), UNPACK)
+    kind.row(f"{name} with a scale of NaN", blocks(dtype, bad, 48, 16), refused("'extra': row .* is nan"), UNPACK)
+    kind.row(
+        f"{name} with a scale of NaN, checking", blocks(dtype, bad, 48, 16), found("not finite"), "pack --check {}"
+    )
+for option, needs in ("q8", "Q8_0 needs a multiple of 32"), ("q6", "Q6_K needs a multiple of 256"):
+    kind.row(
+        f"an odd embedding as {option}",
+        both(),
+        refused(rf"has 752 numbers \(47 x 16\), {needs}"),
+        f"pack -q {{}} -o out.vptq --embeddings {option}",
+    )
 for name, packed in [
     ("a bomb of 1 GiB", forge.zstd_bomb(4 << 20, 1 << 30)),
     ("a frame of less", forge.zstd_bomb(4 << 20, 1 << 20)),

@@ -34,7 +34,8 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
     const vptq_pack_options pack = {.input = "work",
                                     .output = "out.vptq",
                                     .form = VPTQ_PACK_ARCHIVE,
-                                    .dtype = VPTQ_DTYPE_COUNT};
+                                    .dtype = VPTQ_DTYPE_COUNT,
+                                    .embeddings = VPTQ_DTYPE_COUNT};
     vptq_ppl_options ppl = {.context = 256, .windows = 2};
     vptq_ppl_result measured;
     vptq_quantize_result q;

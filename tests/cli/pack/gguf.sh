@@ -20,7 +20,7 @@ unpack model.gguf -o back > out.txt
 [ "$(ppl back)" = "$(ppl "$hf")" ] || fail "a Hugging Face directory of the GGUF file"
 unpack "$bin" --tokenizer "$tok" -o f32.gguf --dtype f32 > out.txt
 [ "$(ppl f32.gguf)" = "$(ppl "$bin" --tokenizer "$tok")" ] || fail "a llama2.c model as f32"
-unpack "$hf" -o q8.gguf --embeddings q8_0 > out.txt
+unpack "$hf" -o q8.gguf --embeddings q8 > out.txt
 "$BIN/vptq-pack" -q --list q8.gguf > list.txt
 [ "$(grep -c ' Q8_0 ' list.txt)" = 1 ] || fail "one embedding is Q8_0: $(grep Q8_0 list.txt)"
 expect_near "$(ppl q8.gguf)" "$(ppl "$hf")" 0.01
@@ -44,9 +44,7 @@ expect_line err.txt "is the input itself"
 expect_exit 1 unpack "$bin" -o none.gguf 2> err.txt
 expect_line err.txt "pass --tokenizer FILE"
 expect_exit 2 unpack "$hf" -o none.gguf --embeddings q4_0 2> err.txt
-expect_line err.txt "expected f16, bf16, f32 or q8_0"
-expect_exit 2 unpack "$hf" -o none --embeddings q8_0 2> err.txt
-expect_line err.txt "goes with --unpack to a GGUF file"
+expect_line err.txt "expected f16, bf16, f32, q8 or q6"
 expect_exit 2 unpack "$hf" -o none.gguf --shard-size 1M 2> err.txt
 expect_line err.txt "does not go with a GGUF file"
 expect_exit 2 unpack "$hf" -o none --to archive 2> err.txt

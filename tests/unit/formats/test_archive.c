@@ -275,9 +275,10 @@ static void test_other_writer(void **state)
     char copy[32] = {0};
     uint16_t norm[20];
     uint32_t words[6];
+    uint8_t blocks[68];
     float one = 0;
     assert_ok(vptq_archive_open("tests/fuzz/corpus/archive/tensors", NULL, &a, &err), &err);
-    assert_int_equal(vptq_archive_count(a), 5);
+    assert_int_equal(vptq_archive_count(a), 7);
     const vptq_archive_entry *e = vptq_archive_find(a, "config.json", false);
     assert_ok(vptq_archive_load(a, e, 1, copy, &err), &err);
     assert_string_equal(copy, "{\"model_type\": \"llama\"}\n");
@@ -295,6 +296,15 @@ static void test_other_writer(void **state)
     assert_int_equal(e->tensor.dims, 0);
     assert_ok(vptq_archive_load(a, e, 1, &one, &err), &err);
     assert_true(one == 1.0F);
+    e = vptq_archive_find(a, "lm_head.weight", true);
+    assert_int_equal(e->tensor.type, VPTQ_Q8_0);
+    assert_int_equal(e->planes, 1);
+    assert_ok(vptq_archive_load(a, e, 1, blocks, &err), &err);
+    assert_int_equal(vptq_get_le(blocks, 2), 0x3c00);
+    assert_int_equal(blocks[67], 31);
+    e = vptq_archive_find(a, "model.embed_tokens.weight", true);
+    assert_int_equal(e->tensor.type, VPTQ_Q6_K);
+    assert_int_equal(e->size, 2 * 210);
     vptq_archive_close(a);
 }
 

@@ -130,6 +130,11 @@ static const index_fault index_faults[] = {
     {ENTRY_RECORD, 0, 1, 1, .expect = "F99", .type = "F99", .code = VPTQ_E_UNSUPPORTED},
     /* a scalar of 5 bytes */
     {ENTRY_RECORD, 0, 1, 1, .expect = "does not match its type and shape", .type = "F32"},
+    /* a part of a block, and blocks that archives do not have */
+    {ENTRY_RECORD, 0, 1, 1, .expect = "does not match its type and shape", .type = "Q8_0"},
+    {ENTRY_RECORD, 0, 1, 1, .expect = "does not match its type and shape", .type = "Q6_K"},
+    {ENTRY_RECORD, 0, 1, 1, .expect = "unknown element type 'Q4_0'", .type = "Q4_0",
+     .code = VPTQ_E_UNSUPPORTED},
     /* nine dimensions */
     {ENTRY_RECORD, 2, 1, 9, .expect = "entry of its index is wrong", .type = ""},
 };

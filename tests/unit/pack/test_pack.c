@@ -45,7 +45,11 @@ static vptq_status unpack_with(const vptq_pack_options *opt, vptq_mem *mem, vptq
 static vptq_status unpack(const char *in, const char *out, vptq_dtype type, vptq_mem *mem,
                           vptq_err *err)
 {
-    const vptq_pack_options opt = {.input = in, .output = out, .dtype = type, .force = true};
+    const vptq_pack_options opt = {.input = in,
+                                   .output = out,
+                                   .dtype = type,
+                                   .embeddings = VPTQ_DTYPE_COUNT,
+                                   .force = true};
     return unpack_with(&opt, mem, err);
 }
 
@@ -54,8 +58,12 @@ static vptq_status pack(const char *in, const char *out, vptq_pack_form form, vp
 {
     vptq_ctx ctx = {.mem = mem, .threads = 1};
     vptq_pack_result r;
-    vptq_pack_options opt = {
-        .input = in, .output = out, .form = form, .dtype = VPTQ_DTYPE_COUNT, .force = true};
+    vptq_pack_options opt = {.input = in,
+                             .output = out,
+                             .form = form,
+                             .dtype = VPTQ_DTYPE_COUNT,
+                             .embeddings = VPTQ_DTYPE_COUNT,
+                             .force = true};
     return vptq_pack_model(&ctx, &opt, &r, err);
 }
 
@@ -376,8 +384,11 @@ static void test_tied_head(void **state)
     vtest_path(work, sizeof work, *state, "work");
     vtest_path(out, sizeof out, *state, "out");
     make_work(work, false);
-    vptq_pack_options opt = {
-        .input = work, .output = out, .dtype = VPTQ_DTYPE_COUNT, .force = true};
+    vptq_pack_options opt = {.input = work,
+                             .output = out,
+                             .dtype = VPTQ_DTYPE_COUNT,
+                             .embeddings = VPTQ_DTYPE_COUNT,
+                             .force = true};
     assert_ok(vptq_pack_model(&ctx, &opt, &without, &err), &err);
     read_set(out, &set);
     assert_null(vptq_tensor_find(&set, "lm_head.weight"));
@@ -534,6 +545,7 @@ static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
         vptq_pack_options opt = {.input = w->in,
                                  .output = w->out,
                                  .dtype = VPTQ_DTYPE_COUNT,
+                                 .embeddings = VPTQ_DTYPE_COUNT,
                                  .lm_head = true,
                                  .force = true};
         return vptq_pack_model(&ctx, &opt, &r, err);

@@ -540,6 +540,7 @@ static vptq_pack_result repair(const char *in, const char *out, uint64_t shard_b
                              .output = out,
                              .form = VPTQ_PACK_HF,
                              .dtype = VPTQ_DTYPE_COUNT,
+                             .embeddings = VPTQ_DTYPE_COUNT,
                              .shard_bytes = shard_bytes,
                              .repair = true};
     assert_ok(vptq_pack_model(&ctx, &opt, &r, &err), &err);
@@ -631,6 +632,7 @@ static vptq_status repair_short_of_memory(void *arg, vptq_mem *mem, vptq_err *er
     vptq_pack_options opt = {.input = o->in,
                              .output = o->out,
                              .dtype = VPTQ_DTYPE_COUNT,
+                             .embeddings = VPTQ_DTYPE_COUNT,
                              .repair = true,
                              .force = true};
     return vptq_pack_model(&ctx, &opt, &r, err);
