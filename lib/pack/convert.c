@@ -84,6 +84,7 @@ vptq_status vptq_package_rows_open(const vptq_package *o, vptq_device *dev,
     const vptq_packed_matrix *m = t->source.matrix;
     const vptq_tensor *plain = t->source.plain;
     *r = (vptq_package_rows){.ctx = o->ctx, .dev = m ? dev : NULL, .from = o->from, .t = t};
+    r->loss = vptq_package_is_embedding(t->tensor.name) ? o->loss : NULL;
     vptq_arena_init(&r->arena, o->ctx->mem);
     r->rows = m ? m->vq.shape.out : vptq_tensor_rows(plain);
     r->cols = m ? m->vq.shape.in : vptq_tensor_cols(plain);
@@ -144,15 +145,35 @@ static float limit_of(vptq_dtype type)
     return type == VPTQ_BF16 ? 0x1.FFp127F : INFINITY;
 }
 
-vptq_status vptq_package_convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
-                                 size_t cols, void *stored, vptq_err *err)
+/* Adds what storing x changed. */
+static vptq_status add_loss(vptq_package_loss *loss, vptq_dtype type, const float *x, size_t n,
+                            const void *stored, vptq_err *err)
+{
+    enum { PIECE = 1024 }; /* a multiple of every block */
+    float back[PIECE];
+    const vptq_tensor t = {.type = type, .dims = 2, .shape = {n, 1}, .data = stored};
+    for (size_t i = 0, count; i < n; i += count) {
+        count = n - i < PIECE ? n - i : PIECE;
+        VPTQ_CHECK(vptq_tensor_read(&t, i, count, back, err));
+        for (size_t j = 0; j < count; j++) {
+            const double value = (double)x[i + j], error = (double)back[j] - value;
+            loss->error += error * error;
+            loss->energy += value * value;
+        }
+    }
+    return VPTQ_OK;
+}
+
+/* VPTQ_E_NUMERIC for the first number that the type of t cannot hold; `at` is the index in the
+ * tensor of x[0]. */
+static vptq_status check_range(const vptq_tensor *t, const float *x, size_t n, size_t at,
+                               size_t cols, vptq_err *err)
 {
     const vptq_dtype type = t->type;
-    float limit = limit_of(type);
-    for (size_t i = 0; i < n; i++) {
+    const float limit = limit_of(type);
+    for (size_t i = 0; i < n; i++, at++) {
         if (fabsf(x[i]) < limit)
             continue;
-        size_t at = first + i;
         if (!isfinite(x[i]))
             return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': row %zu, column %zu is %g",
                              t->file, t->name, at / cols, at % cols, (double)x[i]);
@@ -163,6 +184,16 @@ vptq_status vptq_package_convert(const vptq_tensor *t, const float *x, size_t n,
                          vptq_dtype_get(type)->name,
                          vptq_dtype_get(type)->block > 1 ? "--embeddings" : "--dtype");
     }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_package_convert(const vptq_package_rows *r, const vptq_tensor *t,
+                                 const float *x, size_t first, size_t rows, void *stored,
+                                 vptq_err *err)
+{
+    const vptq_dtype type = t->type;
+    const size_t n = rows * r->cols;
+    VPTQ_CHECK(check_range(t, x, n, first * r->cols, r->cols, err));
     if (type == VPTQ_F16)
         vptq_f32_to_f16_n(x, stored, n);
     else if (type == VPTQ_BF16)
@@ -171,7 +202,7 @@ vptq_status vptq_package_convert(const vptq_tensor *t, const float *x, size_t n,
         vptq_ggml_quantize(type, x, n, stored);
     else
         memcpy(stored, x, n * sizeof *x);
-    return VPTQ_OK;
+    return r->loss ? add_loss(r->loss, type, x, n, stored, err) : VPTQ_OK;
 }
 
 /* ---- whole tensors ---- */
@@ -225,8 +256,7 @@ vptq_status vptq_package_fill_rows(const vptq_package *o, vptq_device *dev,
         const float *x = NULL;
         VPTQ_TRY(vptq_check_cancel(o->ctx, err));
         VPTQ_TRY(vptq_package_rows_read(&in, r, n, &x, err));
-        VPTQ_TRY(vptq_package_convert(&t->tensor, x, n * in.cols, r * in.cols, in.cols, stored,
-                                      err));
+        VPTQ_TRY(vptq_package_convert(&in, &t->tensor, x, r, n, stored, err));
         VPTQ_TRY(vptq_package_put(s, stored, stored_bytes(type, n * in.cols), err));
     }
 out:

@@ -17,6 +17,7 @@ typedef struct exporting {
     vptq_tensor *tensors;         /* [count] in the order of the file */
     vptq_package_tensor **source; /* [count] NULL = rope_freqs, which is computed */
     size_t count;
+    vptq_package_loss loss;
     vptq_gguf_keys keys;
     uint64_t bytes; /* of tensors */
 } exporting;
@@ -63,6 +64,11 @@ static vptq_status add_tensor(exporting *e, const char *gguf, vptq_package_tenso
                          "%s: tensor '%s' has rows of %llu numbers, %s needs a multiple of %zu",
                          e->c->path, gguf, (unsigned long long)shape[dims - 1],
                          vptq_dtype_get(t->type)->name, block);
+    if (source) {
+        vptq_package_warn_decoding(&e->out, &source->tensor, t->type);
+        source->tensor.type = t->type;
+        source->tensor.bytes = t->bytes;
+    }
     e->source[e->count++] = source;
     e->bytes += t->bytes;
     return VPTQ_OK;
@@ -193,7 +199,7 @@ static vptq_status write_rows(exporting *e, vptq_package_rows *in, const vptq_te
             interleave(x, n * per_row, cols, e->c->desc.head_dim, permuted);
             x = permuted;
         }
-        VPTQ_TRY(vptq_package_convert(t, x, n * in->cols, r * in->cols, in->cols, stored, err));
+        VPTQ_TRY(vptq_package_convert(in, t, x, r, n, stored, err));
         vptq_dtype_bytes(t->type, n * in->cols, &bytes);
         VPTQ_TRY(vptq_gguf_write(w, stored, bytes, err));
     }
@@ -252,7 +258,10 @@ static vptq_status export_model(exporting *e, vptq_pack_result *r, vptq_err *err
     r->plain = (uint32_t)e->count;
     r->bytes = e->bytes + e->keys.bytes.len;
     r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
-    return opt->dry_run ? VPTQ_OK : write_file(e, &r->bytes, err);
+    if (!opt->dry_run)
+        VPTQ_CHECK(write_file(e, &r->bytes, err));
+    vptq_package_summarize(&e->out, opt->dry_run, r);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
@@ -268,6 +277,7 @@ vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
     exporting e = {.dev = dev, .c = &m.ckpt, .opt = opt};
     vptq_arena_init(&e.arena, dev->ctx->mem);
     vptq_package_init(&e.out, dev->ctx, e.c, "unpack");
+    e.out.loss = &e.loss;
     vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
     if (!opt->dry_run)
         st = vptq_package_check_path(e.c, opt->output, err);

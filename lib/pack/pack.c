@@ -14,6 +14,7 @@ typedef struct packing {
     vptq_package *out;
     vptq_packed_matrix *matrices; /* with the storage type of the output */
     const vptq_pack_options *opt;
+    vptq_package_loss loss;
     bool round_again;   /* from the float codebooks, where the input keeps them */
     vptq_quirks quirks; /* of the matrices of a packed input */
     /* tensors of the matrix that is being written */
@@ -140,13 +141,8 @@ static vptq_dtype plain_type(const packing *p, const vptq_tensor *t)
 
 static vptq_status add_tensor(packing *p, const vptq_tensor *t, uint32_t *count, vptq_err *err)
 {
-    const vptq_dtype type = plain_type(p, t);
     ++*count;
-    if (p->c->kind == VPTQ_CKPT_ARCHIVE && vptq_dtype_get(t->type)->block > 1 &&
-        type != VPTQ_DTYPE_COUNT && vptq_dtype_get(type)->block == 1)
-        vptq_log(p->ctx, VPTQ_LOG_WARN, "%s: tensor '%s' is stored as %s; decoding it to %s",
-                 t->file, t->name, vptq_dtype_get(t->type)->name, vptq_dtype_get(type)->name);
-    return vptq_package_add_plain(p->out, t, type, err);
+    return vptq_package_add_plain(p->out, t, plain_type(p, t), err);
 }
 
 static vptq_status add_plain(packing *p, uint32_t *count, vptq_err *err)
@@ -238,8 +234,25 @@ static void packing_init(packing *p, const vptq_ctx *ctx, const vptq_checkpoint 
     *p = (packing){.ctx = ctx, .c = c, .opt = opt, .out = out};
     vptq_arena_init(&p->arena, ctx->mem);
     vptq_package_init(out, ctx, c, stage);
+    out->loss = &p->loss;
     out->fill = fill;
     out->fill_arg = p;
+}
+
+/* *bytes = those of embedding and output head in an archive. */
+static vptq_status measure_archived(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
+                                    vptq_err *err)
+{
+    vptq_archive *a;
+    VPTQ_CHECK(vptq_archive_open(path, ctx->mem, &a, err));
+    *bytes = 0;
+    for (size_t i = 0; i < vptq_archive_count(a); i++) {
+        const vptq_archive_entry *e = vptq_archive_at(a, i);
+        if (e->is_tensor && vptq_package_is_embedding(e->name))
+            *bytes += e->packed_size;
+    }
+    vptq_archive_close(a);
+    return VPTQ_OK;
 }
 
 static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
@@ -255,14 +268,15 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
     r->bits_per_weight = vptq_package_mean_bits(p->matrices, p->c->quantized_count, true);
     memcpy(r->repaired, p->quirks.count, sizeof r->repaired);
     r->bytes = o->bytes;
-    if (opt->dry_run)
-        goto out;
-    if (opt->form == VPTQ_PACK_ARCHIVE)
-        st = vptq_package_write_archive(o, opt->output, opt->force, (int)opt->level, &r->bytes,
-                                        err);
-    else
-        st = vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes, &r->bytes,
-                                    err);
+    if (!opt->dry_run && opt->form == VPTQ_PACK_ARCHIVE)
+        VPTQ_TRY(vptq_package_write_archive(o, opt->output, opt->force, (int)opt->level,
+                                            &r->bytes, err));
+    else if (!opt->dry_run)
+        VPTQ_TRY(vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes, &r->bytes,
+                                        err));
+    vptq_package_summarize(o, opt->dry_run, r);
+    if (!opt->dry_run && opt->form == VPTQ_PACK_ARCHIVE)
+        st = measure_archived(o->ctx, opt->output, &r->embedding.bytes, err);
 out:
     forget_matrix(p);
     return st;

@@ -8,11 +8,20 @@
 #include "lib/backend/backend.h"
 #include "lib/vptq.h"
 
+/* Embedding and output head as written. */
+typedef struct vptq_pack_embedding {
+    const char *type;    /* NULL = there is none */
+    uint64_t bytes;      /* in the file; of an archive in a dry run, before compression */
+    double relative_mse; /* of the numbers as the input is evaluated; NaN in a dry run */
+} vptq_pack_embedding;
+
 typedef struct vptq_pack_result {
     uint64_t bytes;                      /* written */
     uint32_t quantized, plain;           /* matrices and tensors of each kind */
     uint32_t repaired[VPTQ_QUIRK_COUNT]; /* matrices of the input with each defect */
     double bits_per_weight;
+    double file_bits_per_weight; /* all bytes written, per weight of the model */
+    vptq_pack_embedding embedding;
     double seconds;
 } vptq_pack_result;
 

@@ -1,6 +1,7 @@
 /* The list of tensors and files of an output, and writing it as a directory or an archive. */
 #include "lib/pack/package.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,11 @@ vptq_status vptq_package_add(vptq_package *o, const vptq_tensor *t, vptq_package
     return VPTQ_OK;
 }
 
+static size_t elements_of(const vptq_tensor *t)
+{
+    return vptq_tensor_rows(t) * vptq_tensor_cols(t);
+}
+
 static vptq_status set_type(vptq_tensor *t, vptq_dtype type, size_t elements, vptq_err *err)
 {
     const size_t block = vptq_dtype_get(type)->block;
@@ -101,12 +107,21 @@ static vptq_status set_type(vptq_tensor *t, vptq_dtype type, size_t elements, vp
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is too large", t->file, t->name);
 }
 
+void vptq_package_warn_decoding(const vptq_package *o, const vptq_tensor *t, vptq_dtype type)
+{
+    if (o->from->kind == VPTQ_CKPT_ARCHIVE && vptq_dtype_get(t->type)->block > 1 &&
+        vptq_dtype_get(type)->block == 1)
+        vptq_log(o->ctx, VPTQ_LOG_WARN, "%s: tensor '%s' is stored as %s; decoding it to %s",
+                 t->file, t->name, vptq_dtype_get(t->type)->name, vptq_dtype_get(type)->name);
+}
+
 vptq_status vptq_package_add_plain(vptq_package *o, const vptq_tensor *t, vptq_dtype type,
                                    vptq_err *err)
 {
     vptq_tensor out = *t;
     if (type != VPTQ_DTYPE_COUNT && vptq_dtype_get(t->type)->is_float)
-        VPTQ_CHECK(set_type(&out, type, vptq_tensor_rows(t) * vptq_tensor_cols(t), err));
+        VPTQ_CHECK(set_type(&out, type, elements_of(t), err));
+    vptq_package_warn_decoding(o, t, out.type);
     return vptq_package_add(o, &out, (vptq_package_source){.plain = t}, err);
 }
 
@@ -156,6 +171,40 @@ vptq_status vptq_package_finish(vptq_package *o, vptq_err *err)
                              "and as a part of a quantized matrix",
                              o->tensors[i].tensor.file, o->tensors[i].tensor.name);
     return VPTQ_OK;
+}
+
+/* Weights of the model: plain numbers, without the second copy of a tied embedding, and those
+ * of all quantized matrices. */
+static uint64_t count_weights(const vptq_package *o)
+{
+    const vptq_checkpoint *c = o->from;
+    uint64_t n = 0;
+    for (size_t i = 0; i < o->count; i++) {
+        const vptq_tensor *t = &o->tensors[i].tensor;
+        const bool copy = c->desc.tied && strcmp(t->name, VPTQ_HEAD) == 0;
+        if (o->tensors[i].source.plain && vptq_dtype_get(t->type)->is_float && !copy)
+            n += elements_of(t);
+    }
+    for (size_t i = 0; i < c->quantized_count; i++)
+        n += (uint64_t)c->quantized[i].vq.shape.out * c->quantized[i].vq.shape.in;
+    return n;
+}
+
+void vptq_package_summarize(const vptq_package *o, bool dry_run, vptq_pack_result *r)
+{
+    const uint64_t weights = count_weights(o);
+    const bool measured = o->loss && o->loss->energy > 0;
+    r->file_bits_per_weight = weights ? 8.0 * (double)r->bytes / (double)weights : 0;
+    r->embedding.relative_mse = measured  ? o->loss->error / o->loss->energy
+                                : dry_run ? (double)NAN
+                                          : 0;
+    for (size_t i = 0; i < o->count; i++) {
+        const vptq_tensor *t = &o->tensors[i].tensor;
+        if (!vptq_package_is_embedding(t->name))
+            continue;
+        r->embedding.type = vptq_dtype_get(t->type)->name;
+        r->embedding.bytes += t->bytes;
+    }
 }
 
 /* ---- files ---- */

@@ -53,6 +53,12 @@ typedef struct vptq_package_sink {
 typedef vptq_status (*vptq_package_fill)(void *arg, const vptq_package_tensor *t,
                                          vptq_package_sink *s, vptq_err *err);
 
+/* Sums over the numbers of embedding and output head as they are converted: of the squares of
+ * the differences, and of the numbers. */
+typedef struct vptq_package_loss {
+    double error, energy;
+} vptq_package_loss;
+
 typedef struct vptq_package {
     const vptq_ctx *ctx;
     const vptq_checkpoint *from; /* tensors and matrices are read from it */
@@ -65,6 +71,7 @@ typedef struct vptq_package {
     uint64_t bytes;         /* of all tensors and files */
     vptq_package_fill fill; /* set by the caller before writing */
     void *fill_arg;
+    vptq_package_loss *loss; /* of the caller, who zeroed it; NULL = not measured */
 } vptq_package;
 
 /* ---- the list (package.c) ---- */
@@ -97,6 +104,8 @@ vptq_status vptq_package_add(vptq_package *o, const vptq_tensor *t, vptq_package
  * hold real numbers keep their type. */
 vptq_status vptq_package_add_plain(vptq_package *o, const vptq_tensor *t, vptq_dtype type,
                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* Warns that blocks of an archive are written as numbers of `type`. */
+void vptq_package_warn_decoding(const vptq_package *o, const vptq_tensor *t, vptq_dtype type);
 /* Adds every matrix and tensor of o->from as a plain tensor under its Hugging Face name:
  * matrices as `matrix_type`, plain tensors as `plain_type` (VPTQ_DTYPE_COUNT: unchanged).
  * `skip` (may be NULL) returns true for plain tensors to leave out. */
@@ -110,6 +119,10 @@ vptq_status vptq_package_add_file(vptq_package *o, const char *name, const char 
 bool vptq_package_has_file(const vptq_package *o, const char *name);
 /* Sorts the tensors; VPTQ_E_FORMAT for a duplicate name. */
 vptq_status vptq_package_finish(vptq_package *o, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Sets r->file_bits_per_weight from r->bytes, and r->embedding: its bytes as in the list, its
+ * loss as measured by writing. */
+void vptq_package_summarize(const vptq_package *o, bool dry_run, vptq_pack_result *r);
 
 /* ---- writing (package.c) ---- */
 
@@ -160,6 +173,7 @@ typedef struct vptq_package_rows {
     void *device;        /* [tile_rows, cols] dequantized on dev */
     void *raw;           /* stored bytes of a tile of a plain tensor that is not in memory */
     float *host;         /* [tile_rows, cols] */
+    vptq_package_loss *loss; /* to which converting adds; NULL = not measured */
 } vptq_package_rows;
 /* Opens `t`, whose source belongs to o->from.  `dev` is needed for matrices.  tile_rows becomes
  * a multiple of `multiple` (0 = any), or the number of rows if that is smaller. */
@@ -174,11 +188,12 @@ void vptq_package_rows_close(vptq_package_rows *r);
 vptq_status vptq_package_put(vptq_package_sink *s, const void *data, size_t n,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Converts n floats, whole blocks, to t's type: F32, F16, BF16, Q8_0 or Q6_K.  `first` is the
- * index of x[0] in the tensor, `cols` its row length.  VPTQ_E_NUMERIC with tensor, row and
- * column for a value that is not finite or too large for the type. */
-vptq_status vptq_package_convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
-                                 size_t cols, void *stored, vptq_err *err) VPTQ_MUST_CHECK;
+/* Converts rows [first, first + n), a tile of `r` in x, to t's type: F32, F16, BF16, Q8_0 or
+ * Q6_K.  VPTQ_E_NUMERIC with tensor, row and column for a value that is not finite or too large
+ * for the type. */
+vptq_status vptq_package_convert(const vptq_package_rows *r, const vptq_tensor *t,
+                                 const float *x, size_t first, size_t n, void *stored,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* A vptq_package_fill of converted and dequantized tensors, tile by tile. */
 vptq_status vptq_package_fill_rows(const vptq_package *o, vptq_device *dev,

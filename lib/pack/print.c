@@ -222,7 +222,25 @@ static const vptq_column written_columns[] = {
     {.name = "tensors", VPTQ_INTEGER(written, r.plain)},
     {.name = "bits_per_weight", VPTQ_REAL(written, r.bits_per_weight)},
     {.name = "total_bytes", VPTQ_INTEGER(written, r.bytes)},
+    {.name = "file_bits_per_weight", VPTQ_REAL(written, r.file_bits_per_weight)},
+    {.name = "embedding_type", VPTQ_TEXT(written, r.embedding.type)},
+    {.name = "embedding_bytes", VPTQ_INTEGER(written, r.embedding.bytes)},
+    {.name = "embedding_relative_mse", VPTQ_REAL(written, r.embedding.relative_mse)},
     {.name = "seconds", VPTQ_REAL(written, r.seconds)}};
+
+/* Prints what is in the file besides the matrices. */
+static vptq_status print_file(const vptq_pack_result *r, const vptq_output *out, vptq_err *err)
+{
+    const vptq_pack_embedding *e = &r->embedding;
+    char size[32], mse[64] = "";
+    if (!e->type)
+        return VPTQ_OK;
+    vptq_human_bytes(size, e->bytes);
+    if (e->relative_mse > 0)
+        snprintf(mse, sizeof mse, ", relative mean square error %.3g", e->relative_mse);
+    return vptq_print_text(out, err, "embedding: %s, %s%s; whole file: %.4f bits per weight\n",
+                           e->type, size, mse, r->file_bits_per_weight);
+}
 
 vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
                              const vptq_pack_result *r, const vptq_output *out, vptq_err *err)
@@ -244,8 +262,9 @@ vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
     if (r->quantized)
         snprintf(matrices, sizeof matrices, "%" PRIu32 " matrices at %.4f bits per weight, ",
                  r->quantized, r->bits_per_weight);
-    return vptq_print_line(
+    VPTQ_CHECK(vptq_print_line(
         out, err, "%s%s: %s, %s%" PRIu32 " plain tensors, %s%s%s%s", dry ? "plan: " : "",
         opt->output ? opt->output : "(no output)", form, matrices, r->plain, size,
-        dry && archive ? " before compression" : "", dry ? "" : ", ", dry ? "" : seconds);
+        dry && archive ? " before compression" : "", dry ? "" : ", ", dry ? "" : seconds));
+    return print_file(r, out, err);
 }

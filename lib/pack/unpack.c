@@ -36,9 +36,11 @@ static vptq_status write_plain(const vptq_checkpoint *c, const vptq_pack_options
     r->plain = (uint32_t)o->count;
     r->bytes = o->bytes;
     r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
-    return opt->dry_run ? VPTQ_OK
-                        : vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes,
-                                                 &r->bytes, err);
+    if (!opt->dry_run)
+        VPTQ_CHECK(vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes,
+                                          &r->bytes, err));
+    vptq_package_summarize(o, opt->dry_run, r);
+    return VPTQ_OK;
 }
 
 static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
@@ -46,6 +48,7 @@ static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
 {
     vptq_checkpoint c;
     vptq_package out;
+    vptq_package_loss loss = {0};
     if (opt->embeddings != VPTQ_DTYPE_COUNT)
         return vptq_fail(err, VPTQ_E_ARG,
                          "--embeddings: a directory has one type for all numbers (--dtype); "
@@ -59,6 +62,7 @@ static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
     unpacking u = {dev, &out};
     out.fill = fill;
     out.fill_arg = &u;
+    out.loss = &loss;
     st = write_plain(&c, opt, &out, r, err);
     vptq_package_release(&out);
     vptq_checkpoint_release(&c);

@@ -12,7 +12,13 @@ f16=$(ppl_of f16.vptq)
 size=$(wc -c < f16.vptq)
 for case in q8:Q8_0:1e-2 q6:Q6_K:5e-2; do
     IFS=: read -r name type near <<< "$case"
-    pack "$golden" -o "$name.vptq" --embeddings "$name" > out.txt
+    pack "$golden" -o "$name.vptq" --embeddings "$name" --format json > "$name.json"
+    [ "$(json_get embedding_type "$name.json")" = "$type" ] || fail "$(cat "$name.json")"
+    bytes=$(pack --list "$name.vptq" | awk '$1 == "model.embed_tokens.weight" { print $5 }')
+    [ "$(json_get embedding_bytes "$name.json")" = "$bytes" ] || fail "embedding of $bytes bytes: $(cat "$name.json")"
+    # stories260K has 260,032 weights, of which 32,768 are the embedding
+    expect_near "$(json_get file_bits_per_weight "$name.json")" \
+        "$(awk -v n="$(wc -c < "$name.vptq")" 'BEGIN { print 8 * n / 260032 }')" 1e-5
     [ "$(type_of "$name.vptq")" = "$type" ] || fail "type of $name: $(type_of "$name.vptq")"
     expect_number "$(wc -c < "$name.vptq")" '<' "$size"
     size=$(wc -c < "$name.vptq")
@@ -41,8 +47,15 @@ for case in q8:Q8_0:1e-2 q6:Q6_K:5e-2; do
     [ "$(ppl_of "$name-plain")" = "$(ppl_of "$name.vptq")" ] || fail "unpacked to another model"
 done
 [ "$(pack --digest f16.vptq)" != "$(pack --digest q8.vptq)" ] || fail "one digest of two models"
-pack --unpack q8.vptq -o q8.gguf --embeddings q8 > out.txt
-pack --unpack q8.vptq -o f16.gguf > out.txt
+pack "$golden" -o x.vptq --embeddings q8 --dry-run --format json | tail -n 1 > plan.json
+[ "$(json_get embedding_bytes plan.json)" = $((512 * 64 * 34 / 32)) ] || fail "plan: $(cat plan.json)"
+[ "$(json_get embedding_relative_mse plan.json)" = null ] || fail "a plan has a loss: $(cat plan.json)"
+pack q8.vptq -o again.vptq -f --format json > again.json
+[ "$(json_get embedding_relative_mse again.json)" = 0 ] || fail "a copy has a loss: $(cat again.json)"
+pack --unpack "$golden" -o q8.gguf --embeddings q8 > out.txt
+expect_line out.txt "^embedding: Q8_0, 34.0 KiB, relative mean square error [0-9.e-]*; whole file: [0-9.]* bits per weight"
+"$BIN/vptq-pack" --unpack q8.vptq -o f16.gguf > out.txt 2> err.txt
+expect_line err.txt "tensor 'model.embed_tokens.weight' is stored as Q8_0; decoding it to F16"
 [ "$(type_of q8.gguf) $(type_of f16.gguf)" = "Q8_0 F16" ] || fail "types in GGUF"
 expect_near "$(ppl_of q8.gguf)" "$(ppl_of q8.vptq)" 1e-3
 
@@ -66,11 +79,24 @@ for candidate in python3 /usr/bin/python3; do
     [ -n "$python" ] || ! "$candidate" -c 'import numpy, zstandard' 2> /dev/null || python=$candidate
 done
 [ -n "$python" ] || skip "needs python3 with numpy and zstandard"
+pack --unpack f16.vptq -o f16-plain --dtype f32 > out.txt
 for name in q8 q6; do
     "$python" -B "$SRC/scripts/vptq_archive.py" verify "$name.vptq" > out.txt
     "$python" -B "$SRC/scripts/vptq_archive.py" extract "$name.vptq" -o "$name-other"
     [ "$(type_of "$name-other")" = F32 ] || fail "type after extracting: $(type_of "$name-other")"
     pack --unpack "$name-other" -o "$name-other-plain" --dtype f32 > out.txt
     expect_same "$name-plain/model.safetensors" "$name-other-plain/model.safetensors"
+    expect_near "$(json_get embedding_relative_mse "$name.json")" "$("$python" - "$name" << 'PY'
+import json, struct, sys
+import numpy as np
+def embedding(path):
+    data = open(path + "/model.safetensors", "rb").read()
+    size = struct.unpack("<Q", data[:8])[0]
+    begin, end = json.loads(data[8:8 + size])["model.embed_tokens.weight"]["data_offsets"]
+    return np.frombuffer(data[8 + size + begin:8 + size + end], "<f4").astype(float)
+x, y = embedding("f16-plain"), embedding(sys.argv[1] + "-other")
+print(((y - x) ** 2).sum() / (x ** 2).sum())
+PY
+)" 1e-9
 done
 no_leftovers .
