@@ -17,7 +17,9 @@ typedef struct quantize_args {
     vptq_cli_settings settings;
     /* bit budget */
     double bits;
-    int allocate; /* vptq_allocate_mode */
+    int budget;     /* vptq_budget */
+    int embeddings; /* index into "f16|q8|q6" */
+    int allocate;   /* vptq_allocate_mode */
     vptq_cli_strings texts, tokens;
     uint64_t windows, length;
     /* tuning */
@@ -56,6 +58,7 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
 
 static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *settings)
 {
+    static const vptq_dtype embeddings[] = {VPTQ_F16, VPTQ_Q8_0, VPTQ_Q6_K};
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
     const vptq_corpus_options text = vptq_cli_corpus(&a->texts, &a->tokens, false);
@@ -68,6 +71,8 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
                                  .settings = settings,
                                  .recipe = a->recipe,
                                  .bits = isnan(a->bits) ? 0 : a->bits,
+                                 .budget = (vptq_budget)a->budget,
+                                 .embeddings = embeddings[a->embeddings],
                                  .allocate = (vptq_allocate_mode)a->allocate,
                                  .allocate_text = &text,
                                  .allocate_windows = a->windows,
@@ -171,6 +176,10 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
     const bool kl = a->allocate == VPTQ_ALLOCATE_KL;
     const bool text = a->texts.count + a->tokens.count > 0;
 
+    if (a->budget == VPTQ_BUDGET_FILE && isnan(a->bits))
+        return vptq_cli_usage_error(cli, "--budget file needs -b BITS");
+    if (a->budget != VPTQ_BUDGET_FILE && a->embeddings)
+        return vptq_cli_usage_error(cli, "--embeddings needs --budget file");
     if (isnan(a->bits))
         return CLI_OK;
     if (!(a->bits > 0))
@@ -258,6 +267,10 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         CLI_HEADING("Bit budget"),
         {'b', "bits", CLI_DOUBLE, &a->bits, "BITS",
          "choose v, k and k_res so that all stored bits per weight are at most BITS"},
+        {0, "budget", CLI_CHOICE, &a->budget, "matrices|file",
+         "what BITS is the average of: the quantized matrices, or all weights of the file"},
+        {0, "embeddings", CLI_CHOICE, &a->embeddings, "f16|q8|q6",
+         "with --budget file: as vptq-pack --embeddings will be given"},
         {0, "allocate", CLI_CHOICE, &a->allocate, "uniform|proxy|kl",
          "one setting for all; by the loss of every matrix; by its effect on the output"},
         {0, "allocate-text", CLI_STRINGS, &a->texts, "FILE",

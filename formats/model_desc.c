@@ -296,3 +296,8 @@ void vptq_rope_tables(const vptq_model_desc *d, size_t positions, float *cos_tab
         }
     }
 }
+
+bool vptq_is_embedding(const char *tensor)
+{
+    return strcmp(tensor, VPTQ_EMBEDDING_NAME) == 0 || strcmp(tensor, VPTQ_HEAD_NAME) == 0;
+}

@@ -91,6 +91,11 @@ void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear
 vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Names of the tensors of embedding and output head, and whether a name is one of them. */
+#define VPTQ_EMBEDDING_NAME "model.embed_tokens.weight"
+#define VPTQ_HEAD_NAME      "lm_head.weight"
+bool vptq_is_embedding(const char *tensor);
+
 /* YaRN's default factor of cos and sin: 0.1 weight ln(factor) + 1, and 1 for factors up to 1.
  */
 double vptq_rope_yarn_attention(double factor, double weight);

@@ -302,6 +302,12 @@ typedef enum {
     VPTQ_ALLOCATE_KL       /* per matrix, by the effect of its errors on the model's output */
 } vptq_allocate_mode;
 
+/* Scope of a budget: the weights over which `bits` is an average. */
+typedef enum {
+    VPTQ_BUDGET_MATRICES, /* the quantized matrices */
+    VPTQ_BUDGET_FILE      /* all weights of the packed file, those that stay plain as well */
+} vptq_budget;
+
 typedef struct vptq_quantize_options {
     const char *model;    /* path */
     const char *work;     /* directory to make or to continue */
@@ -313,6 +319,9 @@ typedef struct vptq_quantize_options {
     const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
     const char *recipe;            /* JSON rules that override them per matrix; NULL = none */
     double bits; /* budget per weight: chooses v, k, k_res where no recipe does; 0 = none */
+    vptq_budget budget;
+    vptq_dtype embeddings; /* VPTQ_BUDGET_FILE: in which vptq_pack will store embedding and
+                              head; other plain tensors take 16 bits */
     vptq_allocate_mode allocate;
     const vptq_corpus_options *allocate_text; /* VPTQ_ALLOCATE_KL; not the evaluation text */
     size_t allocate_windows, allocate_length; /* of it, and tokens of each; e.g. 2, 512 */
@@ -331,6 +340,7 @@ enum { VPTQ_DIGEST_SIZE = 71 }; /* "vptq1:", 64 hexadecimal digits and a 0 */
 typedef struct vptq_quantize_result {
     uint32_t matrices, reused;
     double bits_per_weight;          /* all stored bits of the quantized matrices */
+    double file_bits_per_weight;     /* of the packed weights, all weights of the model */
     double mean_loss, mean_held_out; /* the latter 0 without held-out Hessians */
     bool diagonal;                   /* both under the diagonals of Hessians */
     double predicted_loss;           /* mean of the rows' predictions; NAN = one is unknown */

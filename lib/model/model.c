@@ -97,11 +97,11 @@ static vptq_status find_block(const vptq_model *m, uint32_t layer, vptq_block *b
 static vptq_status find_weights(vptq_model *m, vptq_err *err)
 {
     const vptq_model_desc *d = m->desc;
-    VPTQ_CHECK(need(m, "model.embed_tokens.weight", d->vocab, d->hidden, &m->embedding, err));
+    VPTQ_CHECK(need(m, VPTQ_EMBEDDING_NAME, d->vocab, d->hidden, &m->embedding, err));
     VPTQ_CHECK(need(m, "model.norm.weight", 0, d->hidden, &m->final_norm, err));
     m->head = m->embedding;
     if (!d->tied)
-        VPTQ_CHECK(need(m, "lm_head.weight", d->vocab, d->hidden, &m->head, err));
+        VPTQ_CHECK(need(m, VPTQ_HEAD_NAME, d->vocab, d->hidden, &m->head, err));
     m->blocks = vptq_arena_alloc(&m->ckpt.arena, d->layers, sizeof *m->blocks, err);
     if (!m->blocks)
         return VPTQ_E_NOMEM;

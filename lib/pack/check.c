@@ -202,8 +202,7 @@ static bool ends_with(const char *name, const char *end)
  * releases of transformers saved, or the head of a model that ties it to the embedding. */
 static bool is_known(const vptq_checkpoint *c, const char *name)
 {
-    static const char *const top[] = {"model.embed_tokens.weight", "model.norm.weight",
-                                      "lm_head.weight"};
+    static const char *const top[] = {VPTQ_EMBEDDING_NAME, "model.norm.weight", VPTQ_HEAD_NAME};
     static const char *const inner[] = {"input_layernorm.weight",
                                         "post_attention_layernorm.weight",
                                         "self_attn.q_norm.weight", "self_attn.k_norm.weight"};

@@ -84,7 +84,7 @@ vptq_status vptq_package_rows_open(const vptq_package *o, vptq_device *dev,
     const vptq_packed_matrix *m = t->source.matrix;
     const vptq_tensor *plain = t->source.plain;
     *r = (vptq_package_rows){.ctx = o->ctx, .dev = m ? dev : NULL, .from = o->from, .t = t};
-    r->loss = vptq_package_is_embedding(t->tensor.name) ? o->loss : NULL;
+    r->loss = vptq_is_embedding(t->tensor.name) ? o->loss : NULL;
     vptq_arena_init(&r->arena, o->ctx->mem);
     r->rows = m ? m->vq.shape.out : vptq_tensor_rows(plain);
     r->cols = m ? m->vq.shape.in : vptq_tensor_cols(plain);

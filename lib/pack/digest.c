@@ -40,7 +40,7 @@ static vptq_status hash_tensor(digesting *g, const vptq_package_tensor *t,
 static void drop_copied_head(digesting *g, size_t at)
 {
     vptq_buf *b = &g->text;
-    const size_t lead = g->head_end - g->head - strlen(VPTQ_HEAD "\n");
+    const size_t lead = g->head_end - g->head - strlen(VPTQ_HEAD_NAME "\n");
     if (g->head == g->head_end || lead > b->len - at ||
         memcmp(b->data + g->head, b->data + at, lead) != 0)
         return;
@@ -61,10 +61,10 @@ static vptq_status add_tensor(digesting *g, const vptq_package_tensor *t, vptq_e
     for (uint32_t i = 0; i < x->dims; i++)
         VPTQ_CHECK(vptq_buf_printf(&g->text, err, "%s%" PRIu64, i ? "," : "", x->shape[i]));
     VPTQ_CHECK(vptq_buf_printf(&g->text, err, "] %s\n", x->name));
-    if (strcmp(x->name, VPTQ_HEAD) == 0) {
+    if (strcmp(x->name, VPTQ_HEAD_NAME) == 0) {
         g->head = at;
         g->head_end = g->text.len;
-    } else if (strcmp(x->name, VPTQ_EMBEDDING) == 0) {
+    } else if (strcmp(x->name, VPTQ_EMBEDDING_NAME) == 0) {
         drop_copied_head(g, at);
     }
     return VPTQ_OK;

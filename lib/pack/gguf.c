@@ -35,7 +35,7 @@ static bool is_left_out(const vptq_checkpoint *c, const char *hf)
     static const char frequencies[] = ".rotary_emb.inv_freq";
     const size_t len = strlen(hf), end = sizeof frequencies - 1;
     return (len > end && strcmp(hf + len - end, frequencies) == 0) ||
-           (c->desc.tied && strcmp(hf, VPTQ_HEAD) == 0);
+           (c->desc.tied && strcmp(hf, VPTQ_HEAD_NAME) == 0);
 }
 
 static vptq_status add_tensor(exporting *e, const char *gguf, vptq_package_tensor *source,
@@ -55,9 +55,9 @@ static vptq_status add_tensor(exporting *e, const char *gguf, vptq_package_tenso
         t->shape[d] = shape[d];
         elements *= (size_t)shape[d]; /* cannot overflow: it was in memory or in a file */
     }
-    t->type = dims < 2                                         ? VPTQ_F32
-              : vptq_package_is_embedding(source->tensor.name) ? embedding_type(e)
-                                                               : e->opt->dtype;
+    t->type = dims < 2                                 ? VPTQ_F32
+              : vptq_is_embedding(source->tensor.name) ? embedding_type(e)
+                                                       : e->opt->dtype;
     const size_t block = vptq_dtype_get(t->type)->block;
     if (shape[dims - 1] % block || !vptq_dtype_bytes(t->type, elements, &t->bytes))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,

@@ -128,7 +128,7 @@ out:
 static vptq_dtype plain_type(const packing *p, const vptq_tensor *t)
 {
     const vptq_pack_options *opt = p->opt;
-    if (opt->embeddings != VPTQ_DTYPE_COUNT && vptq_package_is_embedding(t->name))
+    if (opt->embeddings != VPTQ_DTYPE_COUNT && vptq_is_embedding(t->name))
         return opt->embeddings;
     if (opt->dtype != VPTQ_DTYPE_COUNT)
         return opt->dtype;
@@ -158,14 +158,14 @@ static vptq_status add_plain(packing *p, uint32_t *count, vptq_err *err)
 static vptq_status add_head(packing *p, uint32_t *count, vptq_err *err)
 {
     const vptq_checkpoint *c = p->c;
-    const vptq_tensor *t = vptq_tensor_find(&c->set, VPTQ_EMBEDDING);
-    if (!c->desc.tied || !t || vptq_tensor_find(&c->set, VPTQ_HEAD))
+    const vptq_tensor *t = vptq_tensor_find(&c->set, VPTQ_EMBEDDING_NAME);
+    if (!c->desc.tied || !t || vptq_tensor_find(&c->set, VPTQ_HEAD_NAME))
         return VPTQ_OK;
     vptq_tensor *head = vptq_arena_alloc(&p->out->arena, 1, sizeof *head, err);
     if (!head)
         return VPTQ_E_NOMEM;
     *head = *t;
-    head->name = VPTQ_HEAD;
+    head->name = VPTQ_HEAD_NAME;
     return add_tensor(p, head, count, err);
 }
 
@@ -248,7 +248,7 @@ static vptq_status measure_archived(const vptq_ctx *ctx, const char *path, uint6
     *bytes = 0;
     for (size_t i = 0; i < vptq_archive_count(a); i++) {
         const vptq_archive_entry *e = vptq_archive_at(a, i);
-        if (e->is_tensor && vptq_package_is_embedding(e->name))
+        if (e->is_tensor && vptq_is_embedding(e->name))
             *bytes += e->packed_size;
     }
     vptq_archive_close(a);

@@ -181,7 +181,7 @@ static uint64_t count_weights(const vptq_package *o)
     uint64_t n = 0;
     for (size_t i = 0; i < o->count; i++) {
         const vptq_tensor *t = &o->tensors[i].tensor;
-        const bool copy = c->desc.tied && strcmp(t->name, VPTQ_HEAD) == 0;
+        const bool copy = c->desc.tied && strcmp(t->name, VPTQ_HEAD_NAME) == 0;
         if (o->tensors[i].source.plain && vptq_dtype_get(t->type)->is_float && !copy)
             n += elements_of(t);
     }
@@ -200,7 +200,7 @@ void vptq_package_summarize(const vptq_package *o, bool dry_run, vptq_pack_resul
                                           : 0;
     for (size_t i = 0; i < o->count; i++) {
         const vptq_tensor *t = &o->tensors[i].tensor;
-        if (!vptq_package_is_embedding(t->name))
+        if (!vptq_is_embedding(t->name))
             continue;
         r->embedding.type = vptq_dtype_get(t->type)->name;
         r->embedding.bytes += t->bytes;

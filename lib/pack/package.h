@@ -7,21 +7,10 @@
 #ifndef VPTQ_PACK_PACKAGE_H
 #define VPTQ_PACK_PACKAGE_H
 
-#include <string.h>
-
 #include "formats/hf/safetensors.h"
 #include "formats/vptq/archive.h"
 #include "lib/pack/pack.h"
 #include "lib/pack/sha256.h"
-
-#define VPTQ_EMBEDDING "model.embed_tokens.weight"
-#define VPTQ_HEAD      "lm_head.weight"
-
-/* True for the tensors that --embeddings is for, by their Hugging Face names. */
-static inline bool vptq_package_is_embedding(const char *name)
-{
-    return strcmp(name, VPTQ_EMBEDDING) == 0 || strcmp(name, VPTQ_HEAD) == 0;
-}
 
 /* Source of an output tensor; exactly one is set. */
 typedef struct vptq_package_source {

@@ -103,6 +103,16 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
         name, out, in);
 }
 
+/* Of a budget for the file, the matrices get what the other tensors leave. */
+static void set_budget(allocation *a)
+{
+    const vptq_quantizer *q = a->q;
+    double bits = q->opt->bits * (double)a->weights;
+    if (q->opt->budget == VPTQ_BUDGET_FILE)
+        bits += q->opt->bits * (double)q->plain_weights - (double)q->plain_bits;
+    a->budget = (uint64_t)fmax(0, fmin(bits, 0x1p63));
+}
+
 static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
 {
     const size_t max = a->matrices * (a->rates + 1);
@@ -116,12 +126,21 @@ static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
         VPTQ_CHECK(list_matrix(a, i, err));
     a->problem =
         (vptq_allocate_problem){.count = a->matrices, .first = a->first, .options = a->options};
-    a->budget = (uint64_t)fmin(a->q->opt->bits * (double)a->weights, 0x1p63);
+    set_budget(a);
     return VPTQ_OK;
 }
 
 static vptq_status too_small(const allocation *a, uint64_t least, vptq_err *err)
 {
+    const vptq_quantizer *q = a->q;
+    if (q->opt->budget == VPTQ_BUDGET_FILE)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "a budget of %g bits per weight of the file leaves %.4f for the "
+                         "matrices, below the smallest possible, %.4f; the file needs %.4f",
+                         q->opt->bits, (double)a->budget / (double)a->weights,
+                         (double)least / (double)a->weights,
+                         (double)(least + q->plain_bits) /
+                             (double)(a->weights + q->plain_weights));
     return vptq_fail(err, VPTQ_E_ARG,
                      "a budget of %g bits per weight is below the smallest possible, %.4f",
                      a->q->opt->bits, (double)least / (double)a->weights);

@@ -27,6 +27,8 @@ typedef struct vptq_quantizer {
     vptq_matrix_settings *matrix; /* [layers * VPTQ_LINEAR_COUNT] */
     json_t *rules;                /* of the recipe, or NULL */
     vptq_hessian_source hessians;
+    uint64_t plain_bits, plain_weights; /* of everything but the matrices */
+    uint64_t matrix_weights;            /* of all layers */
     double *predicted; /* [layers * VPTQ_LINEAR_COUNT] losses; NULL without allocation */
     /* the work directory */
     json_t *manifest;     /* quantize.json */
@@ -70,6 +72,8 @@ vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_
 /* Rejects impossible settings.  Warns of codebooks larger than their training data. */
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Counts weights, and bits as packing would store them: 16 per number, or opt->embeddings. */
+vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Chooses the settings of all matrices for a bit budget; needs the Hessians. */
 vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Whether allocation measures every matrix of the model first.  One setting for all matrices

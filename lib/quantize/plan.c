@@ -225,3 +225,41 @@ vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
         warn_large_codebooks(q);
     return VPTQ_OK;
 }
+
+/* Counts a tensor that stays plain; NULL = the model has none. */
+static vptq_status count_plain(vptq_quantizer *q, const vptq_tensor *t, vptq_dtype type,
+                               vptq_err *err)
+{
+    if (!t)
+        return VPTQ_OK;
+    const size_t n = vptq_tensor_rows(t) * vptq_tensor_cols(t);
+    size_t bytes;
+    if (!vptq_dtype_bytes(type, n, &bytes))
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: tensor '%s' has %zu numbers, %s needs a multiple of %zu", t->file,
+                         t->name, n, vptq_dtype_get(type)->name, vptq_dtype_get(type)->block);
+    q->plain_bits += 8 * (uint64_t)bytes;
+    q->plain_weights += n;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err)
+{
+    const vptq_model *m = &q->model;
+    const bool file = q->opt->budget == VPTQ_BUDGET_FILE;
+    const vptq_dtype type = file ? q->opt->embeddings : VPTQ_F16;
+    VPTQ_CHECK(count_plain(q, m->embedding, type, err));
+    VPTQ_CHECK(count_plain(q, m->head == m->embedding ? NULL : m->head, type, err));
+    VPTQ_CHECK(count_plain(q, m->final_norm, VPTQ_F16, err));
+    for (uint32_t i = 0; i < m->desc->layers; i++) {
+        const vptq_block *b = &m->blocks[i];
+        const vptq_tensor *norms[] = {b->input_norm, b->post_norm, b->q_norm, b->k_norm};
+        for (size_t n = 0; n < sizeof norms / sizeof *norms; n++)
+            VPTQ_CHECK(count_plain(q, norms[n], VPTQ_F16, err));
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            VPTQ_CHECK(count_plain(q, b->linear_bias[l], VPTQ_F16, err));
+            q->matrix_weights += (uint64_t)b->linear[l].rows * b->linear[l].cols;
+        }
+    }
+    return VPTQ_OK;
+}

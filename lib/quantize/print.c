@@ -271,8 +271,8 @@ static vptq_status print_summary(const vptq_quantize_options *opt, const row_pri
     if (r->reused)
         snprintf(kept, sizeof kept, " (%u kept)", r->reused);
     VPTQ_CHECK(vptq_print_text(
-        out, err, "%u matrices%s, %.4f bits per weight, weights file about %s, %s\n",
-        r->matrices, kept, r->bits_per_weight, bytes, seconds));
+        out, err, "%u matrices%s, %.4f bits per weight, weights file about %s at %.4f, %s\n",
+        r->matrices, kept, r->bits_per_weight, bytes, r->file_bits_per_weight, seconds));
     if (opt->dry_run) {
         VPTQ_CHECK(print_predictions(out, r, err));
         return opt->predict ? print_times(p, r, err) : VPTQ_OK;
@@ -302,6 +302,7 @@ static const vptq_column end_columns[] = {
     {.name = "work", VPTQ_TEXT(end_line, work)},
     {.name = "matrices", VPTQ_INTEGER(end_line, r.matrices)},
     {.name = "bits_per_weight", VPTQ_REAL(end_line, r.bits_per_weight)},
+    {.name = "file_bits_per_weight", VPTQ_REAL(end_line, r.file_bits_per_weight)},
     {.name = "mean_loss", VPTQ_REAL(end_line, r.mean_loss)},
     {.name = "seconds", VPTQ_REAL(end_line, r.seconds)},
     {.name = "digest", VPTQ_CHARS(end_line, r.digest)}};

@@ -234,16 +234,12 @@ out:
     return st;
 }
 
-/* Predicts the bytes of a packed weights file: everything that is not quantized takes 16 bits.
- */
-static uint64_t predict_bytes(const vptq_quantizer *q)
+/* Predicts the size of the packed weights. */
+static void predict_file(const vptq_quantizer *q, vptq_quantize_result *r)
 {
-    uint64_t plain = 0;
-    for (size_t i = 0; i < q->model.ckpt.set.count; i++) {
-        const vptq_tensor *t = &q->model.ckpt.set.tensors[i];
-        plain += (uint64_t)vptq_tensor_rows(t) * vptq_tensor_cols(t);
-    }
-    return (plain - q->weights) * sizeof(uint16_t) + q->bits / 8;
+    const uint64_t bits = q->plain_bits + 16 * (q->matrix_weights - q->weights) + q->bits;
+    r->packed_bytes = bits / 8;
+    r->file_bits_per_weight = (double)bits / (double)(q->plain_weights + q->matrix_weights);
 }
 
 vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *opt,
@@ -262,6 +258,7 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
         VPTQ_TRY(vptq_plan_hessians(&q, err));
     if (!opt->dry_run || vptq_allocate_measures(opt))
         VPTQ_TRY(vptq_plan_weights(&q, err));
+    VPTQ_TRY(vptq_plan_plain(&q, err));
     if (opt->bits > 0)
         VPTQ_TRY(vptq_plan_allocate(&q, err));
     VPTQ_TRY(vptq_plan_check(&q, err));
@@ -269,7 +266,7 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     result->bits_per_weight = (double)q.bits / (double)q.weights;
     result->predicted_loss = q.predicted_loss / result->matrices;
     result->diagonal = q.hessians.diagonal;
-    result->packed_bytes = predict_bytes(&q);
+    predict_file(&q, result);
 out:
     result->seconds = vptq_seconds() - start;
     if (st == VPTQ_E_CANCELLED && result->matrices > 0)

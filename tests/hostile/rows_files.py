@@ -313,8 +313,9 @@ for option, needs in ("q8", "Q8_0 needs a multiple of 32"), ("q6", "Q6_K needs a
     kind.row(
         f"an odd embedding as {option}",
         both(),
-        refused(rf"has 752 numbers \(47 x 16\), {needs}"),
+        refused(rf"has 752 numbers.*, {needs}"),
         f"pack -q {{}} -o out.vptq --embeddings {option}",
+        f"quantize -m B/m --dry-run --allocate uniform -b 9 --budget file --embeddings {option}",
     )
 for name, packed in [
     ("a bomb of 1 GiB", forge.zstd_bomb(4 << 20, 1 << 30)),
