@@ -23,7 +23,7 @@ typedef struct tuner {
     vptq_tune_result *result;
     vptq_model model, original; /* the work directory `from`; what it was made from */
     vptq_student student;
-    vptq_e2e_options e2e;
+    vptq_trainer_options e2e;
     vptq_e2e *run;
     vptq_arena arena;
     int32_t *ids;
@@ -122,15 +122,15 @@ static vptq_status choose_windows(tuner *t, const vptq_corpus *c, vptq_err *err)
             "%s has %zu windows of %zu tokens: too few for %zu held out and %zu of "
             "a step (a shorter -l, a smaller --batch or more text)",
             c->name, count, o->length, held_out, o->batch);
-    t->e2e = (vptq_e2e_options){.steps = o->steps,
-                                .batch = o->batch,
-                                .rate = o->rate,
-                                .length = o->length,
-                                .windows = count - held_out,
-                                .held_out = held_out,
-                                .every = 10,
-                                .seed = o->seed,
-                                .dir = o->work};
+    t->e2e = (vptq_trainer_options){.steps = o->steps,
+                                    .batch = o->batch,
+                                    .rate = o->rate,
+                                    .length = o->length,
+                                    .windows = count - held_out,
+                                    .held_out = held_out,
+                                    .every = 10,
+                                    .seed = o->seed,
+                                    .dir = o->work};
     t->result->windows = count - held_out;
     t->result->held_out_windows = held_out;
     return copy_windows(t, c, starts, count, err);
@@ -176,7 +176,7 @@ static void hash_from(const tuner *t, const char *manifest, char hex[17])
 /* The manifest of `from` with the key "tune". */
 static vptq_status make_manifest(tuner *t, const char *ids_fingerprint, vptq_err *err)
 {
-    const vptq_e2e_options *e = &t->e2e;
+    const vptq_trainer_options *e = &t->e2e;
     char path[PATH_MAX], from[17], *text;
     VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->from, VPTQ_WORK_FILE, err));
     VPTQ_CHECK(vptq_json_load(path, JSON_LIMIT, &t->manifest, err));
@@ -229,12 +229,12 @@ static const char state_magic[8] = "VPTQTUN1";
 static vptq_status write_state(const tuner *t, vptq_err *err)
 {
     char path[PATH_MAX];
-    state_header h = {.bytes = vptq_e2e_state_bytes(t->run)};
+    state_header h = {.bytes = vptq_trainer_state_bytes(vptq_e2e_trainer(t->run))};
     VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_TUNE_STATE_FILE, err));
     char *data = vptq_mem_alloc(t->dev->ctx->mem, sizeof h + h.bytes, 1, err);
     if (!data)
         return VPTQ_E_NOMEM;
-    vptq_e2e_get_state(t->run, data + sizeof h);
+    vptq_trainer_get_state(vptq_e2e_trainer(t->run), data + sizeof h);
     memcpy(h.magic, state_magic, sizeof h.magic);
     memcpy(h.fingerprint, t->fingerprint, sizeof h.fingerprint);
     h.hash = vptq_hash(data + sizeof h, h.bytes, 0);
@@ -256,7 +256,7 @@ static void save_state(const tuner *t)
 /* Whether the file holds a state of this run. */
 static bool is_state(const tuner *t, const vptq_map *map)
 {
-    const size_t bytes = vptq_e2e_state_bytes(t->run);
+    const size_t bytes = vptq_trainer_state_bytes(vptq_e2e_trainer(t->run));
     state_header h;
     if (map->size != sizeof h + bytes)
         return false;
@@ -275,7 +275,8 @@ static vptq_status load_state(const tuner *t, vptq_err *err)
     if (!vptq_path_exists(path))
         return VPTQ_OK;
     VPTQ_CHECK(vptq_map_open(path, &map, err));
-    if (!is_state(t, &map) || vptq_e2e_set_state(t->run, map.data + sizeof(state_header), NULL))
+    if (!is_state(t, &map) ||
+        vptq_trainer_set_state(vptq_e2e_trainer(t->run), map.data + sizeof(state_header), NULL))
         vptq_log(t->dev->ctx, VPTQ_LOG_WARN,
                  "%s is damaged or from another run; tuning starts at the first step", path);
     vptq_map_release(&map);
@@ -422,7 +423,7 @@ out:
 /* ---- the report ---- */
 
 typedef struct step_line {
-    vptq_e2e_report r;
+    vptq_trainer_report r;
     double seconds;
 } step_line;
 
@@ -443,7 +444,7 @@ static const vptq_column columns[] = {
     {.name = "changed", VPTQ_REAL(step_line, r.changed), .decimals = 4, .width = 7},
     {.name = "seconds", VPTQ_REAL(step_line, seconds), .decimals = 1, .width = 8}};
 
-static vptq_status print_step(const tuner *t, const vptq_e2e_report *r, vptq_err *err)
+static vptq_status print_step(const tuner *t, const vptq_trainer_report *r, vptq_err *err)
 {
     const step_line line = {*r, vptq_seconds() - t->start};
     return t->printer ? vptq_print_row(t->printer, &line, err) : VPTQ_OK;
@@ -453,16 +454,16 @@ static vptq_status print_step(const tuner *t, const vptq_e2e_report *r, vptq_err
 
 static vptq_status take_steps(tuner *t, vptq_err *err)
 {
-    vptq_e2e_report r;
-    while (!vptq_e2e_done(t->run)) {
-        const vptq_status st = vptq_e2e_step(t->run, &r, err);
-        t->result->steps = vptq_e2e_taken(t->run);
+    vptq_trainer_report r;
+    while (!vptq_trainer_done(vptq_e2e_trainer(t->run))) {
+        const vptq_status st = vptq_trainer_step(vptq_e2e_trainer(t->run), &r, err);
+        t->result->steps = vptq_e2e_trainer(t->run)->optimizer.step;
         if (st == VPTQ_E_CANCELLED)
             save_state(t);
         VPTQ_CHECK(st);
         VPTQ_CHECK(print_step(t, &r, err));
         vptq_progress(t->dev->ctx, "tune", r.step, t->e2e.steps, NULL);
-        if (r.step % t->e2e.every == 0 && !vptq_e2e_done(t->run))
+        if (r.step % t->e2e.every == 0 && !vptq_trainer_done(vptq_e2e_trainer(t->run)))
             save_state(t);
     }
     return VPTQ_OK;
@@ -470,14 +471,14 @@ static vptq_status take_steps(tuner *t, vptq_err *err)
 
 static vptq_status tune(tuner *t, vptq_err *err)
 {
-    vptq_e2e_report start;
+    vptq_trainer_report start;
     VPTQ_CHECK(vptq_e2e_open(t->dev, &t->original, &t->student, &t->e2e, &t->run, &start, err));
     t->result->held_out_before = start.held_out;
     VPTQ_CHECK(print_step(t, &start, err));
     VPTQ_CHECK(load_state(t, err));
-    t->result->steps = vptq_e2e_taken(t->run);
+    t->result->steps = vptq_e2e_trainer(t->run)->optimizer.step;
     VPTQ_CHECK(take_steps(t, err));
-    t->result->held_out = vptq_e2e_best(t->run, &t->result->best_step);
+    t->result->held_out = vptq_trainer_best(vptq_e2e_trainer(t->run), &t->result->best_step);
     t->result->changed = vptq_student_changed(&t->student);
     return write_result(t, err);
 }

@@ -17,7 +17,16 @@ vptq_status vptq_optimizer_open(vptq_student *s, uint32_t steps, double rate, vp
     o->m = vptq_arena_zalloc(&s->arena, s->count, sizeof *o->m, err);
     o->v = vptq_arena_zalloc(&s->arena, s->count, sizeof *o->v, err);
     o->norms = vptq_arena_zalloc(&s->arena, steps, sizeof *o->norms, err);
+    o->range = vptq_student_range(s, 0, s->m->desc->layers);
     return o->m && o->v && o->norms ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+void vptq_optimizer_begin(vptq_optimizer *o, const vptq_tensor_range *range)
+{
+    o->step = 0;
+    o->range = *range;
+    memset(o->m + range->at, 0, range->count * sizeof *o->m);
+    memset(o->v + range->at, 0, range->count * sizeof *o->v);
 }
 
 double vptq_optimizer_rate(const vptq_optimizer *o, uint32_t t)
@@ -49,11 +58,11 @@ static double clip_factor(vptq_optimizer *o, double norm)
     return norm > most ? most / norm : 1;
 }
 
-static vptq_status gradient_norm(const vptq_student *s, const double *gradient, double *norm,
-                                 vptq_err *err)
+static vptq_status gradient_norm(const vptq_student *s, const vptq_tensor_range *range,
+                                 const double *gradient, double *norm, vptq_err *err)
 {
     double sum = 0;
-    for (size_t i = 0; i < s->tensor_count; i++) {
+    for (size_t i = range->first; i < range->end; i++) {
         const vptq_trainable *t = &s->tensors[i];
         double part = 0;
         for (size_t j = t->at; j < t->at + t->count; j++)
@@ -124,14 +133,14 @@ vptq_status vptq_optimizer_step(vptq_optimizer *o, vptq_student *s, double *grad
                                 double *norm, vptq_err *err)
 {
     VPTQ_BUG_IF(o->step >= o->steps);
-    VPTQ_CHECK(gradient_norm(s, gradient, norm, err));
+    VPTQ_CHECK(gradient_norm(s, &o->range, gradient, norm, err));
     const step_factors f = {.rate = vptq_optimizer_rate(o, o->step),
                             .clip = clip_factor(o, *norm),
                             .unbias1 = 1 - power(b1, o->step + 1),
                             .unbias2 = 1 - power(b2, o->step + 1)};
-    for (size_t i = 0; i < s->tensor_count; i++)
+    for (size_t i = o->range.first; i < o->range.end; i++)
         move(o, s, &s->tensors[i], &f, gradient + s->tensors[i].at);
     o->step++;
-    vptq_student_round(s);
+    vptq_student_round(s, &o->range);
     return VPTQ_OK;
 }

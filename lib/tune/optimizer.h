@@ -1,4 +1,4 @@
-/* Internal: the optimizer of end-to-end tuning: directions of Adam, steps in proportion to the
+/* Internal: the optimizer of tuning: directions of Adam, steps in proportion to the
  * size of each tensor (You et al., "Large batch optimization for deep learning", ICLR 2020:
  * LAMB), a warm-up and a smooth decay to 5 % of the largest rate.
  *
@@ -18,20 +18,24 @@ typedef struct vptq_optimizer {
     uint32_t steps, warm_up; /* planned */
     double rate;             /* largest step, relative to the size of a tensor */
     uint32_t step;           /* taken */
+    vptq_tensor_range range; /* that are moved */
     float *m, *v;            /* [count of the student] */
     double *norms;           /* [steps] of the gradients */
 } vptq_optimizer;
 
-/* Arrays in the student's arena, all zero. */
+/* Arrays in the student's arena; for all tensors, at step 0. */
 vptq_status vptq_optimizer_open(vptq_student *s, uint32_t steps, double rate, vptq_optimizer *o,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Back to step 0, for these tensors. */
+void vptq_optimizer_begin(vptq_optimizer *o, const vptq_tensor_range *range);
 
 /* Rate of step t, counted from 0. */
 double vptq_optimizer_rate(const vptq_optimizer *o, uint32_t t);
 
-/* Moves s->master along `gradient` [count], which it may scale, and rounds s->stored. *norm:
- * that of the gradient.  VPTQ_E_NUMERIC naming a tensor whose gradient is not finite; nothing
- * has changed then. */
+/* Moves s->master along `gradient` [count of the student], which it may scale, and rounds
+ * s->stored. *norm: that of the gradient.  VPTQ_E_NUMERIC naming a tensor whose gradient is not
+ * finite; nothing has changed then. */
 vptq_status vptq_optimizer_step(vptq_optimizer *o, vptq_student *s, double *gradient,
                                 double *norm, vptq_err *err) VPTQ_MUST_CHECK;
 

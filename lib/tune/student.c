@@ -156,10 +156,20 @@ static void round_to_grid(const vptq_student *s, const vptq_trainable *t, vptq_d
     vptq_grid_round(scale, s->stored + t->at, t->count);
 }
 
-void vptq_student_round(vptq_student *s)
+vptq_tensor_range vptq_student_range(const vptq_student *s, uint32_t first, uint32_t end)
 {
-    memcpy(s->stored, s->master, s->count * sizeof *s->stored);
-    for (size_t i = 0; i < s->tensor_count; i++) {
+    vptq_tensor_range r = {0};
+    while (r.first < s->tensor_count && s->tensors[r.first].layer < first)
+        r.at += s->tensors[r.first++].count;
+    for (r.end = r.first; r.end < s->tensor_count && s->tensors[r.end].layer < end; r.end++)
+        r.count += s->tensors[r.end].count;
+    return r;
+}
+
+void vptq_student_round(vptq_student *s, const vptq_tensor_range *range)
+{
+    memcpy(s->stored + range->at, s->master + range->at, range->count * sizeof *s->stored);
+    for (size_t i = range->first; i < range->end; i++) {
         const vptq_trainable *t = &s->tensors[i];
         const size_t matrix = (size_t)t->layer * VPTQ_LINEAR_COUNT + (size_t)t->linear;
         vptq_round_to_n(s->matrix[matrix].storage, s->stored + t->at, t->count);

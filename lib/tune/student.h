@@ -29,6 +29,11 @@ typedef struct vptq_trainable {
     bool grid;        /* a codebook on an int8 grid, on which it stays (lib/base/grid.h) */
 } vptq_trainable;
 
+/* Tensors [first, end) of a student, and their numbers [at, at + count). */
+typedef struct vptq_tensor_range {
+    size_t first, end, at, count;
+} vptq_tensor_range;
+
 typedef struct vptq_student {
     const vptq_model *m;
     vptq_arena arena;
@@ -47,8 +52,10 @@ vptq_status vptq_student_open(const vptq_ctx *ctx, const vptq_model *m, vptq_stu
                               vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_student_release(vptq_student *s); /* accepts a zeroed struct */
 
-/* stored = master, rounded. */
-void vptq_student_round(vptq_student *s);
+/* The tensors of layers [first, end); none if nothing of them is packed. */
+vptq_tensor_range vptq_student_range(const vptq_student *s, uint32_t first, uint32_t end);
+/* stored = master, rounded, of these tensors. */
+void vptq_student_round(vptq_student *s, const vptq_tensor_range *range);
 /* Share of the stored numbers that differ from the model's. */
 double vptq_student_changed(const vptq_student *s);
 

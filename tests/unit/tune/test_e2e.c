@@ -18,7 +18,8 @@ typedef struct run {
     vrig r;
     vptq_student s;
     vptq_e2e *e;
-    vptq_e2e_report start, last;
+    vptq_trainer *t; /* of e */
+    vptq_trainer_report start, last;
     int32_t *ids;
 } run;
 
@@ -40,16 +41,16 @@ static int32_t *random_ids(size_t n)
     return ids;
 }
 
-static vptq_e2e_options tiny_options(double rate)
+static vptq_trainer_options tiny_options(double rate)
 {
-    return (vptq_e2e_options){.steps = 6,
-                              .batch = 2,
-                              .rate = rate,
-                              .length = 20,
-                              .windows = 5,
-                              .held_out = 2,
-                              .every = 2,
-                              .seed = 1};
+    return (vptq_trainer_options){.steps = 6,
+                                  .batch = 2,
+                                  .rate = rate,
+                                  .length = 20,
+                                  .windows = 5,
+                                  .held_out = 2,
+                                  .every = 2,
+                                  .seed = 1};
 }
 
 static void run_open(run *t, const char *student, const char *teacher, const char *backend,
@@ -62,26 +63,27 @@ static void run_open(run *t, const char *student, const char *teacher, const cha
     assert_ok(vptq_student_open(&t->r.ctx, &t->r.m, &t->s, &err), &err);
 }
 
-static void run_start(run *t, const vptq_e2e_options *opt)
+static void run_start(run *t, const vptq_trainer_options *opt)
 {
     vptq_err err;
-    vptq_e2e_options o = *opt;
+    vptq_trainer_options o = *opt;
     o.ids = t->ids;
     assert_ok(vptq_e2e_open(&t->r.dev, &t->r.base, &t->s, &o, &t->e, &t->start, &err), &err);
+    t->t = vptq_e2e_trainer(t->e);
 }
 
 static void run_steps(run *t)
 {
     vptq_err err;
-    while (!vptq_e2e_done(t->e))
-        assert_ok(vptq_e2e_step(t->e, &t->last, &err), &err);
+    while (!vptq_trainer_done(t->t))
+        assert_ok(vptq_trainer_step(t->t, &t->last, &err), &err);
 }
 
 /* A tuned student of vwork, whose two quantized matrices are random. */
 static void tune_work(run *t, const char *dir, const char *backend, int threads, double rate)
 {
     char work[4096], base[4096];
-    const vptq_e2e_options opt = tiny_options(rate);
+    const vptq_trainer_options opt = tiny_options(rate);
     snprintf(work, sizeof work, "%s/work", dir);
     snprintf(base, sizeof base, "%s/base", dir);
     run_open(t, work, base, backend, threads);
@@ -103,7 +105,7 @@ static void test_threads_and_backends(void **state)
     assert_true(one.last.held_out == three.last.held_out && one.last.loss == three.last.loss);
     assert_true(fabs(one.last.held_out - ref.last.held_out) <= 1e-2 * ref.last.held_out);
     assert_int_equal(one.last.step, 6);
-    assert_true(vptq_e2e_best(one.e, NULL) <= one.last.held_out);
+    assert_true(vptq_trainer_best(one.t, NULL) <= one.last.held_out);
     run_close(&one);
     run_close(&three);
     run_close(&ref);
@@ -130,7 +132,7 @@ static void test_state(void **state)
 {
     const char *dir = *state;
     char work[4096], base[4096];
-    const vptq_e2e_options opt = tiny_options(0.02);
+    const vptq_trainer_options opt = tiny_options(0.02);
     run whole, part;
     vptq_err err;
     vwork_make(dir);
@@ -145,21 +147,21 @@ static void test_state(void **state)
         if (again)
             break;
         for (int i = 0; i < 3; i++)
-            assert_ok(vptq_e2e_step(part.e, &part.last, &err), &err);
-        saved = vtest_alloc(vptq_e2e_state_bytes(part.e), 1);
-        vptq_e2e_get_state(part.e, saved);
+            assert_ok(vptq_trainer_step(part.t, &part.last, &err), &err);
+        saved = vtest_alloc(vptq_trainer_state_bytes(part.t), 1);
+        vptq_trainer_get_state(part.t, saved);
         run_close(&part);
     }
-    assert_ok(vptq_e2e_set_state(part.e, saved, &err), &err);
+    assert_ok(vptq_trainer_set_state(part.t, saved, &err), &err);
     run_steps(&part);
     assert_int_equal(part.last.step, 6);
     assert_memory_equal(part.s.master, whole.s.master, whole.s.count * sizeof *whole.s.master);
     uint32_t step, other;
-    assert_true(vptq_e2e_best(part.e, &step) == vptq_e2e_best(whole.e, &other));
+    assert_true(vptq_trainer_best(part.t, &step) == vptq_trainer_best(whole.t, &other));
     assert_true(step == other && step > 0);
     assert_memory_equal(part.s.stored, whole.s.stored, whole.s.count * sizeof *whole.s.stored);
     memset(saved, 0xff, sizeof(uint64_t));
-    assert_fails(vptq_e2e_set_state(part.e, saved, &err), VPTQ_E_FORMAT, &err,
+    assert_fails(vptq_trainer_set_state(part.t, saved, &err), VPTQ_E_FORMAT, &err,
                  "a state after step 18446744073709551615 of 6");
     free(saved);
     run_close(&part);
@@ -186,7 +188,7 @@ static void test_due_measurement(void **state)
 {
     const char *dir = *state;
     char work[4096], base[4096];
-    const vptq_e2e_options opt = tiny_options(0.02);
+    const vptq_trainer_options opt = tiny_options(0.02);
     run whole, part;
     vptq_err err;
     volatile sig_atomic_t stop = 0;
@@ -197,8 +199,8 @@ static void test_due_measurement(void **state)
     run_open(&part, work, base, "cpu", 2);
     part.ids = random_ids((opt.windows + opt.held_out) * opt.length);
     run_start(&part, &opt);
-    while (vptq_e2e_taken(part.e) < 5)
-        assert_ok(vptq_e2e_step(part.e, &part.last, &err), &err);
+    while (part.t->optimizer.step < 5)
+        assert_ok(vptq_trainer_step(part.t, &part.last, &err), &err);
     /* The last step: two windows to train on, and the first that is held out. */
     vptq_backend ops = *part.r.dev.ops;
     canceller.ops = part.r.dev.ops;
@@ -207,18 +209,18 @@ static void test_due_measurement(void **state)
     ops.kl_grad = cancelling_kl_grad;
     part.r.dev.ops = &ops;
     part.r.ctx.cancel = &stop;
-    assert_fails(vptq_e2e_step(part.e, &part.last, &err), VPTQ_E_CANCELLED, &err,
+    assert_fails(vptq_trainer_step(part.t, &part.last, &err), VPTQ_E_CANCELLED, &err,
                  "interrupted");
-    assert_int_equal(vptq_e2e_taken(part.e), 6);
-    assert_false(vptq_e2e_done(part.e));
+    assert_int_equal(part.t->optimizer.step, 6);
+    assert_false(vptq_trainer_done(part.t));
     part.r.dev.ops = canceller.ops;
     stop = 0;
-    char *saved = vtest_alloc(vptq_e2e_state_bytes(part.e), 1);
-    vptq_e2e_get_state(part.e, saved);
-    assert_ok(vptq_e2e_set_state(part.e, saved, &err), &err);
+    char *saved = vtest_alloc(vptq_trainer_state_bytes(part.t), 1);
+    vptq_trainer_get_state(part.t, saved);
+    assert_ok(vptq_trainer_set_state(part.t, saved, &err), &err);
     run_steps(&part);
     assert_true(isnan(part.last.loss) && part.last.held_out == whole.last.held_out);
-    assert_true(vptq_e2e_best(part.e, NULL) == vptq_e2e_best(whole.e, NULL));
+    assert_true(vptq_trainer_best(part.t, NULL) == vptq_trainer_best(whole.t, NULL));
     assert_memory_equal(part.s.stored, whole.s.stored, whole.s.count * sizeof *whole.s.stored);
     free(saved);
     run_close(&part);
@@ -235,7 +237,7 @@ static void test_rate_0(void **state)
     tune_work(&t, dir, "cpu", 2, 0);
     assert_memory_equal(t.s.master, t.s.original, t.s.count * sizeof *t.s.master);
     assert_true(t.last.changed == 0);
-    assert_true(vptq_e2e_best(t.e, NULL) == t.start.held_out);
+    assert_true(vptq_trainer_best(t.t, NULL) == t.start.held_out);
     run_close(&t);
 }
 
@@ -243,7 +245,7 @@ static void test_rate_0(void **state)
 static void test_own_teacher(void **state)
 {
     (void)state;
-    const vptq_e2e_options opt = tiny_options(0.02);
+    const vptq_trainer_options opt = tiny_options(0.02);
     run t;
     run_open(&t, "tests/golden/packed_qwen3", "tests/golden/packed_qwen3", "cpu", 2);
     t.ids = random_ids((opt.windows + opt.held_out) * opt.length);
@@ -257,14 +259,14 @@ static void test_own_teacher(void **state)
 static void test_not_finite(void **state)
 {
     (void)state;
-    const vptq_e2e_options opt = tiny_options(0.02);
+    const vptq_trainer_options opt = tiny_options(0.02);
     run t;
     vptq_err err;
     run_open(&t, "tests/golden/packed_qwen3", "tests/golden/packed_qwen3", "cpu", 2);
     t.ids = random_ids((opt.windows + opt.held_out) * opt.length);
     run_start(&t, &opt);
     t.s.stored[t.s.tensors[0].at] = NAN;
-    assert_fails(vptq_e2e_step(t.e, &t.last, &err), VPTQ_E_NUMERIC, &err,
+    assert_fails(vptq_trainer_step(t.t, &t.last, &err), VPTQ_E_NUMERIC, &err,
                  "the divergence of window ");
     assert_memory_equal(t.s.master, t.s.original, t.s.count * sizeof *t.s.master);
     run_close(&t);
@@ -272,7 +274,7 @@ static void test_not_finite(void **state)
 
 /* ---- a trained model ---- */
 
-static bool stories_ids(run *t, const vptq_e2e_options *opt)
+static bool stories_ids(run *t, const vptq_trainer_options *opt)
 {
     char text[4096], tokenizer[4096];
     vptq_err err;
@@ -306,14 +308,14 @@ static bool stories_ids(run *t, const vptq_e2e_options *opt)
 /* Tunes stories260K, packed with plain k-means; false without the data. */
 static bool tune_stories(run *t, uint32_t steps, double rate)
 {
-    const vptq_e2e_options opt = {.steps = steps,
-                                  .batch = 8,
-                                  .rate = rate,
-                                  .length = 128,
-                                  .windows = 64,
-                                  .held_out = 8,
-                                  .every = 5,
-                                  .seed = 1};
+    const vptq_trainer_options opt = {.steps = steps,
+                                      .batch = 8,
+                                      .rate = rate,
+                                      .length = 128,
+                                      .windows = 64,
+                                      .held_out = 8,
+                                      .every = 5,
+                                      .seed = 1};
     char student[4096], teacher[4096];
     if (!vtest_data(student, sizeof student, "golden/vptq_model_stories260K") ||
         !vtest_data(teacher, sizeof teacher, "models/stories260K/stories260K.bin"))
@@ -348,7 +350,7 @@ static void test_best_is_kept(void **state)
     if (!tune_stories(&t, 2, 0.5))
         skip();
     assert_true(t.last.held_out > t.start.held_out && t.last.changed > 0.9);
-    assert_true(vptq_e2e_best(t.e, NULL) == t.start.held_out);
+    assert_true(vptq_trainer_best(t.t, NULL) == t.start.held_out);
     assert_memory_equal(t.s.stored, t.s.original, t.s.count * sizeof *t.s.stored);
     run_close(&t);
 }
@@ -358,19 +360,19 @@ static void test_best_is_kept(void **state)
 static vptq_status open_and_step(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_e2e_options opt = tiny_options(0.02);
+    vptq_trainer_options opt = tiny_options(0.02);
     const vptq_ctx ctx = {.mem = mem, .threads = 1};
     opt.ids = arg;
     vptq_device dev = {.ops = NULL};
     vptq_model m = {.desc = NULL};
     vptq_student s = {.m = NULL};
     vptq_e2e *e = NULL;
-    vptq_e2e_report r;
+    vptq_trainer_report r;
     VPTQ_TRY(vptq_device_open(&ctx, "cpu", &dev, err));
     VPTQ_TRY(vptq_model_open(&ctx, "tests/golden/packed_qwen3", NULL, false, &m, err));
     VPTQ_TRY(vptq_student_open(&ctx, &m, &s, err));
     VPTQ_TRY(vptq_e2e_open(&dev, &m, &s, &opt, &e, &r, err));
-    VPTQ_TRY(vptq_e2e_step(e, &r, err));
+    VPTQ_TRY(vptq_trainer_step(vptq_e2e_trainer(e), &r, err));
 out:
     vptq_e2e_close(e);
     vptq_student_release(&s);
@@ -382,7 +384,7 @@ out:
 static void test_out_of_memory(void **state)
 {
     (void)state;
-    const vptq_e2e_options opt = tiny_options(0.02);
+    const vptq_trainer_options opt = tiny_options(0.02);
     int32_t *ids = random_ids((opt.windows + opt.held_out) * opt.length);
     vtest_oom_walk(open_and_step, ids);
     free(ids);

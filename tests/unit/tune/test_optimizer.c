@@ -89,7 +89,7 @@ static void test_rounding(void **state)
     const float large = t.s.original[other] + 1;
     t.s.master[one] = small;
     t.s.master[other] = large;
-    vptq_student_round(&t.s);
+    vptq_student_round(&t.s, &t.o.range);
     assert_true(t.s.stored[one] == t.s.original[one] && small != t.s.original[one]);
     assert_true(t.s.stored[other] == vptq_round_to(t.s.matrix[0].storage, large));
     assert_true(vptq_student_changed(&t.s) == 1 / (double)t.s.count);
@@ -116,11 +116,11 @@ static void test_grid(void **state)
     assert_ok(vptq_student_open(&t.r.ctx, &t.r.m, &t.s, &err), &err);
     const vptq_trainable *x = &t.s.tensors[0];
     assert_true(x->grid && x->v == m.vq.shape.v);
-    vptq_student_round(&t.s);
+    vptq_student_round(&t.s, &t.o.range);
     assert_memory_equal(t.s.stored, t.s.original, t.s.count * sizeof *t.s.stored);
     for (size_t i = 0; i < x->count; i++)
         t.s.master[x->at + i] *= 1 + 0.01f * (float)(i % 5);
-    vptq_student_round(&t.s);
+    vptq_student_round(&t.s, &t.o.range);
     assert_true(vptq_grid_find(t.s.stored + x->at, x->count, &scale, NULL));
     assert_true(vptq_student_changed(&t.s) > 0);
     free(codebook);
@@ -251,6 +251,35 @@ static void test_steps(void **state)
     rig_close(&t);
 }
 
+/* A run over the tensors of one layer begins anew, and moves nothing else. */
+static void test_range(void **state)
+{
+    (void)state;
+    rig t, fresh;
+    vptq_err err;
+    double norm;
+    rig_open(&t, 2, 0.02);
+    rig_open(&fresh, 2, 0.02);
+    const vptq_tensor_range r = vptq_student_range(&t.s, 1, 2);
+    assert_true(r.first > 0 && r.end == t.s.tensor_count && r.at == t.s.tensors[r.first].at);
+    assert_int_equal(r.at + r.count, t.s.count);
+    fill(&t, 1, 1);
+    assert_ok(vptq_optimizer_step(&t.o, &t.s, t.g, &norm, &err), &err);
+    memcpy(t.s.master, t.s.original, t.s.count * sizeof *t.s.master);
+    vptq_optimizer_begin(&t.o, &r);
+    vptq_optimizer_begin(&fresh.o, &r);
+    fill(&t, 0, 1);
+    fill(&fresh, 0, 1);
+    t.g[0] = NAN; /* of another layer */
+    assert_ok(vptq_optimizer_step(&t.o, &t.s, t.g, &norm, &err), &err);
+    assert_ok(vptq_optimizer_step(&fresh.o, &fresh.s, fresh.g, &norm, &err), &err);
+    assert_memory_equal(t.s.master, t.s.original, r.at * sizeof *t.s.master);
+    assert_true(t.s.master[r.at + 1] != t.s.original[r.at + 1]);
+    assert_memory_equal(t.s.master, fresh.s.master, t.s.count * sizeof *t.s.master);
+    rig_close(&t);
+    rig_close(&fresh);
+}
+
 /* A gradient ten times as large as those before counts as twice as large as their median. */
 static void test_clipping(void **state)
 {
@@ -294,4 +323,5 @@ VTEST_MAIN(cmocka_unit_test(test_student), cmocka_unit_test(test_rounding),
            cmocka_unit_test(test_grid), cmocka_unit_test(test_gradients_of_a_matrix),
            cmocka_unit_test(test_nothing_to_train), cmocka_unit_test(test_names),
            cmocka_unit_test(test_rates), cmocka_unit_test(test_steps),
-           cmocka_unit_test(test_clipping), cmocka_unit_test(test_not_finite))
+           cmocka_unit_test(test_range), cmocka_unit_test(test_clipping),
+           cmocka_unit_test(test_not_finite))

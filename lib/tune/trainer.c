@@ -1,0 +1,289 @@
+/* The loop of tuning: batches, steps, measurements, the state. */
+#include "lib/tune/trainer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "lib/base/rng.h"
+
+/* ---- one window ---- */
+
+const vptq_weight *vptq_trainer_weights(const vptq_trainer *t, uint32_t layer)
+{
+    return t->student->weight + (size_t)layer * VPTQ_LINEAR_COUNT;
+}
+
+/* Adds a linear layer's part of the window's gradient. */
+static vptq_status linear_hook(void *arg, uint32_t layer, vptq_linear l, size_t rows,
+                               const float *x, const float *dz, vptq_err *err)
+{
+    vptq_trainer *t = arg;
+    const vptq_weight *w = &vptq_trainer_weights(t, layer)[l];
+    if (!w->packed)
+        return VPTQ_OK;
+    const vptq_stored_gradients to = vptq_student_gradients(t->student, layer, l, t->window);
+    return vptq_stored_gradient(t->stored, &w->packed->vq, rows, x, dz, &to, err);
+}
+
+vptq_status vptq_trainer_backward(vptq_trainer *t, uint32_t layer, const float *hidden,
+                                  float *dhidden, vptq_err *err)
+{
+    const vptq_backward_hooks hooks = {
+        .linear = linear_hook, .arg = t, .weights = vptq_trainer_weights(t, layer)};
+    return vptq_backward_block(t->b, layer, hidden, dhidden, &hooks, err);
+}
+
+/* t->batch += the gradient of window w; *loss: its loss. */
+static vptq_status add_window(vptq_trainer *t, size_t w, double *loss, vptq_err *err)
+{
+    const vptq_tensor_range *r = &t->optimizer.range;
+    bool finite = true;
+    memset(t->window + r->at, 0, r->count * sizeof *t->window);
+    VPTQ_CHECK(t->loss(t->arg, w, true, loss, err));
+    for (size_t i = r->at; i < r->at + r->count; i++) {
+        finite &= isfinite(t->window[i]) != 0;
+        t->batch[i] += t->window[i];
+    }
+    return finite
+               ? VPTQ_OK
+               : vptq_fail(err, VPTQ_E_NUMERIC, "the gradient of window %zu is not finite", w);
+}
+
+/* r->held_out = the mean loss of the held-out windows; keeps the numbers if it is the lowest.
+ */
+static vptq_status measure(vptq_trainer *t, vptq_trainer_report *r, vptq_err *err)
+{
+    const vptq_tensor_range *range = &t->optimizer.range;
+    double sum = 0;
+    for (size_t w = 0; w < t->opt.held_out; w++) {
+        double loss;
+        VPTQ_CHECK(t->loss(t->arg, t->opt.windows + w, false, &loss, err));
+        sum += loss;
+    }
+    r->held_out = sum / (double)t->opt.held_out;
+    t->due = false;
+    if (r->held_out < t->best_held_out) {
+        t->best_held_out = r->held_out;
+        t->best_step = t->optimizer.step;
+        memcpy(t->best + range->at, t->student->master + range->at,
+               range->count * sizeof *t->best);
+    }
+    return VPTQ_OK;
+}
+
+/* ---- steps ---- */
+
+/* Shuffles the windows for a pass over them. */
+static void shuffle(vptq_trainer *t, size_t pass)
+{
+    const vptq_rng rng = vptq_rng_make(t->opt.seed, (uint32_t)pass, 0, VPTQ_RNG_TUNE);
+    for (size_t i = 0; i < t->opt.windows; i++) {
+        const size_t other = (size_t)vptq_rng_below(&rng, i, i + 1);
+        t->order[i] = t->order[other];
+        t->order[other] = i;
+    }
+    t->pass = pass;
+}
+
+/* The window at a position of the whole run. */
+static size_t window_at(vptq_trainer *t, size_t position)
+{
+    if (position / t->opt.windows != t->pass)
+        shuffle(t, position / t->opt.windows);
+    return t->order[position % t->opt.windows];
+}
+
+bool vptq_trainer_done(const vptq_trainer *t)
+{
+    return t->optimizer.step == t->opt.steps && !t->due;
+}
+
+/* A step without its measurement. */
+static vptq_status take_step(vptq_trainer *t, vptq_trainer_report *r, vptq_err *err)
+{
+    const vptq_tensor_range *range = &t->optimizer.range;
+    const size_t first = (size_t)t->optimizer.step * t->opt.batch;
+    double sum = 0;
+    memset(t->batch + range->at, 0, range->count * sizeof *t->batch);
+    for (size_t i = 0; i < t->opt.batch; i++) {
+        double loss;
+        VPTQ_CHECK(add_window(t, window_at(t, first + i), &loss, err));
+        sum += loss;
+    }
+    r->loss = sum / (double)t->opt.batch;
+    r->rate = vptq_optimizer_rate(&t->optimizer, t->optimizer.step);
+    VPTQ_CHECK(vptq_optimizer_step(&t->optimizer, t->student, t->batch, &r->norm, err));
+    t->due = t->optimizer.step % t->opt.every == 0 || t->optimizer.step == t->opt.steps;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_trainer_step(vptq_trainer *t, vptq_trainer_report *r, vptq_err *err)
+{
+    const double unknown = (double)NAN;
+    *r = (vptq_trainer_report){
+        .loss = unknown, .norm = unknown, .rate = unknown, .held_out = unknown};
+    if (!t->due)
+        VPTQ_CHECK(take_step(t, r, err));
+    r->step = t->optimizer.step;
+    r->changed = vptq_student_changed(t->student);
+    return t->due ? measure(t, r, err) : VPTQ_OK;
+}
+
+double vptq_trainer_best(vptq_trainer *t, uint32_t *step)
+{
+    const vptq_tensor_range *r = &t->optimizer.range;
+    vptq_student *s = t->student;
+    if (step)
+        *step = t->best_step;
+    memcpy(s->master + r->at, t->best + r->at, r->count * sizeof *t->best);
+    vptq_student_round(s, r);
+    for (size_t i = r->first; i < r->end; i++)
+        if (s->tensors[i].grid) /* other types of storage need the grid, too */
+            memcpy(s->master + s->tensors[i].at, s->stored + s->tensors[i].at,
+                   s->tensors[i].count * sizeof *s->master);
+    return t->best_held_out;
+}
+
+/* ---- the state ---- */
+
+enum { STATE_ARRAYS = 5 };
+
+typedef struct state_array {
+    void *data;
+    size_t bytes;
+} state_array;
+
+/* The arrays that a step takes over from the steps before it. */
+static void state_arrays(const vptq_trainer *t, state_array a[STATE_ARRAYS])
+{
+    const size_t floats = t->student->count * sizeof(float);
+    a[0] = (state_array){t->student->master, floats};
+    a[1] = (state_array){t->optimizer.m, floats};
+    a[2] = (state_array){t->optimizer.v, floats};
+    a[3] = (state_array){t->best, floats};
+    a[4] = (state_array){t->optimizer.norms, t->opt.steps * sizeof *t->optimizer.norms};
+}
+
+typedef struct state_head {
+    uint64_t step, best_step, due;
+    double best_held_out;
+} state_head;
+
+size_t vptq_trainer_state_bytes(const vptq_trainer *t)
+{
+    state_array a[STATE_ARRAYS];
+    size_t bytes = sizeof(state_head);
+    state_arrays(t, a);
+    for (int i = 0; i < STATE_ARRAYS; i++)
+        bytes += a[i].bytes;
+    return bytes;
+}
+
+void vptq_trainer_get_state(const vptq_trainer *t, void *state)
+{
+    const state_head head = {t->optimizer.step, t->best_step, t->due, t->best_held_out};
+    state_array a[STATE_ARRAYS];
+    char *to = state;
+    memcpy(to, &head, sizeof head);
+    to += sizeof head;
+    state_arrays(t, a);
+    for (int i = 0; i < STATE_ARRAYS; to += a[i++].bytes)
+        memcpy(to, a[i].data, a[i].bytes);
+}
+
+vptq_status vptq_trainer_set_state(vptq_trainer *t, const void *state, vptq_err *err)
+{
+    state_array a[STATE_ARRAYS];
+    state_head head;
+    const char *from = state;
+    memcpy(&head, from, sizeof head);
+    from += sizeof head;
+    if (head.step > t->opt.steps || head.best_step > head.step || !(head.best_held_out >= 0))
+        return vptq_fail(err, VPTQ_E_FORMAT, "a state after step %" PRIu64 " of %u", head.step,
+                         t->opt.steps);
+    state_arrays(t, a);
+    for (int i = 0; i < STATE_ARRAYS; from += a[i++].bytes)
+        memcpy(a[i].data, from, a[i].bytes);
+    t->optimizer.step = (uint32_t)head.step;
+    t->best_step = (uint32_t)head.best_step;
+    t->due = head.due != 0;
+    t->best_held_out = head.best_held_out;
+    vptq_student_round(t->student, &t->optimizer.range);
+    return VPTQ_OK;
+}
+
+/* ---- opening and closing ---- */
+
+vptq_status vptq_trainer_states(vptq_trainer *t, size_t n, float **to, vptq_err *err)
+{
+    const size_t size = t->opt.length * t->student->m->desc->hidden * sizeof **to;
+    void *p = NULL;
+    const vptq_status st = t->dev->ops->alloc(t->dev->state, n, size, &p, err);
+    *to = p;
+    return st;
+}
+
+static vptq_status allocate(vptq_trainer *t, vptq_err *err)
+{
+    const size_t n = t->student->count;
+    t->window = vptq_arena_alloc(&t->arena, n, sizeof *t->window, err);
+    t->batch = vptq_arena_alloc(&t->arena, n, sizeof *t->batch, err);
+    t->best = vptq_arena_alloc(&t->arena, n, sizeof *t->best, err);
+    t->order = vptq_arena_alloc(&t->arena, t->opt.windows, sizeof *t->order, err);
+    return t->window && t->batch && t->best && t->order ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+static vptq_status open_stored(vptq_trainer *t, vptq_err *err)
+{
+    const size_t matrices = (size_t)t->student->m->desc->layers * VPTQ_LINEAR_COUNT;
+    size_t count = 0;
+    const vptq_vq **list = vptq_arena_alloc(&t->arena, matrices, sizeof *list, err);
+    if (!list)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < matrices; i++)
+        if (t->student->weight[i].packed)
+            list[count++] = &t->student->weight[i].packed->vq;
+    return vptq_stored_open(t->dev, list, count, &t->stored, err);
+}
+
+vptq_status vptq_trainer_open(vptq_device *dev, vptq_student *student,
+                              const vptq_trainer_options *opt, vptq_trainer_fn loss, void *arg,
+                              vptq_trainer *t, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    *t = (vptq_trainer){.dev = dev, .student = student, .opt = *opt, .loss = loss, .arg = arg};
+    vptq_arena_init(&t->arena, dev->ctx->mem);
+    VPTQ_TRY(allocate(t, err));
+    VPTQ_TRY(open_stored(t, err));
+    VPTQ_TRY(vptq_forward_open(student->m, dev, opt->length, &t->f, err));
+    VPTQ_TRY(vptq_backward_open(t->f, opt->length, &t->b, err));
+    VPTQ_TRY(vptq_optimizer_open(student, opt->steps, opt->rate, &t->optimizer, err));
+out:
+    if (st)
+        vptq_trainer_close(t);
+    return st;
+}
+
+void vptq_trainer_close(vptq_trainer *t)
+{
+    vptq_stored_close(t->stored);
+    vptq_backward_close(t->b);
+    vptq_forward_close(t->f);
+    vptq_arena_release(&t->arena);
+    *t = (vptq_trainer){.dev = NULL};
+}
+
+vptq_status vptq_trainer_begin(vptq_trainer *t, const vptq_tensor_range *range,
+                               vptq_trainer_report *start, vptq_err *err)
+{
+    const double unknown = (double)NAN;
+    vptq_optimizer_begin(&t->optimizer, range);
+    t->best_held_out = (double)INFINITY;
+    t->best_step = 0;
+    t->due = false;
+    t->pass = SIZE_MAX;
+    *start = (vptq_trainer_report){.loss = unknown, .norm = unknown, .rate = unknown};
+    start->changed = vptq_student_changed(t->student);
+    return measure(t, start, err);
+}
