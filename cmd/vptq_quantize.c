@@ -24,8 +24,8 @@ typedef struct quantize_args {
     uint64_t windows, length;
     /* tuning */
     const char *from;
-    int tune; /* 0: e2e; -1: not given */
-    uint64_t steps, batch;
+    int tune; /* vptq_tune_method - 1; -1: not given */
+    uint64_t steps, passes, batch;
     double rate;
 } quantize_args;
 
@@ -95,7 +95,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
 
 /* ---- tuning ---- */
 
-enum { MAX_STEPS = 1000000 };
+enum { MAX_STEPS = 1000000, MAX_PASSES = 1000 };
 
 /* Returns a given option that the other way to use the tool has, or NULL. */
 static const char *misplaced(const vptq_cli *cli, bool tuning)
@@ -103,7 +103,7 @@ static const char *misplaced(const vptq_cli *cli, bool tuning)
     static const char *const shared[] = {"model",       "output", "tokenizer",
                                          "calibration", "tokens", "windows",
                                          "length",      "rows",   "holdout"};
-    static const char *const own[] = {"from", "tune", "steps", "batch", "rate"};
+    static const char *const own[] = {"from", "tune", "steps", "passes", "batch", "rate"};
     for (const vptq_cli_option *o = cli->options; o->name || o->help; o++) {
         bool is_shared = false, is_own = false;
         if (!o->name || !vptq_cli_given(cli, o->name))
@@ -121,8 +121,9 @@ static const char *misplaced(const vptq_cli *cli, bool tuning)
 static int check_tune(const vptq_cli *cli, const quantize_args *a)
 {
     const char *other = misplaced(cli, true);
+    const unsigned method = (unsigned)a->tune + 1;
     if (!a->from || a->tune < 0)
-        return vptq_cli_usage_error(cli, "--from WORK and --tune e2e belong together");
+        return vptq_cli_usage_error(cli, "--from WORK and --tune METHOD belong together");
     if (other)
         return vptq_cli_usage_error(cli,
                                     "--%s and --tune exclude each other: tuning keeps settings "
@@ -134,15 +135,21 @@ static int check_tune(const vptq_cli *cli, const quantize_args *a)
         return vptq_cli_usage_error(cli, "missing option: -c/--calibration TEXT to train on");
     if (!a->output)
         return vptq_cli_missing_option(cli, "output");
+    if (vptq_cli_given(cli, "steps") && !(method & VPTQ_TUNE_E2E))
+        return vptq_cli_usage_error(cli, "--steps needs --tune e2e; a layer takes --passes");
+    if (vptq_cli_given(cli, "passes") && !(method & VPTQ_TUNE_LAYER))
+        return vptq_cli_usage_error(cli, "--passes needs --tune layer");
     if (a->steps < 1 || a->steps > MAX_STEPS)
         return vptq_cli_usage_error(cli, "--steps %" PRIu64 ": expected 1 to %u", a->steps,
                                     (unsigned)MAX_STEPS);
+    if (a->passes < 1 || a->passes > MAX_PASSES)
+        return vptq_cli_usage_error(cli, "--passes %" PRIu64 ": expected 1 to %u", a->passes,
+                                    (unsigned)MAX_PASSES);
     return CLI_OK;
 }
 
 static int tune(vptq_cli *cli, const quantize_args *a)
 {
-    static const double held_out = 1.0 / 16;
     vptq_err err = {0};
     double factor;
     vptq_calibrate_options c;
@@ -150,16 +157,18 @@ static int tune(vptq_cli *cli, const quantize_args *a)
         return CLI_USAGE;
     vptq_status st =
         vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &c, &factor, &err);
-    const vptq_tune_options opt = {.from = a->from,
+    const vptq_tune_options opt = {.method = (vptq_tune_method)(a->tune + 1),
+                                   .from = a->from,
                                    .model = a->model,
                                    .work = a->output,
                                    .tokenizer = a->tokenizer,
                                    .corpus = c.corpus,
                                    .windows = c.windows,
                                    .length = c.length,
-                                   .holdout =
-                                       isnan(a->calibrate.holdout) ? held_out : c.holdout,
+                                   .holdout = isnan(a->calibrate.holdout) ? VPTQ_TUNE_HOLDOUT
+                                                                          : c.holdout,
                                    .steps = (uint32_t)a->steps,
+                                   .passes = (uint32_t)a->passes,
                                    .batch = a->batch,
                                    .rate = a->rate,
                                    .seed = cli->common.seed,
@@ -214,7 +223,7 @@ static int dispatch(vptq_cli *cli, void *arg)
         return tune(cli, a);
     const char *other = misplaced(cli, false);
     if (other)
-        return vptq_cli_usage_error(cli, "--%s needs --from WORK and --tune e2e", other);
+        return vptq_cli_usage_error(cli, "--%s needs --from WORK and --tune METHOD", other);
     if (!a->model)
         return vptq_cli_missing_option(cli, "model");
     const bool text = vptq_cli_calibrate_given(&a->calibrate);
@@ -290,9 +299,11 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "from", CLI_STRING, &a->from, "WORK",
          "train what this work directory stores and write the result to -o; bits and layout "
          "stay"},
-        {0, "tune", CLI_CHOICE, &a->tune, "e2e",
-         "end to end: codebooks, scales and biases follow the original's output"},
-        {0, "steps", CLI_U64, &a->steps, "N", "steps to take"},
+        {0, "tune", CLI_CHOICE, &a->tune, "layer|e2e|layer,e2e",
+         "codebooks, scales and biases follow the original: every layer its hidden states, or "
+         "all end to end its output"},
+        {0, "steps", CLI_U64, &a->steps, "N", "steps to take end to end"},
+        {0, "passes", CLI_U64, &a->passes, "N", "passes of a layer over the windows"},
         {0, "batch", CLI_U64, &a->batch, "N", "windows of a step"},
         {0, "rate", CLI_DOUBLE, &a->rate, "X",
          "largest step, relative to the size of a codebook"}};
@@ -312,20 +323,21 @@ int main(int argc, char **argv)
                        .windows = 2,
                        .length = 512,
                        .tune = -1,
-                       .steps = 120,
-                       .batch = 8,
-                       .rate = 0.003};
+                       .steps = VPTQ_TUNE_STEPS,
+                       .passes = VPTQ_TUNE_PASSES,
+                       .batch = VPTQ_TUNE_BATCH,
+                       .rate = VPTQ_TUNE_RATE};
     vptq_cli_option options[MAX_OPTIONS] = {0};
     vptq_cli cli = {
         .tool = "vptq-quantize",
         .summary = "Vector-quantizes the linear layers of a model, matrix by matrix.",
-        .usage =
-            "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
-            "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
-            "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"
-            "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
-            "vptq-quantize --from WORK --tune e2e -c TEXT -o WORK2 [--steps N] [--rate X]\n"
-            "vptq-quantize --preset list",
+        .usage = "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
+                 "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
+                 "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"
+                 "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
+                 "vptq-quantize --from WORK --tune METHOD -c TEXT -o WORK2 [--passes N] "
+                 "[--steps N]\n"
+                 "vptq-quantize --preset list",
         .examples =
             "To continue an interrupted run, run the same command again.\n"
             "The order of options does not matter: the encoder applies first, then the "

@@ -361,7 +361,20 @@ VPTQ_CALL vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *
 
 /* ---- Tuning a quantized model ----------------------------------------------------------- */
 
+typedef enum {
+    VPTQ_TUNE_LAYER =
+        1,             /* every layer follows the original's hidden states, one after another */
+    VPTQ_TUNE_E2E = 2, /* all follow the original's output */
+    VPTQ_TUNE_LAYER_E2E = VPTQ_TUNE_LAYER | VPTQ_TUNE_E2E /* one after the other */
+} vptq_tune_method;
+
+/* Values to begin with; small models stand a larger rate. */
+enum { VPTQ_TUNE_STEPS = 120, VPTQ_TUNE_PASSES = 4, VPTQ_TUNE_BATCH = 8 };
+#define VPTQ_TUNE_RATE    0.003
+#define VPTQ_TUNE_HOLDOUT (1.0 / 16)
+
 typedef struct vptq_tune_options {
+    vptq_tune_method method;
     const char *from;      /* work directory of vptq_quantize, or of a tuning run */
     const char *model;     /* the original; NULL = where `from` says that it is */
     const char *work;      /* directory to make or to continue */
@@ -369,17 +382,20 @@ typedef struct vptq_tune_options {
     vptq_corpus_options corpus;
     size_t windows, length; /* of the text at most, held-out ones included; tokens of each */
     double holdout;         /* share of the windows that choose what is kept, above 0 */
-    uint32_t steps;
-    size_t batch; /* windows of a step */
-    double rate;  /* largest step, relative to the size of a codebook: 0.003 */
+    uint32_t steps;         /* end to end */
+    uint32_t passes;        /* of a layer over all windows */
+    size_t batch;           /* windows of a step */
+    double rate;            /* largest step, relative to the size of a codebook */
     uint64_t seed;
     bool force; /* start over in a directory of another run */
 } vptq_tune_options;
 
 typedef struct vptq_tune_result {
-    uint32_t steps;
-    /* Of a directory that was finished before: 0 and NAN. */
-    uint32_t best_step;               /* whose numbers are kept; 0 = the original ones */
+    uint32_t steps; /* end to end */
+    /* Of a directory that was finished before, and of the other method: 0 and NAN. */
+    uint32_t layers;                      /* that were tuned */
+    double layer_loss_before, layer_loss; /* their mean losses on the held-out windows */
+    uint32_t best_step;               /* whose numbers are kept; 0 = those before the first */
     size_t windows, held_out_windows; /* to train on, and others */
     double held_out_before, held_out; /* mean divergence of the held-out windows */
     double changed;                   /* share of the stored numbers */

@@ -1,14 +1,16 @@
-/* Internal: end-to-end tuning of a work directory into another one (lib/vptq.h has the
- * options). */
+/* Internal: tuning of a work directory into another one (lib/vptq.h has the options). */
 #ifndef VPTQ_QUANTIZE_TUNE_H
 #define VPTQ_QUANTIZE_TUNE_H
 
 #include "lib/backend/backend.h"
 #include "lib/vptq.h"
 
-/* Locks the work directory.  An interrupted run goes on after the last step that was saved, to
- * the same bytes; a finished one is left alone.  Reports a row for each step on `out` (may be
- * NULL), without the line or object at the end. */
+/* "layer", "e2e" or "layer,e2e" */
+const char *vptq_tune_method_name(vptq_tune_method m);
+
+/* Locks the work directory.  An interrupted run goes on after the last layer or step that was
+ * saved, to the same bytes; a finished one is left alone.  Reports a row for each on `out` (may
+ * be NULL), without the line or object at the end. */
 vptq_status vptq_tune_report(vptq_device *dev, const vptq_tune_options *opt,
                              const vptq_output *out, vptq_tune_result *r,
                              vptq_err *err) VPTQ_MUST_CHECK;

@@ -28,6 +28,7 @@ work="$quantize $settings -H h --layers 0-0"
 budget="$quantize -m $here/model -H h5 -b 2 --encoder upstream --kmeans-iterations 1 -t 1 \
 --allocate kl --allocate-text $here/short --allocate-windows 1 --allocate-length 32"
 tune="$quantize --from w --tune e2e -c $here/text -n 4 -l 64 --batch 1 --steps 12 -t 1"
+layer="$quantize --from w --tune layer,e2e -c $here/text -n 4 -l 64 --batch 1 --passes 1 --steps 12 -t 1"
 sequential="$quantize $settings -c $here/text -n 2 -l 64 --sequential --layers 0-1"
 ablate="$eval ablate -m $here/model -c $here/text -n 2 -l 64 --layers 0-0 --text $here/short --context 64 \
 --text-windows 1 --table $here/rows.json --set kmeans_iterations=2 --keep-packed -t 1"
@@ -66,6 +67,7 @@ cd good || exit
     $budget -o wb
     $sequential -o ws
     $tune -o t
+    $layer -o tl
     "$pack" w -o p --shard-size 200K
     "$pack" w -o a.vptq
     "$pack" --unpack a.vptq -o u.gguf
@@ -85,6 +87,8 @@ read -ra words <<<"$sequential"
 interrupted wi hidden.state "${words[@]}"
 read -ra words <<<"$tune"
 interrupted ti tune.state "${words[@]}"
+read -ra words <<<"$layer"
+interrupted tli tune.state "${words[@]}"
 cd ..
 find good -name lock -exec truncate -s 0 {} +
 mapfile -t everything < <(ls good)
@@ -268,6 +272,8 @@ row heal 'wi/*' "$sequential -o wi"
 row heal wi/hidden.state "$sequential -o wi"
 row heal 't/*' "$tune -o t"
 row heal 'ti/*' "$tune -o ti"
+row heal 'tl/*' "$layer -o tl"
+row heal 'tli/*' "$layer -o tli"
 row read 'w/layer_*' "$tune -o out"
 row heal 'hs/*' "${collect/0-0/0-1} -o hs"
 row heal 'hg/*' "${collect/0-0/0-1} --weights guided -o hg"
@@ -329,7 +335,7 @@ lib/pack/sums.c
 lib/quantize/manifest.c
 lib/quantize/rows.c
 lib/quantize/sensitivity.c
-lib/quantize/tune.c
+lib/quantize/tune_files.c
 lib/vptq.c
 END
 (cd "$SRC" && grep -rlE '(_file_writer|vptq_writer)_open\(|vptq_file_(replace|unnamed)\(|vptq_json_save|O_CREAT|fopen\([^)]*"[wa]' \

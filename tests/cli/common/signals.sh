@@ -56,7 +56,7 @@ signals()
         collect*) finished "$out" 1 > before.txt ;;
         quantize*) finished "$out" 0 > before.txt ;;
         ablate) finished "$out/work" 0 > before.txt ;;
-        tune) : > before.txt ;;
+        tune*) : > before.txt ;;
         *)
             [ "$status" = 0 ] || [ ! -e "$out" ] || expect_same "$out" good "after $kind at call $n of $name"
             : > before.txt
@@ -64,7 +64,7 @@ signals()
         esac
         runs=$((runs + 1))
         # a single file or directory that is already there is complete
-        [[ $name = collect* || $name = quantize* || $name = ablate || $name = tune ]] || rm -rf "$out"
+        [[ $name = collect* || $name = quantize* || $name = ablate || $name = tune* ]] || rm -rf "$out"
         "$@" > out.txt 2> err.txt || fail "$name after $kind at call $n: $(cat err.txt)"
         case $name in
         collect*) finished "$out" 1 > after.txt ;;
@@ -99,6 +99,8 @@ signals show - "$BIN/vptq-hessian" --show h
 signals quantize out "${quantize[@]}" -H h -o out
 signals quantize-sequential out "${quantize[@]}" -c text -n 2 -l 64 --sequential -o out
 signals tune out "$BIN/vptq-quantize" -qq --from w --tune e2e -c text -n 4 -l 64 --batch 1 --steps 12 -t 2 -o out
+signals tune-layer out "$BIN/vptq-quantize" -qq --from w --tune layer,e2e -c text -n 4 -l 64 --batch 1 --passes 1 \
+    --steps 2 -t 2 -o out
 signals ablate out "$BIN/vptq-eval" ablate -qq -m "$model" --table rows.json -c text -n 2 -l 64 --text short \
     --context 64 --layers 0-0 --set kmeans_iterations=2 -o out
 signals pack out "$BIN/vptq-pack" -qq w -o out
