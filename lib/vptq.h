@@ -753,7 +753,8 @@ typedef struct vptq_ablate_options {
     bool dry_run;         /* bits of all rows; needs no directory */
 } vptq_ablate_options;
 
-/* Quantizes, packs and measures every row, and writes the table at the end. */
+/* Quantizes every row, tunes it where it says so, packs and measures it, and writes the table
+ * at the end.  Rows are tuned on the text of `collect`. */
 VPTQ_CALL vptq_status vptq_ablate(vptq_ctx *ctx, const vptq_ablate_options *opt,
                                   const vptq_output *out, vptq_err *err);
 

@@ -98,8 +98,6 @@ static int check_usage(const vptq_cli *cli, const ablate_command *c)
         return CLI_OK;
     if (!c->dir)
         return vptq_cli_missing_option(cli, "output");
-    if (calibration && c->hessians)
-        return vptq_cli_usage_error(cli, "-H and a calibration text exclude each other");
     if (!calibration && !c->hessians)
         return vptq_cli_usage_error(
             cli, "missing option: -c/--calibration TEXT or -H/--hessians HDIR");
@@ -141,7 +139,7 @@ int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
         {'o', "output", CLI_STRING, &c.dir, "DIR",
          "directory of the table, to create or to continue"},
         {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
-         "Hessians for all rows, instead of a calibration text"},
+         "Hessians for all rows, instead of those of the calibration text"},
         {0, "layers", CLI_RANGE, &c.layers, "A-B", "quantize only these layers"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "report", CLI_STRING, &c.report, "FILE", "write the table to FILE"},

@@ -1,4 +1,5 @@
-/* Runs an ablation: collects Hessians once, then quantizes, packs and measures row by row. */
+/* Runs an ablation: collects Hessians once, then quantizes, tunes, packs and measures row by
+ * row. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -31,8 +32,8 @@ typedef struct row_job {
     ablation *a;
     const vptq_ablate_row *row;
     vptq_ablate_result *result;
-    char work[PATH_MAX], packed[PATH_MAX], file[PATH_MAX];
-    char made_of[17]; /* hash of the work directory's report, or the original's fingerprint */
+    char work[PATH_MAX], tuned[PATH_MAX], packed[PATH_MAX], file[PATH_MAX];
+    char made_of[17]; /* hash of what the row is made of, or the original's fingerprint */
     json_t *doc;      /* the row file */
 } row_job;
 
@@ -206,15 +207,26 @@ static vptq_quantize_options quantize_options(const ablation *a, const vptq_abla
                                    .no_size_warnings = true};
 }
 
-/* Hashes report.jsonl, which has the losses and settings of every matrix. */
-static vptq_status hash_work(row_job *m, vptq_err *err)
+static vptq_status hash_file(const char *dir, const char *name, uint64_t *hash, vptq_err *err)
 {
     char path[PATH_MAX];
     vptq_map map;
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, m->work, "report.jsonl", err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
     VPTQ_CHECK(vptq_map_open(path, &map, err));
-    snprintf(m->made_of, sizeof m->made_of, "%016" PRIx64, vptq_hash(map.data, map.size, 0));
+    *hash = vptq_hash(map.data, map.size, *hash);
     vptq_map_release(&map);
+    return VPTQ_OK;
+}
+
+/* Hashes report.jsonl, which has the losses and settings of every matrix, and quantize.json of
+ * a tuned row, which has how and from what it was tuned. */
+static vptq_status hash_work(row_job *m, vptq_err *err)
+{
+    uint64_t hash = 0;
+    VPTQ_CHECK(hash_file(m->work, "report.jsonl", &hash, err));
+    if (m->row->tune)
+        VPTQ_CHECK(hash_file(m->tuned, VPTQ_WORK_FILE, &hash, err));
+    snprintf(m->made_of, sizeof m->made_of, "%016" PRIx64, hash);
     return VPTQ_OK;
 }
 
@@ -231,7 +243,49 @@ static vptq_status quantize_row(row_job *m, vptq_err *err)
     m->result->bits_per_weight = r.bits_per_weight;
     m->result->mean_loss = r.mean_loss;
     m->result->mean_held_out = r.mean_held_out > 0 ? r.mean_held_out : (double)NAN;
-    return hash_work(m, err);
+    return VPTQ_OK;
+}
+
+/* ---- tune ---- */
+
+/* A batch is at most half of the windows, so that few of them are enough. */
+static vptq_tune_options tune_options(const row_job *m)
+{
+    const vptq_ablate_options *o = m->a->opt;
+    const vptq_calibrate_options *c = &o->collect.calibrate;
+    const size_t half = (c->windows + 1) / 2;
+    return (vptq_tune_options){.method = (vptq_tune_method)m->row->tune,
+                               .from = m->work,
+                               .model = o->model,
+                               .work = m->tuned,
+                               .tokenizer = o->tokenizer,
+                               .corpus = c->corpus,
+                               .windows = c->windows,
+                               .length = c->length,
+                               .holdout = VPTQ_TUNE_HOLDOUT,
+                               .steps = VPTQ_TUNE_STEPS,
+                               .passes = VPTQ_TUNE_PASSES,
+                               .batch = half < VPTQ_TUNE_BATCH ? half : VPTQ_TUNE_BATCH,
+                               .rate = VPTQ_TUNE_RATE,
+                               .seed = c->seed,
+                               .force = o->force};
+}
+
+/* The losses of the matrices were those before. */
+static vptq_status tune_row(row_job *m, vptq_err *err)
+{
+    char path[PATH_MAX];
+    vptq_tune_result r = {0};
+    vptq_err why = {0};
+    const vptq_tune_options o = tune_options(m);
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, m->a->opt->dir, "tuned", err));
+    VPTQ_CHECK(vptq_dir_make(path, err));
+    const vptq_status st = vptq_tune_report(m->a->dev, &o, NULL, &r, err);
+    const bool worked = st || isfinite(r.changed);
+    const vptq_status kept =
+        add_seconds(m, worked ? r.seconds : 0, false, &m->result->seconds, st ? &why : err);
+    m->result->mean_loss = m->result->mean_held_out = (double)NAN;
+    return st ? st : kept;
 }
 
 /* ---- scores ---- */
@@ -327,7 +381,7 @@ static vptq_status pack_row(row_job *m, vptq_err *err)
 {
     vptq_pack_result r;
     vptq_digest_result d;
-    const vptq_pack_options o = {.input = m->work,
+    const vptq_pack_options o = {.input = m->row->tune ? m->tuned : m->work,
                                  .output = m->packed,
                                  .tokenizer = m->a->opt->tokenizer,
                                  .form = VPTQ_PACK_ARCHIVE,
@@ -349,6 +403,9 @@ static vptq_status run_quantized(row_job *m, vptq_err *err)
 {
     const bool keep = m->a->opt->keep_packed;
     VPTQ_CHECK(quantize_row(m, err));
+    if (m->row->tune)
+        VPTQ_CHECK(tune_row(m, err));
+    VPTQ_CHECK(hash_work(m, err));
     VPTQ_CHECK(open_row(m, err));
     if (!has_all_scores(m) || !read_digest(m) || (keep && !vptq_path_exists(m->packed))) {
         VPTQ_CHECK(pack_row(m, err));
@@ -382,6 +439,7 @@ static vptq_status run_row(ablation *a, const vptq_ablate_row *row, vptq_ablate_
     row_job m = {.a = a, .row = row, .result = result};
     VPTQ_TRY(vptq_check_cancel(a->dev->ctx, err));
     VPTQ_TRY(make_path(dir, "work", row->name, "", m.work, err));
+    VPTQ_TRY(make_path(dir, "tuned", row->name, "", m.tuned, err));
     VPTQ_TRY(make_path(dir, "packed", row->name, ".vptq", m.packed, err));
     VPTQ_TRY(make_path(dir, "rows", row->name, ".json", m.file, err));
     result->scores = vptq_arena_alloc(&a->report->arena, vptq_ablate_text_count(a->opt),
@@ -434,6 +492,27 @@ static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row, doubl
     return VPTQ_OK;
 }
 
+/* Rows are tuned on the calibration text, which given Hessians need not come with. */
+static vptq_status check_text(const ablation *a, vptq_err *err)
+{
+    const vptq_corpus_options *c = &a->opt->collect.calibrate.corpus;
+    const bool text = c->text_count + c->token_count > 0;
+    bool tuned = false;
+    for (size_t i = 0; i < a->report->count; i++) {
+        tuned |= a->rows[i].tune != 0;
+        if (a->rows[i].tune && !text)
+            return vptq_fail(
+                err, VPTQ_E_ARG,
+                "row '%s': tuning needs a calibration text (-c TEXT), also with -H",
+                a->rows[i].name);
+    }
+    return text && !tuned && a->opt->hessians
+               ? vptq_fail(
+                     err, VPTQ_E_ARG,
+                     "-H and a calibration text exclude each other: no row is tuned on it")
+               : VPTQ_OK;
+}
+
 static vptq_status plan_rows(ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
@@ -454,10 +533,10 @@ static vptq_status plan_rows(ablation *a, vptq_err *err)
                                                   .mean_loss = (double)NAN,
                                                   .mean_held_out = (double)NAN};
         VPTQ_CHECK(check_budget(a, &a->rows[i], layers, err));
-        if (!a->rows[i].original && !a->rows[i].skipped)
+        if (!a->rows[i].original)
             VPTQ_CHECK(plan_row(a, &a->rows[i], bits, &a->report->rows[i], err));
     }
-    return VPTQ_OK;
+    return o->dry_run ? VPTQ_OK : check_text(a, err);
 }
 
 /* Whether any row is quantized and so needs Hessians. */
@@ -465,7 +544,7 @@ static bool needs_hessians(const ablation *a)
 {
     bool any = false;
     for (size_t i = 0; i < a->report->count; i++)
-        any |= !a->rows[i].original && !a->rows[i].skipped;
+        any |= !a->rows[i].original;
     return any;
 }
 
@@ -473,7 +552,7 @@ static bool needs_hessians(const ablation *a)
 static vptq_status check_hessians(const ablation *a, vptq_err *err)
 {
     size_t i = 0;
-    while (a->rows[i].original || a->rows[i].skipped)
+    while (a->rows[i].original)
         i++;
     vptq_quantize_options o = quantize_options(a, &a->rows[i], NULL);
     vptq_quantize_result r;
@@ -544,10 +623,9 @@ static vptq_status run_all(ablation *a, vptq_err *err)
     VPTQ_TRY(make_directory(a, err));
     VPTQ_TRY(get_hessians(a, err));
     for (size_t i = 0; i < r->count; i++) {
-        vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s%s", i + 1, r->count,
-                 a->rows[i].name, a->rows[i].skipped ? " (needs finetuning)" : "");
-        if (!a->rows[i].skipped)
-            VPTQ_TRY(run_row(a, &a->rows[i], &r->rows[i], err));
+        vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s", i + 1, r->count,
+                 a->rows[i].name);
+        VPTQ_TRY(run_row(a, &a->rows[i], &r->rows[i], err));
         log_row(a, &r->rows[i], i + 1);
     }
 out:

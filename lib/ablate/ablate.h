@@ -1,12 +1,13 @@
-/* Internal: an ablation, a table of settings that are each quantized, packed and measured on
- * texts. An interrupted run continues in its directory:
+/* Internal: an ablation, a table of settings that are each quantized, tuned where the row
+ * says so, packed and measured on texts. An interrupted run continues in its directory:
  *
  *     DIR/ablate.json       marks the directory
  *     DIR/hessians/         Hessians of all rows, unless the caller has some
  *     DIR/work/NAME/        work directory of a row
+ *     DIR/tuned/NAME/       the same after tuning
  *     DIR/packed/NAME.vptq  archive of a row while it is measured
  *     DIR/rows/NAME.json    results of a row
- *     DIR/rows/NAME.seconds seconds of quantizing it, added up over interruptions
+ *     DIR/rows/NAME.seconds seconds of quantizing and tuning, added up over interruptions
  *
  * The table is made from the row files alone, so the same files give the same bytes, except for
  * the column of seconds.
@@ -18,11 +19,9 @@
 #include "lib/eval/perplexity.h"
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
+#include "lib/quantize/tune.h"
 #include "lib/report/table.h"
 #include "lib/vptq.h"
-
-/* How the paper trained a row after quantizing, which is not done here. */
-typedef enum { VPTQ_FINETUNE_NONE, VPTQ_FINETUNE_LAYER, VPTQ_FINETUNE_ALL } vptq_finetune;
 
 typedef struct vptq_ablate_row {
     const char *name;  /* also of its files: letters, digits, '.', '_' and '-' */
@@ -32,10 +31,9 @@ typedef struct vptq_ablate_row {
     const char *recipe; /* path or NULL */
     double bits;        /* as vptq_quantize_options.bits; 0 = as the settings say */
     vptq_allocate_mode allocate;
-    vptq_finetune finetune;
+    unsigned tune; /* vptq_tune_method after quantizing, on the calibration text; 0 = none */
     double paper_bits, paper_ppl[2]; /* Llama-2-13B: bits, WikiText-2 and C4 at 4096; NAN in
                                         other rows than the paper's */
-    bool skipped; /* not run: another row has the same settings and differs by finetuning */
 } vptq_ablate_row;
 
 typedef struct vptq_ablate_score {
@@ -46,11 +44,11 @@ typedef struct vptq_ablate_score {
 typedef struct vptq_ablate_result {
     const vptq_ablate_row *row;
     double bits_per_weight;          /* every stored bit of the quantized matrices */
-    double mean_loss, mean_held_out; /* proxy losses over matrices; NAN = none */
+    double mean_loss, mean_held_out; /* proxy losses over matrices; NAN = none, or tuned */
     uint64_t packed_bytes;
     char digest[VPTQ_DIGEST_SIZE]; /* of the archive; "" of the original */
-    double seconds;                /* of quantizing */
-    vptq_ablate_score *scores;     /* [texts]; NULL in a dry run and for skipped rows */
+    double seconds;                /* of quantizing and tuning */
+    vptq_ablate_score *scores;     /* [texts]; NULL in a dry run */
 } vptq_ablate_result;
 
 typedef struct vptq_ablate_report {
@@ -71,15 +69,17 @@ size_t vptq_ablate_text_count(const vptq_ablate_options *o);
 const char *vptq_ablate_text(const vptq_ablate_options *o, size_t i);
 
 /* As vptq_ablate.  Runs all rows after checking all of them: VPTQ_E_ARG for settings that are
- * impossible for this model, naming row, matrix and setting; VPTQ_E_MISMATCH, naming the key,
+ * impossible for this model, naming row, matrix and setting, and for a row to tune without a
+ * calibration text; VPTQ_E_MISMATCH, naming the key,
  * for a work directory of other settings under the name of a row or Hessians of another text.
  */
 vptq_status vptq_eval_ablate(vptq_device *dev, const vptq_ablate_options *opt,
                              const vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Makes the report a table: columns as in the paper, then stored bits per weight, perplexity by
- * text, mean losses and, unless the options leave it out, the time of quantizing.  Columns
- * without any value are left out.  The caller releases `t` in any case, before the report. */
+ * text, mean losses and, unless the options leave it out, the time of quantizing and tuning.
+ * Columns without any value are left out.  The caller releases `t` in any case, before the
+ * report. */
 vptq_status vptq_ablate_table(vptq_ablate_report *report, vptq_mem *mem, vptq_table *t,
                               vptq_err *err) VPTQ_MUST_CHECK;
 /* Appends a self-contained HTML page with the table and, for every text, perplexity over bits.

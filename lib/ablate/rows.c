@@ -12,41 +12,31 @@ enum { MAX_FILE = 1 << 20, MAX_ROWS = 1000, MAX_NAME = 64, MAX_SETTINGS = 64 };
 
 typedef struct paper_row {
     const char *name, *preset; /* a NULL preset is the original */
-    vptq_finetune finetune;
-    double bits, ppl[2]; /* as printed: Llama-2-13B, WikiText-2 and C4 at 4096 */
+    unsigned tune;             /* vptq_tune_method; 0 = none */
+    double bits, ppl[2];       /* as printed: Llama-2-13B, WikiText-2 and C4 at 4096 */
 } paper_row;
 
 static const paper_row paper[] = {
-    {"original", NULL, VPTQ_FINETUNE_NONE, 16, {4.57, 6.05}},
-    {"v2", "ablation-v2", VPTQ_FINETUNE_NONE, 2, {14800, 13337}},
-    {"v4", "ablation-v4", VPTQ_FINETUNE_NONE, 2.01, {7.21, 9.78}},
-    {"v6", "ablation-v6", VPTQ_FINETUNE_NONE, 2.02, {6.29, 8.29}},
-    {"v6-together", "ablation-v6-together", VPTQ_FINETUNE_NONE, 2.02, {7.25, 9.8}},
-    {"v8", "ablation-v8", VPTQ_FINETUNE_NONE, 2.19, {5.8, 7.68}},
-    {"v12", "ablation-v12", VPTQ_FINETUNE_NONE, 2.04, {6.32, 8.29}},
-    {"outliers-1", "ablation-outliers-1", VPTQ_FINETUNE_NONE, 2.03, {6.16, 8.08}},
-    {"outliers-2", "ablation-outliers-2", VPTQ_FINETUNE_NONE, 2.04, {6.08, 8.12}},
-    {"outliers-5", "ablation-outliers-5", VPTQ_FINETUNE_NONE, 2.07, {6.02, 7.96}},
-    {"v6-layer", "ablation-v6", VPTQ_FINETUNE_LAYER, 2.02, {6.07, 7.64}},
-    {"v6-all", "ablation-v6", VPTQ_FINETUNE_ALL, 2.02, {5.32, 7.15}},
-    {"v12-layer", "ablation-v12", VPTQ_FINETUNE_LAYER, 2.04, {5.71, 7.52}},
-    {"groups-1", "ablation-groups-1", VPTQ_FINETUNE_LAYER, 2.06, {5.63, 7.45}},
-    {"groups-2", "ablation-groups-2", VPTQ_FINETUNE_LAYER, 2.09, {5.63, 7.41}},
-    {"groups-4", "ablation-groups-4", VPTQ_FINETUNE_LAYER, 2.17, {5.63, 7.38}},
-    {"groups-8", "ablation-groups-8", VPTQ_FINETUNE_LAYER, 2.3, {5.55, 7.38}},
-    {"3-bit", "ablation-3-bit", VPTQ_FINETUNE_LAYER, 3.01, {4.82, 6.37}},
-    {"4-bit", "ablation-4-bit", VPTQ_FINETUNE_LAYER, 4.02, {4.64, 6.13}},
+    {"original", NULL, 0, 16, {4.57, 6.05}},
+    {"v2", "ablation-v2", 0, 2, {14800, 13337}},
+    {"v4", "ablation-v4", 0, 2.01, {7.21, 9.78}},
+    {"v6", "ablation-v6", 0, 2.02, {6.29, 8.29}},
+    {"v6-together", "ablation-v6-together", 0, 2.02, {7.25, 9.8}},
+    {"v8", "ablation-v8", 0, 2.19, {5.8, 7.68}},
+    {"v12", "ablation-v12", 0, 2.04, {6.32, 8.29}},
+    {"outliers-1", "ablation-outliers-1", 0, 2.03, {6.16, 8.08}},
+    {"outliers-2", "ablation-outliers-2", 0, 2.04, {6.08, 8.12}},
+    {"outliers-5", "ablation-outliers-5", 0, 2.07, {6.02, 7.96}},
+    {"v6-layer", "ablation-v6", VPTQ_TUNE_LAYER, 2.02, {6.07, 7.64}},
+    {"v6-all", "ablation-v6", VPTQ_TUNE_LAYER_E2E, 2.02, {5.32, 7.15}},
+    {"v12-layer", "ablation-v12", VPTQ_TUNE_LAYER, 2.04, {5.71, 7.52}},
+    {"groups-1", "ablation-groups-1", VPTQ_TUNE_LAYER, 2.06, {5.63, 7.45}},
+    {"groups-2", "ablation-groups-2", VPTQ_TUNE_LAYER, 2.09, {5.63, 7.41}},
+    {"groups-4", "ablation-groups-4", VPTQ_TUNE_LAYER, 2.17, {5.63, 7.38}},
+    {"groups-8", "ablation-groups-8", VPTQ_TUNE_LAYER, 2.3, {5.55, 7.38}},
+    {"3-bit", "ablation-3-bit", VPTQ_TUNE_LAYER, 3.01, {4.82, 6.37}},
+    {"4-bit", "ablation-4-bit", VPTQ_TUNE_LAYER, 4.02, {4.64, 6.13}},
 };
-
-/* Whether row i of the paper differs from an earlier one only by finetuning. */
-static bool repeats_settings(size_t i)
-{
-    for (size_t j = 0; j < i; j++)
-        if (paper[j].preset && paper[i].preset && !strcmp(paper[j].preset, paper[i].preset) &&
-            paper[j].finetune == VPTQ_FINETUNE_NONE)
-            return true;
-    return false;
-}
 
 static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                               vptq_ablate_row **rows, size_t *count, vptq_err *err)
@@ -62,10 +52,9 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
         made[i] = (vptq_ablate_row){.name = p->name,
                                     .label = labels[i],
                                     .original = !p->preset,
-                                    .finetune = p->finetune,
+                                    .tune = p->tune,
                                     .paper_bits = p->bits,
-                                    .paper_ppl = {p->ppl[0], p->ppl[1]},
-                                    .skipped = repeats_settings(i)};
+                                    .paper_ppl = {p->ppl[0], p->ppl[1]}};
         if (p->preset)
             VPTQ_CHECK(vptq_settings_defaults(opt->encoder, p->preset, opt->given,
                                               opt->given_count, &made[i].settings, err));
@@ -174,10 +163,23 @@ static vptq_status take_budget(reader *r, const json_t *doc, vptq_ablate_row *ro
     return VPTQ_OK;
 }
 
+static vptq_status take_tuning(reader *r, const json_t *doc, vptq_ablate_row *row,
+                               vptq_err *err)
+{
+    const char *method;
+    VPTQ_CHECK(take_text(r, doc, "tune", &method, err));
+    for (unsigned m = VPTQ_TUNE_LAYER; method && m <= VPTQ_TUNE_LAYER_E2E; m++)
+        if (!strcmp(method, vptq_tune_method_name((vptq_tune_method)m)))
+            row->tune = m;
+    return method && !row->tune
+               ? fail_row(r, "tune", "is none of \"layer\", \"e2e\" and \"layer,e2e\"", err)
+               : VPTQ_OK;
+}
+
 static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, vptq_err *err)
 {
-    static const char *const keys[] = {"name",     "label",  "original", "encoder", "preset",
-                                       "settings", "recipe", "bits",     "allocate"};
+    static const char *const keys[] = {"name",     "label",  "original", "encoder",  "preset",
+                                       "settings", "recipe", "bits",     "allocate", "tune"};
     enum { KEYS = sizeof keys / sizeof keys[0], ORIGINAL_KEYS = 3 };
     const char *key;
     json_t *value;
@@ -204,6 +206,7 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
         return VPTQ_OK;
     VPTQ_CHECK(take_text(r, doc, "recipe", &row->recipe, err));
     VPTQ_CHECK(take_settings(r, doc, row, err));
+    VPTQ_CHECK(take_tuning(r, doc, row, err));
     return take_budget(r, doc, row, err);
 }
 

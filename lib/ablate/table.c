@@ -90,7 +90,7 @@ static unsigned find_needs(const vptq_ablate_report *r)
         has |= row->recipe ? RECIPE : 0;
         has |= isfinite(r->rows[i].mean_held_out) ? HELD_OUT : 0;
         has |= !row->original && row->settings.outliers > 0 ? OUTLIERS : 0;
-        has |= row->finetune != VPTQ_FINETUNE_NONE ? FINETUNE : 0;
+        has |= row->tune ? FINETUNE : 0;
         has |= isfinite(row->paper_bits) ? PAPER : 0;
     }
     return has;
@@ -98,12 +98,12 @@ static unsigned find_needs(const vptq_ablate_report *r)
 
 static void fill_settings(table_row *t, const vptq_ablate_row *row)
 {
-    static const char *const finetuning[] = {"no", "layer-wise", "layer-wise, e2e"};
+    static const char *const finetuning[] = {"no", "layer-wise", "e2e", "layer-wise, e2e"};
     const vptq_encoder_settings *s = &row->settings;
     if (row->original)
         return;
     t->independent = s->pass_columns == 1 ? "yes" : "no";
-    t->finetune = finetuning[row->finetune];
+    t->finetune = finetuning[row->tune];
     t->outliers = s->outliers;
     t->v0 = s->outliers > 0 ? s->v0 : 0;
     t->k0 = s->outliers > 0 ? s->k0 : 0;
@@ -117,26 +117,17 @@ static void fill_settings(table_row *t, const vptq_ablate_row *row)
     t->k_res = s->k_res;
 }
 
-static const char *row_status(const vptq_ablate_row *row, bool dry_run)
-{
-    if (row->skipped)
-        return "needs finetuning";
-    if (dry_run)
-        return "planned";
-    return row->finetune != VPTQ_FINETUNE_NONE ? "without finetuning" : "done";
-}
-
 static void fill_row(table_row *t, const vptq_ablate_result *r, const vptq_ablate_options *o)
 {
     const vptq_ablate_row *row = r->row;
     *t = (table_row){.label = row->label,
                      .name = row->name,
                      .recipe = row->recipe ? vptq_path_base(row->recipe) : NULL,
-                     .status = row_status(row, o->dry_run),
+                     .status = o->dry_run ? "planned" : "done",
                      .outliers = (double)NAN,
                      .k_res = (double)NAN,
                      .budget = (double)NAN,
-                     .bits = row->skipped ? (double)NAN : r->bits_per_weight,
+                     .bits = r->bits_per_weight,
                      .loss = r->mean_loss,
                      .held_out = r->mean_held_out,
                      .packed_bytes = r->packed_bytes,
@@ -188,8 +179,8 @@ static void add_notes(vptq_table *t)
             t, "paper: bits and perplexities (WikiText-2, C4) of Llama-2-13B at a context "
                "of 4096, finetuned where the row says so");
     if (t->has & FINETUNE)
-        vptq_table_note(t, "finetune: how the paper's row was trained; it is not done here, "
-                           "and rows that differ by it alone are not run");
+        vptq_table_note(t, "finetune: codebooks, scales and biases trained on the calibration "
+                           "text after quantizing; mean losses would be those before it");
 }
 
 vptq_status vptq_ablate_table(vptq_ablate_report *report, vptq_mem *mem, vptq_table *t,

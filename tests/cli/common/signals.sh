@@ -88,7 +88,7 @@ quantize=("$BIN/vptq-quantize" -qq -m "$model" --layers 0-1 -k 16 --kmeans-itera
 "$BIN/vptq-hessian" -qq --export h -o pt > /dev/null
 "${quantize[@]}" -H h -o w > /dev/null
 "$BIN/vptq-pack" -qq w -o packed > /dev/null
-echo '[{"name": "a", "settings": {"vector_length": 4, "centroids": 16}}]' > rows.json
+echo '[{"name": "a", "settings": {"vector_length": 4, "centroids": 16}, "tune": "layer"}]' > rows.json
 
 signals collect out "${collect[@]}" -o out
 signals collect-spilled out "${collect[@]}" -o out --mem 3M

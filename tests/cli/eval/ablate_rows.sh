@@ -13,7 +13,9 @@ ablate --format json >paper.jsonl 2>err.txt
     fail "$(json_get paper_ppl paper.jsonl)"
 [ "$(json_get groups paper.jsonl | tr '\n' ' ')" = \
     "null 1 1 1 1 1 1 1 1 1 1 1 1 1 2 4 8 1 1 " ] || fail "$(json_get groups paper.jsonl)"
-[ "$(grep -c '"status": "needs finetuning"' paper.jsonl)" -eq 3 ] || fail "$(cat paper.jsonl)"
+[ "$(json_get finetune paper.jsonl | sed -n '10,12p;19p' | tr '\n' ';')" = \
+    "no;layer-wise;layer-wise, e2e;layer-wise;" ] || fail "$(json_get finetune paper.jsonl)"
+[ "$(json_get status paper.jsonl | sort -u)" = planned ] || fail "$(json_get status paper.jsonl)"
 sed -n 5p paper.jsonl >five.json
 [ "$(json_get channel_independent five.json)" = no ] || fail "$(cat five.json)"
 expect_line err.txt "row 'v8': .* bits per weight, the original has 16.00"
@@ -45,6 +47,8 @@ refused 1 "rows.json: row 1: preset is 'x'" '[{"name": "a", "preset": "x"}]'
 refused 1 "rows.json: row 1: key 'bits' is not a number above 0" '[{"name": "a", "bits": 0}]'
 refused 1 "rows.json: row 1: key 'allocate' needs key 'bits'" '[{"name": "a", "allocate": "proxy"}]'
 refused 1 "rows.json: row 1: key 'allocate' is neither" '[{"name": "a", "bits": 3, "allocate": "kl"}]'
+refused 1 "rows.json: row 1: key 'tune' is none of" '[{"name": "a", "tune": "all"}]'
+refused 1 "rows.json: row 1: key 'tune' has no effect" '[{"name": "a", "original": true, "tune": "layer"}]'
 refused 1 "cannot open 'none.json'" '[{"name": "a", "recipe": "none.json"}]'
 refused 2 "vector_length is '3000'" '[{"name": "a"}]' --set vector_length=3000
 refused 2 "row 'b': .*groups" '[{"name": "a"}, {"name": "b", "settings": {"groups": 7}}]'
@@ -75,4 +79,9 @@ bin=$(data models/stories260K/stories260K.bin)
 "$BIN/vptq-hessian" -q -m "$bin" --tokenizer "$model/tokenizer.json" -c "$text" -n 1 -l 64 -o h
 expect_exit 1 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h --text "$text" 2>err.txt
 expect_line err.txt "'h' has the Hessians of another model"
+expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H own -c "$text" --text "$text" 2>err.txt
+expect_line err.txt '-H and a calibration text exclude each other: no row is tuned on it'
+printf '[{"name": "a"}, {"name": "b", "tune": "layer"}]' >rows.json
+expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H own --text "$text" 2>err.txt
+expect_line err.txt "row 'b': tuning needs a calibration text (-c TEXT), also with -H"
 [ -z "$(ls d/rows)" ] || fail "a row was measured"
