@@ -36,6 +36,8 @@ vptq_status vptq_archive_begin_tensor(vptq_archive_writer *w, const vptq_tensor 
 vptq_status vptq_archive_put(vptq_archive_writer *w, const void *data, size_t n,
                              vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_archive_end(vptq_archive_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
+/* Bytes of the file so far, between entries. */
+uint64_t vptq_archive_written(const vptq_archive_writer *w);
 vptq_status vptq_archive_writer_commit(vptq_archive_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 /* Frees the writer; removes the file unless it was committed.  Accepts NULL. */
 void vptq_archive_writer_abort(vptq_archive_writer *w);

@@ -266,6 +266,11 @@ vptq_status vptq_archive_end(vptq_archive_writer *w, vptq_err *err)
     return VPTQ_OK;
 }
 
+uint64_t vptq_archive_written(const vptq_archive_writer *w)
+{
+    return w->file.written;
+}
+
 vptq_status vptq_archive_add_file(vptq_archive_writer *w, const char *name, const void *data,
                                   size_t n, int level, vptq_err *err)
 {

@@ -239,22 +239,6 @@ static void packing_init(packing *p, const vptq_ctx *ctx, const vptq_checkpoint 
     out->fill_arg = p;
 }
 
-/* *bytes = those of embedding and output head in an archive. */
-static vptq_status measure_archived(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
-                                    vptq_err *err)
-{
-    vptq_archive *a;
-    VPTQ_CHECK(vptq_archive_open(path, ctx->mem, &a, err));
-    *bytes = 0;
-    for (size_t i = 0; i < vptq_archive_count(a); i++) {
-        const vptq_archive_entry *e = vptq_archive_at(a, i);
-        if (e->is_tensor && vptq_is_embedding(e->name))
-            *bytes += e->packed_size;
-    }
-    vptq_archive_close(a);
-    return VPTQ_OK;
-}
-
 static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -275,8 +259,6 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
         VPTQ_TRY(vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes, &r->bytes,
                                         err));
     vptq_package_summarize(o, opt->dry_run, r);
-    if (!opt->dry_run && opt->form == VPTQ_PACK_ARCHIVE)
-        st = measure_archived(o->ctx, opt->output, &r->embedding.bytes, err);
 out:
     forget_matrix(p);
     return st;

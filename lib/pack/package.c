@@ -73,7 +73,7 @@ vptq_status vptq_package_add(vptq_package *o, const vptq_tensor *t, vptq_package
     if (o->count == o->cap)
         VPTQ_CHECK(grow(o, err));
     vptq_package_tensor *out = &o->tensors[o->count];
-    *out = (vptq_package_tensor){*t, source};
+    *out = (vptq_package_tensor){*t, source, 0};
     out->tensor.data = NULL;
     out->tensor.mapped = false;
     out->tensor.source = NULL;
@@ -203,7 +203,7 @@ void vptq_package_summarize(const vptq_package *o, bool dry_run, vptq_pack_resul
         if (!vptq_is_embedding(t->name))
             continue;
         r->embedding.type = vptq_dtype_get(t->type)->name;
-        r->embedding.bytes += t->bytes;
+        r->embedding.bytes += o->tensors[i].packed ? o->tensors[i].packed : t->bytes;
     }
 }
 
@@ -372,15 +372,18 @@ out:
  * hardly repeat and gain nothing above level 1; vectors and texts are small and do gain. */
 enum { MATRIX_LEVEL = 1, VECTOR_LEVEL = 9, FILE_LEVEL = 9 };
 
-static vptq_status archive_tensor(writing *w, vptq_archive_writer *a,
-                                  const vptq_package_tensor *t, int level, vptq_err *err)
+static vptq_status archive_tensor(writing *w, vptq_archive_writer *a, vptq_package_tensor *t,
+                                  int level, vptq_err *err)
 {
+    const uint64_t before = vptq_archive_written(a);
     vptq_package_sink s = {.archive = a};
     if (!level)
         level = t->tensor.dims < 2 ? VECTOR_LEVEL : MATRIX_LEVEL;
     VPTQ_CHECK(vptq_archive_begin_tensor(a, &t->tensor, level, err));
     VPTQ_CHECK(fill_one(w, t, &s, err));
-    return vptq_archive_end(a, err);
+    VPTQ_CHECK(vptq_archive_end(a, err));
+    t->packed = vptq_archive_written(a) - before;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool force, int level,

@@ -21,6 +21,7 @@ typedef struct vptq_package_source {
 typedef struct vptq_package_tensor {
     vptq_tensor tensor; /* as written; data is NULL, bytes is set */
     vptq_package_source source;
+    uint64_t packed; /* bytes in the archive, once it is written; else 0 */
 } vptq_package_tensor;
 
 typedef struct vptq_package_file {
@@ -109,8 +110,8 @@ bool vptq_package_has_file(const vptq_package *o, const char *name);
 /* Sorts the tensors; VPTQ_E_FORMAT for a duplicate name. */
 vptq_status vptq_package_finish(vptq_package *o, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Sets r->file_bits_per_weight from r->bytes, and r->embedding: its bytes as in the list, its
- * loss as measured by writing. */
+/* Sets r->file_bits_per_weight from r->bytes, and r->embedding: its bytes as written or listed,
+ * its loss as measured by writing. */
 void vptq_package_summarize(const vptq_package *o, bool dry_run, vptq_pack_result *r);
 
 /* ---- writing (package.c) ---- */
