@@ -540,18 +540,18 @@ static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
     double bits = 0;
     vptq_check_result result;
     switch (w->what) {
-    case 0: {
+    case 0:
+    case 1: {
         vptq_pack_result r;
         vptq_pack_options opt = {.input = w->in,
                                  .output = w->out,
+                                 .form = w->what ? VPTQ_PACK_ARCHIVE : VPTQ_PACK_HF,
                                  .dtype = VPTQ_DTYPE_COUNT,
-                                 .embeddings = VPTQ_DTYPE_COUNT,
+                                 .embeddings = w->what ? VPTQ_Q6_K : VPTQ_DTYPE_COUNT,
                                  .lm_head = true,
                                  .force = true};
         return vptq_pack_model(&ctx, &opt, &r, err);
     }
-    case 1:
-        return pack(w->in, w->out, VPTQ_PACK_ARCHIVE, mem, err);
     case 2:
         return unpack(w->in, w->out, VPTQ_F16, mem, err);
     case 3:
