@@ -13,7 +13,7 @@ vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weigh
                                      double *factor, vptq_err *err)
 {
     /* Least divergence on held-out text (docs/encoder.md, section 5). */
-    static const double default_factor[VPTQ_WEIGHTS_COUNT] = {0, 0.1, 1, 0.8};
+    static const double default_factor[VPTQ_WEIGHTS_COUNT] = {0, 0.1, 1, 0.5};
     const size_t len = strcspn(text, ":");
 
     *weights = vptq_token_weights_find(text, len);

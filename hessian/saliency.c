@@ -208,7 +208,7 @@ static int by_value(const void *a, const void *b)
 
 vptq_saliency_scale vptq_saliency_scale_of(float *values, size_t count)
 {
-    static const double kept = 0.999;
+    static const double kept = 0.95;
     vptq_saliency_scale k;
     double sum = 0;
 

@@ -42,7 +42,7 @@ static inline size_t vptq_saliency_row(const vptq_model_desc *d, size_t w, uint3
 /* Weights of the tokens of some windows at one linear layer: min(s(t), clip) / mean, with a
  * mean of 1.  A few tokens would otherwise own the matrix. */
 typedef struct vptq_saliency_scale {
-    float clip;  /* the quantile 0.999 of s */
+    float clip;  /* the quantile 0.95 of s */
     double mean; /* of min(s, clip); 0: all are 0 */
 } vptq_saliency_scale;
 

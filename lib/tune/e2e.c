@@ -50,23 +50,6 @@ out:
 
 /* ---- one window ---- */
 
-/* Runs the student forwards, keeping what goes into every block. */
-static vptq_status run_forward(vptq_e2e *e, size_t w, vptq_err *err)
-{
-    const size_t length = e->t.opt.length, size = length * e->teacher->desc->hidden;
-    const size_t bytes = size * sizeof(float);
-    const uint32_t layers = e->teacher->desc->layers;
-    const vptq_device *dev = e->t.dev;
-    VPTQ_CHECK(vptq_forward_embed(e->t.f, e->t.opt.ids + w * length, length, e->embedded, err));
-    VPTQ_CHECK(dev->ops->upload(dev->state, e->states, e->embedded, bytes, err));
-    for (uint32_t l = 0; l < layers; l++) {
-        float *next = e->states + (l + 1) * size;
-        VPTQ_CHECK(dev->ops->copy(dev->state, next, e->states + l * size, bytes, err));
-        VPTQ_CHECK(vptq_backward_forward(e->t.b, l, vptq_trainer_weights(&e->t, l), next, err));
-    }
-    return VPTQ_OK;
-}
-
 /* The divergence of window w: *mean, over its tokens; dhidden: its gradient, or NULL. */
 static vptq_status run_head(vptq_e2e *e, size_t w, double *mean, float *dhidden, vptq_err *err)
 {
@@ -92,7 +75,8 @@ static vptq_status window_loss(void *arg, size_t w, bool backward, double *loss,
 {
     vptq_e2e *e = arg;
     const size_t size = e->t.opt.length * e->teacher->desc->hidden;
-    VPTQ_CHECK(run_forward(e, w, err));
+    VPTQ_CHECK(vptq_backward_run(e->t.b, e->t.opt.ids + w * e->t.opt.length,
+                                 vptq_trainer_weights(&e->t, 0), e->embedded, e->states, err));
     VPTQ_CHECK(run_head(e, w, loss, backward ? e->dhidden : NULL, err));
     for (uint32_t l = e->teacher->desc->layers; backward && l-- > 0;)
         VPTQ_CHECK(vptq_trainer_backward(&e->t, l, e->states + l * size, e->dhidden, err));

@@ -230,17 +230,16 @@ static void test_weights(void **state)
     for (int i = 0; i < N; i++)
         s[i] = (float)((i * 7) % N); /* 0 .. 2000, in some order */
     s[0] = 1e6f;                     /* in place of 0 */
-    /* the quantile is at place 0.999 * 2000 of 1 .. 2000, 1e6: 1999 is followed by two numbers
-     */
+    /* the quantile is at place 0.95 * 2000 of 1 .. 2000, 1e6 */
     vptq_saliency_scale k = vptq_saliency_scale_of(s, N);
-    assert_true(k.clip == 1999);
-    const double mean = (1999.0 * 2000 / 2 + 2 * 1999) / N;
+    assert_true(k.clip == 1901);
+    const double mean = (1901.0 * 1902 / 2 + 100 * 1901) / N;
     assert_true(fabs(k.mean - mean) < 1e-9);
     const float some[] = {0, 1000, 1e6f};
     vptq_saliency_weights(&k, some, 3, w);
     assert_true(w[0] == 0);
     assert_true(w[1] == (float)(1000 / k.mean / 3));
-    assert_true(w[2] == (float)(1999 / k.mean / 3));
+    assert_true(w[2] == (float)(1901 / k.mean / 3));
     memset(s, 0, sizeof s);
     k = vptq_saliency_scale_of(s, N);
     vptq_saliency_weights(&k, s, 3, w); /* nothing is known: all alike */
