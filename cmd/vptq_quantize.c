@@ -157,22 +157,22 @@ static int tune(vptq_cli *cli, const quantize_args *a)
         return CLI_USAGE;
     vptq_status st =
         vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &c, &factor, &err);
-    const vptq_tune_options opt = {.method = (vptq_tune_method)(a->tune + 1),
-                                   .from = a->from,
-                                   .model = a->model,
-                                   .work = a->output,
-                                   .tokenizer = a->tokenizer,
-                                   .corpus = c.corpus,
-                                   .windows = c.windows,
-                                   .length = c.length,
-                                   .holdout = isnan(a->calibrate.holdout) ? VPTQ_TUNE_HOLDOUT
-                                                                          : c.holdout,
-                                   .steps = (uint32_t)a->steps,
-                                   .passes = (uint32_t)a->passes,
-                                   .batch = a->batch,
-                                   .rate = a->rate,
-                                   .seed = cli->common.seed,
-                                   .force = cli->common.force};
+    const vptq_tune_options opt = {
+        .method = (vptq_tune_method)(a->tune + 1),
+        .from = a->from,
+        .model = a->model,
+        .work = a->output,
+        .tokenizer = a->tokenizer,
+        .corpus = c.corpus,
+        .windows = c.windows,
+        .length = c.length,
+        .holdout = isnan(a->calibrate.holdout) ? vptq_tune_defaults().holdout : c.holdout,
+        .steps = (uint32_t)a->steps,
+        .passes = (uint32_t)a->passes,
+        .batch = a->batch,
+        .rate = a->rate,
+        .seed = cli->common.seed,
+        .force = cli->common.force};
     if (!st)
         st = vptq_tune(cli->ctx, &opt, &cli->out, NULL, &err);
     return vptq_cli_finish(cli, st, &err);
@@ -314,6 +314,7 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
 
 int main(int argc, char **argv)
 {
+    const vptq_tune_options tuning = vptq_tune_defaults();
     quantize_args a = {.calibrate = CLI_CALIBRATE_DEFAULTS,
                        .kv_factor = NAN,
                        .correction = NAN,
@@ -323,10 +324,10 @@ int main(int argc, char **argv)
                        .windows = 2,
                        .length = 512,
                        .tune = -1,
-                       .steps = VPTQ_TUNE_STEPS,
-                       .passes = VPTQ_TUNE_PASSES,
-                       .batch = VPTQ_TUNE_BATCH,
-                       .rate = VPTQ_TUNE_RATE};
+                       .steps = tuning.steps,
+                       .passes = tuning.passes,
+                       .batch = tuning.batch,
+                       .rate = tuning.rate};
     vptq_cli_option options[MAX_OPTIONS] = {0};
     vptq_cli cli = {
         .tool = "vptq-quantize",

@@ -361,17 +361,13 @@ VPTQ_CALL vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *
 
 /* ---- Tuning a quantized model ----------------------------------------------------------- */
 
+/* Layer: one layer after another follows the original's hidden states.  End to end: all of them
+ * follow its output. */
 typedef enum {
-    VPTQ_TUNE_LAYER =
-        1,             /* every layer follows the original's hidden states, one after another */
-    VPTQ_TUNE_E2E = 2, /* all follow the original's output */
-    VPTQ_TUNE_LAYER_E2E = VPTQ_TUNE_LAYER | VPTQ_TUNE_E2E /* one after the other */
+    VPTQ_TUNE_LAYER = 1,
+    VPTQ_TUNE_E2E = 2,
+    VPTQ_TUNE_LAYER_E2E = VPTQ_TUNE_LAYER | VPTQ_TUNE_E2E /* in this order */
 } vptq_tune_method;
-
-/* Values to begin with; small models stand a larger rate. */
-enum { VPTQ_TUNE_STEPS = 120, VPTQ_TUNE_PASSES = 4, VPTQ_TUNE_BATCH = 8 };
-#define VPTQ_TUNE_RATE    0.003
-#define VPTQ_TUNE_HOLDOUT (1.0 / 16)
 
 typedef struct vptq_tune_options {
     vptq_tune_method method;
@@ -390,9 +386,14 @@ typedef struct vptq_tune_options {
     bool force; /* start over in a directory of another run */
 } vptq_tune_options;
 
+/* Options with their defaults; the caller sets method, directories and text.  Small models
+ * stand a larger rate. */
+VPTQ_API vptq_tune_options vptq_tune_defaults(void);
+
 typedef struct vptq_tune_result {
     uint32_t steps; /* end to end */
-    /* Of a directory that was finished before, and of the other method: 0 and NAN. */
+    /* The following is 0 or NAN of a directory that was finished before, and of a method that
+     * does not have it. */
     uint32_t layers;                      /* that were tuned */
     double layer_loss_before, layer_loss; /* their mean losses on the held-out windows */
     uint32_t best_step;               /* whose numbers are kept; 0 = those before the first */
@@ -403,8 +404,8 @@ typedef struct vptq_tune_result {
     char digest[VPTQ_DIGEST_SIZE]; /* as of vptq_digest */
 } vptq_tune_result;
 
-/* Trains what a quantized model stores, codebooks, scales and biases, so that its output
- * follows the original's: layout and bits stay.  Reports a row for each step.  `result` may be
+/* Trains what a quantized model stores, codebooks, scales and biases, so that it follows
+ * its original: layout and bits stay.  Reports a row for each layer and step.  `result` may be
  * NULL. */
 VPTQ_CALL vptq_status vptq_tune(vptq_ctx *ctx, const vptq_tune_options *opt,
                                 const vptq_output *out, vptq_tune_result *result,

@@ -254,21 +254,19 @@ static vptq_tune_options tune_options(const row_job *m)
     const vptq_ablate_options *o = m->a->opt;
     const vptq_calibrate_options *c = &o->collect.calibrate;
     const size_t half = (c->windows + 1) / 2;
-    return (vptq_tune_options){.method = (vptq_tune_method)m->row->tune,
-                               .from = m->work,
-                               .model = o->model,
-                               .work = m->tuned,
-                               .tokenizer = o->tokenizer,
-                               .corpus = c->corpus,
-                               .windows = c->windows,
-                               .length = c->length,
-                               .holdout = VPTQ_TUNE_HOLDOUT,
-                               .steps = VPTQ_TUNE_STEPS,
-                               .passes = VPTQ_TUNE_PASSES,
-                               .batch = half < VPTQ_TUNE_BATCH ? half : VPTQ_TUNE_BATCH,
-                               .rate = VPTQ_TUNE_RATE,
-                               .seed = c->seed,
-                               .force = o->force};
+    vptq_tune_options t = vptq_tune_defaults();
+    t.method = (vptq_tune_method)m->row->tune;
+    t.from = m->work;
+    t.model = o->model;
+    t.work = m->tuned;
+    t.tokenizer = o->tokenizer;
+    t.corpus = c->corpus;
+    t.windows = c->windows;
+    t.length = c->length;
+    t.batch = half < t.batch ? half : t.batch;
+    t.seed = c->seed;
+    t.force = o->force;
+    return t;
 }
 
 /* The losses of the matrices were those before. */

@@ -16,11 +16,27 @@ const char *vptq_tune_method_name(vptq_tune_method m)
     return names[m - VPTQ_TUNE_LAYER];
 }
 
+vptq_tune_options vptq_tune_defaults(void)
+{
+    return (vptq_tune_options){.windows = 128,
+                               .length = 2048,
+                               .holdout = 1.0 / 16,
+                               .steps = 120,
+                               .passes = 4,
+                               .batch = 8,
+                               .rate = 0.003};
+}
+
 /* ---- the two models and the text ---- */
 
 static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
 {
-    if (o->steps < 1 || o->passes < 1 || o->batch < 1 || o->batch > o->windows || o->length < 2)
+    if (o->method < VPTQ_TUNE_LAYER || o->method > VPTQ_TUNE_LAYER_E2E)
+        return vptq_fail(err, VPTQ_E_ARG, "there is no method %d to tune", (int)o->method);
+    if (o->method & VPTQ_TUNE_LAYER && o->passes < 1)
+        return vptq_fail(err, VPTQ_E_ARG, "0 passes over the windows, expected at least 1");
+    if ((o->method & VPTQ_TUNE_E2E && o->steps < 1) || o->batch < 1 || o->batch > o->windows ||
+        o->length < 2)
         return vptq_fail(
             err, VPTQ_E_ARG,
             "%u steps of %zu of %zu windows of %zu tokens: expected at least 1 step "
