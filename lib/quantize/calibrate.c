@@ -325,8 +325,8 @@ static void close_source(vptq_hessian_source *s)
 {
     calibration *k = s->state;
     if (k->started && k->measuring &&
-        k->q->opt->work) /* the run that would have removed it did not start */
-        vptq_calibrator_forget(k->q->opt->work);
+        k->q->opt->work) /* the run that would have removed them did not start */
+        vptq_calibrator_forget_states(k->q->opt->work);
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);
     vptq_mem_free(s->mem, k);

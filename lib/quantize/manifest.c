@@ -237,12 +237,15 @@ out:
 
 vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err)
 {
+    /* what measurements for a budget write comes before the manifest */
+    static const char *const ours[] = {VPTQ_SENSITIVITY_FILE, VPTQ_SALIENCY_FILE};
     char path[PATH_MAX];
 
-    /* measurements are written before the manifest */
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_SENSITIVITY_FILE, err));
-    if (vptq_path_exists(path))
-        return VPTQ_OK;
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, ours[i], err));
+        if (vptq_path_exists(path))
+            return VPTQ_OK;
+    }
     return vptq_dir_check_own(q->opt->work, VPTQ_WORK_FILE, "a work directory",
                               q->dev->ctx->mem, err);
 }

@@ -108,3 +108,15 @@ expect_exit 2 quantize -H g1 --kv-factor 2 -o x 2> err.txt
 expect_line err.txt "guided weights is 2, expected 0 to 1"
 quantize -c "$text" -n 24 -l 256 --weights guided --sequential -o ws
 [ ! -e ws/saliency.state ] || fail "the checkpoint of a finished run is still there"
+
+# Measurements for a budget use them, too: killed between the two, the run goes on.
+budget=(-m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256 --weights guided -b 3 --allocate proxy -q)
+"$BIN/vptq-quantize" "${budget[@]}" -o b1
+"$BIN/vptq-quantize" "${budget[@]}" -o b2 &
+pid=$!
+wait_for 60 test -e b2/saliency.state
+kill_and_wait "$pid"
+rm -f b2/sensitivity.json # as if killed before the first measurement
+"$BIN/vptq-quantize" "${budget[@]}" -o b2
+[ "$(digest b1)" = "$(digest b2)" ] || fail "another model after a kill"
+[ ! -e b2/saliency.state ] || fail "the checkpoint of a finished run is still there"

@@ -39,7 +39,7 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
     float *x = vptq_mem_alloc(s->mem, (size_t)columns * (columns + 1) / 2, sizeof *x, err);
     if (!x)
         return VPTQ_E_NOMEM;
-    *h = (vptq_input_hessians){.plain = x, .mixed = x};
+    *h = (vptq_input_hessians){.plain = x, .mixed = {x}};
     for (uint32_t i = 0; i < columns; i++)
         for (uint32_t j = 0; j <= i; j++)
             *x++ = i == j ? (float)(i + 1) : i == j + 1 ? 0.5F : 0;
@@ -49,7 +49,7 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
 
 static void release(const vptq_hessian_source *s, vptq_input_hessians *h)
 {
-    vptq_mem_free(s->mem, h->mixed);
+    vptq_mem_free(s->mem, h->mixed[0]);
 }
 
 static void rig_open(rig *r, const char *dir, int threads)
