@@ -66,7 +66,7 @@ run -H h --kv-factor 0.5 -o w --format json > again.json
 
 expect_error 1 "key 'kv_factor' is 0.5, here it is 0.25" run -H h --kv-factor 0.25 -o w
 expect_error 1 "key 'held_out_fingerprint' is" run -H h --held-out other -o w
-expect_error 1 "'other' has no term of k and v for the factor of 0.1" \
+expect_error 1 "'other' has no token weights for the factor of 0.1" \
     run -H other --kv-factor 0.1 -o x
 expect_error 2 ": --kv-factor -1: expected" run -H h --kv-factor -1 -o x
 expect_error 2 "held-out needs -H" run --dry-run --held-out other
