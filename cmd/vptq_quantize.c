@@ -187,7 +187,7 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
 
     if (a->budget == VPTQ_BUDGET_FILE && isnan(a->bits))
         return vptq_cli_usage_error(cli, "--budget file needs -b BITS");
-    if (a->budget != VPTQ_BUDGET_FILE && a->embeddings)
+    if (a->budget != VPTQ_BUDGET_FILE && vptq_cli_given(cli, "embeddings"))
         return vptq_cli_usage_error(cli, "--embeddings needs --budget file");
     if (isnan(a->bits))
         return CLI_OK;
@@ -265,8 +265,7 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "HDIR)"},
         {0, "kv-factor", CLI_DOUBLE, &a->kv_factor, "C",
          "factor of the token weights of k_proj and v_proj, or of all linear layers if they "
-         "are "
-         "guided; 0 = none (default: that of HDIR)"},
+         "are guided; 0 = none (default: that of HDIR)"},
         {'o', "output", CLI_STRING, &a->output, "WORK",
          "work directory to create or to continue"},
         {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)"},

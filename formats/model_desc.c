@@ -301,3 +301,9 @@ bool vptq_is_embedding(const char *tensor)
 {
     return strcmp(tensor, VPTQ_EMBEDDING_NAME) == 0 || strcmp(tensor, VPTQ_HEAD_NAME) == 0;
 }
+
+bool vptq_is_embedding_type(vptq_dtype type)
+{
+    return type == VPTQ_F16 || type == VPTQ_BF16 || type == VPTQ_F32 || type == VPTQ_Q8_0 ||
+           type == VPTQ_Q6_K;
+}

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/dtype.h"
 #include "lib/base/status.h"
 
 /* The seven linear layers of a block and their four inputs: q, k, v share one, gate and up
@@ -95,6 +96,8 @@ vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file,
 #define VPTQ_EMBEDDING_NAME "model.embed_tokens.weight"
 #define VPTQ_HEAD_NAME      "lm_head.weight"
 bool vptq_is_embedding(const char *tensor);
+/* Whether they can be stored as that type: F16, BF16, F32, Q8_0 or Q6_K. */
+bool vptq_is_embedding_type(vptq_dtype type);
 
 /* YaRN's default factor of cos and sin: 0.1 weight ln(factor) + 1, and 1 for factors up to 1.
  */

@@ -47,8 +47,8 @@ typedef struct vptq_calibrator {
     vptq_input next; /* sequential: input of that block; VPTQ_INPUT_COUNT after the last */
     /* the part that ran last; sequential: x~ at the input that ran last */
     vptq_hessian_sum sum[VPTQ_INPUT_COUNT];
-    vptq_hessian_sum term[VPTQ_LINEAR_COUNT]; /* T, those that there are (vptq_term_of); tokens
-                                                 are windows */
+    vptq_hessian_sum term[VPTQ_LINEAR_COUNT]; /* T, unset where a linear layer has no term
+                                                 (vptq_term_of); tokens are windows */
 
     /* private */
     vptq_arena arena;

@@ -52,7 +52,9 @@ vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *di
 static vptq_status measure_saliencies(vptq_calibrator *c, const char *dir, vptq_err *err)
 {
     char fingerprint[17];
-    uint64_t h = vptq_hash(c->fingerprint, sizeof c->fingerprint, 0);
+    static const char version[] = VPTQ_VERSION; /* others may round in other ways */
+    const uint64_t h =
+        vptq_hash(c->fingerprint, sizeof c->fingerprint, vptq_hash(version, sizeof version, 0));
     const vptq_saliency_options o = {.model = c->model,
                                      .ids = c->corpus.ids.data,
                                      .window = c->window,

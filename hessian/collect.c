@@ -35,6 +35,7 @@ static vptq_status plan(collector *c, vptq_err *err)
     if (o->first_layer > last || last >= d->layers)
         return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
                          o->first_layer, last, d->layers, d->layers - 1);
+    VPTQ_CHECK(vptq_term_check(o->calibrate.weights, o->factor, err));
     VPTQ_CHECK(vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err));
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         c->meta[part] = (vptq_hessian_dir){.layers = d->layers,

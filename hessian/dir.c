@@ -37,10 +37,10 @@ static vptq_status get_weights(const json_t *doc, const char *path, vptq_hessian
                          "%s: key 'weights' is '%.40s', expected plain, sink, attention or "
                          "guided",
                          path, name);
-    if (!(h->factor >= 0) || isinf(h->factor))
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: key 'weights_factor' is %g, expected zero or a positive number",
-                         path, h->factor);
+    if (vptq_term_check(h->weights, h->factor, NULL))
+        return vptq_fail(
+            err, VPTQ_E_FORMAT, "%s: key 'weights_factor' is %g, expected %s", path, h->factor,
+            h->weights == VPTQ_WEIGHTS_GUIDED ? "0 to 1" : "zero or a positive number");
     return VPTQ_OK;
 }
 

@@ -158,6 +158,19 @@ static vptq_status run_windows(saliency *a, size_t first, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* A checkpoint holds all rows, also of windows that come later. */
+static vptq_status clear_rows(vptq_hidden_states *s, vptq_err *err)
+{
+    float *rows;
+    for (size_t at = 0; at < s->rows; at += s->max_rows) {
+        VPTQ_CHECK(vptq_hidden_states_get(s, at, s->max_rows, true, &rows, err));
+        memset(rows, 0, s->max_rows * s->dim * sizeof *rows);
+        VPTQ_CHECK(vptq_hidden_states_keep(s, at, s->max_rows, err));
+    }
+    return VPTQ_OK;
+}
+
+/* *done: the windows that a checkpoint has. */
 static vptq_status open_rows(saliency *a, size_t *done, vptq_err *err)
 {
     const vptq_saliency_options *o = a->o;
@@ -171,11 +184,13 @@ static vptq_status open_rows(saliency *a, size_t *done, vptq_err *err)
     VPTQ_CHECK(
         vptq_hidden_states_load(&a->s, 1, a->path, o->fingerprint, o->windows, &position, err));
     *done = position <= o->windows ? (size_t)position : 0;
-    if (position > o->windows && vptq_path_exists(a->path))
+    if (position <= o->windows)
+        return VPTQ_OK;
+    if (vptq_path_exists(a->path))
         vptq_log(a->dev->ctx, VPTQ_LOG_WARN,
                  "%s belongs to another run or is damaged; measuring saliencies again",
                  a->path);
-    return VPTQ_OK;
+    return clear_rows(a->s, err);
 }
 
 vptq_status vptq_saliency_collect(vptq_device *dev, const vptq_saliency_options *o,
@@ -183,13 +198,12 @@ vptq_status vptq_saliency_collect(vptq_device *dev, const vptq_saliency_options 
 {
     vptq_status st = VPTQ_OK;
     saliency a = {.dev = dev, .o = o, .s = s};
-    size_t done = 0;
+    size_t done;
 
+    *s = (vptq_hidden_states){.fd = -1};
     vptq_arena_init(&a.arena, dev->ctx->mem);
+    VPTQ_TRY(open_pass(&a, err)); /* under a memory cap the saliencies give way to it */
     VPTQ_TRY(open_rows(&a, &done, err));
-    if (done == o->windows)
-        goto out;
-    VPTQ_TRY(open_pass(&a, err));
     VPTQ_TRY(run_windows(&a, done, err));
 out:
     close_pass(&a);

@@ -1,4 +1,5 @@
-/* Internal: how much the loss of a model listens to each token at each linear layer.
+/* Internal: the saliency of each token at each linear layer: how much the loss of a model
+ * depends on the layer's outputs there.
  *
  * The saliency of token t at a linear layer with outputs z is s(t) = mean over rows j of
  * (d loss / d z_j(t))^2.  The loss is -sum_t ln p_t(y_t) over a window, with labels y drawn
@@ -40,7 +41,7 @@ static inline size_t vptq_saliency_row(const vptq_model_desc *d, size_t w, uint3
 #define VPTQ_SALIENCY_FILE "saliency.state" /* the checkpoint */
 
 /* Weights of the tokens of some windows at one linear layer: min(s(t), clip) / mean, with a
- * mean of 1.  A few tokens would otherwise own the matrix. */
+ * mean of 1.  A few tokens would otherwise dominate. */
 typedef struct vptq_saliency_scale {
     float clip;  /* the quantile 0.95 of s */
     double mean; /* of min(s, clip); 0: all are 0 */

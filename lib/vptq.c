@@ -131,6 +131,7 @@ void vptq_model_free(vptq_model *m)
 vptq_quantize_options vptq_quantize_defaults(void)
 {
     return (vptq_quantize_options){.kv_factor = (double)NAN,
+                                   .embeddings = VPTQ_F16,
                                    .allocate = VPTQ_ALLOCATE_PROXY,
                                    .allocate_windows = 2,
                                    .allocate_length = 512,
@@ -175,8 +176,11 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     vptq_quantize_options o = *opt;
     if (!o.settings)
         o.settings = &best;
-    if (o.calibrate && isnan(o.kv_factor))
-        o.kv_factor = 0;
+    if (o.calibrate && isnan(o.kv_factor)) {
+        vptq_token_weights weights;
+        VPTQ_CHECK(vptq_token_weights_parse(vptq_token_weights_name(o.calibrate->weights),
+                                            &weights, &o.kv_factor, err));
+    }
     if (!result)
         result = &own;
     if (o.dry_run && o.predict)

@@ -197,8 +197,9 @@ typedef struct vptq_corpus_options {
 
 /* ---- Hessians: second moments of the inputs of linear layers ---------------------------- */
 
-/* An extra term T of the Hessian of k and v, a mean over windows: nearly every query reads the
- * key and value of a few tokens that E[x x^T] counts as one in thousands. */
+/* Token weights: terms T, means over windows, that are mixed into the Hessians.  sink and
+ * attention add one to that of k and v: nearly every query reads the key and value of a few
+ * tokens that E[x x^T] counts as one in thousands. */
 typedef enum {
     VPTQ_WEIGHTS_PLAIN,     /* no term */
     VPTQ_WEIGHTS_SINK,      /* x0 x0^T of the first token of each window */
@@ -314,7 +315,8 @@ typedef struct vptq_quantize_options {
     const char *hessians; /* directory; NULL = calibrate in this run */
     const char *held_out; /* to report losses on; NULL = the held-out part of `hessians` */
     const vptq_calibrate_options *calibrate; /* instead of `hessians` */
-    double kv_factor;      /* of token weights; 0 = none, NAN = as recorded in `hessians` */
+    double kv_factor;      /* of token weights; 0 = none, NAN = as recorded in `hessians`, or the
+                         default of calibrate->weights */
     const char *tokenizer; /* file; NULL = the model's own */
     const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
     const char *recipe;            /* JSON rules that override them per matrix; NULL = none */

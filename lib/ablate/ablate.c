@@ -269,7 +269,7 @@ static vptq_tune_options tune_options(const row_job *m)
     return t;
 }
 
-/* The losses of the matrices were those before. */
+/* Losses of matrices are omitted: they precede tuning. */
 static vptq_status tune_row(row_job *m, vptq_err *err)
 {
     char path[PATH_MAX];

@@ -415,6 +415,23 @@ static vptq_status head_logits(vptq_backward *b, size_t n, const float *x, float
     return vptq_forward_linear(f, &a, err);
 }
 
+/* NaN logits have no target; their gradient would be 0. */
+static vptq_status check_drawn(const vptq_backward *b, size_t first, size_t n, vptq_err *err)
+{
+    enum { AT_ONCE = 256 };
+    int32_t ids[AT_ONCE];
+    for (size_t i = 0, count; i < n; i += count) {
+        count = n - i < AT_ONCE ? n - i : AT_ONCE;
+        VPTQ_CHECK(b->f->dev->ops->download(b->f->dev->state, ids, b->targets + i,
+                                            count * sizeof *ids, err));
+        for (size_t j = 0; j < count; j++)
+            if (ids[j] < 0)
+                return vptq_fail(err, VPTQ_E_NUMERIC, "the logits of token %zu are not finite",
+                                 first + i + j);
+    }
+    return VPTQ_OK;
+}
+
 /* b->targets [n]: the given ones, or drawn from the distributions of b->logits. */
 static vptq_status chunk_targets(vptq_backward *b, const vptq_backward_loss *a, size_t first,
                                  size_t n, vptq_err *err)
@@ -433,7 +450,8 @@ static vptq_status chunk_targets(vptq_backward *b, const vptq_backward_loss *a, 
     if (!a->draws)
         return ops->upload(dev, b->targets, a->targets + first, n * sizeof *b->targets, err);
     VPTQ_CHECK(ops->upload(dev, b->loss, a->draws + first, n * sizeof *b->loss, err));
-    return ops->sample(dev, &draw, err);
+    VPTQ_CHECK(ops->sample(dev, &draw, err));
+    return check_drawn(b, first, n, err);
 }
 
 /* b->logits = their gradient, loss [n] = the losses. */

@@ -61,7 +61,7 @@ vptq_status vptq_backward_block(vptq_backward *b, uint32_t layer, const float *h
 /* Loss of a window.  The wanted distributions are those of `teacher`, the hidden states of the
  * original after its final norm (whose head is the same), or certain targets: see the op
  * kl_grad.  With `draws` the targets are drawn from the model's own distribution (see the op
- * sample). */
+ * sample); VPTQ_E_NUMERIC where a logit is NaN. */
 typedef struct vptq_backward_loss {
     const float *hidden;    /* [rows, hidden] out of the last block, device memory */
     const float *teacher;   /* [rows, hidden], device memory, or NULL */

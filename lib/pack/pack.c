@@ -276,6 +276,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     if (opt->level > VPTQ_ARCHIVE_MAX_LEVEL)
         return vptq_fail(err, VPTQ_E_ARG, "--level is %u, expected 1 to %d", opt->level,
                          (int)VPTQ_ARCHIVE_MAX_LEVEL);
+    VPTQ_CHECK(vptq_package_check_embeddings(opt, err));
     if (opt->form == VPTQ_PACK_HF && opt->embeddings != VPTQ_DTYPE_COUNT)
         return vptq_fail(err, VPTQ_E_ARG,
                          "--embeddings: the published layout has one type for all numbers "

@@ -261,6 +261,15 @@ static vptq_status check_path(const char *model, const char *what, const char *o
     return VPTQ_OK;
 }
 
+vptq_status vptq_package_check_embeddings(const vptq_pack_options *opt, vptq_err *err)
+{
+    if (opt->embeddings == VPTQ_DTYPE_COUNT || vptq_is_embedding_type(opt->embeddings))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "embeddings of type %d, expected F16, BF16, F32, Q8_0 or Q6_K",
+                     (int)opt->embeddings);
+}
+
 vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output, vptq_err *err)
 {
     VPTQ_CHECK(check_path(c->path, "the input", output, err));

@@ -136,6 +136,10 @@ vptq_status vptq_package_digest(const vptq_package *o, const vptq_packed_matrix 
 vptq_status vptq_digest_work(const vptq_ctx *ctx, const vptq_checkpoint *c,
                              vptq_digest_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* VPTQ_E_ARG for a type that embedding and output head cannot be stored as. */
+vptq_status vptq_package_check_embeddings(const vptq_pack_options *opt,
+                                          vptq_err *err) VPTQ_MUST_CHECK;
+
 /* ---- paths (package.c) ---- */
 
 /* Whether a file lies in the directory, by device and inode, however the two are spelled. */

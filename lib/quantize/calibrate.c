@@ -212,11 +212,20 @@ static size_t encoder_memory(const vptq_model_desc *d)
     return largest;
 }
 
+/* Without a factor there are no terms to collect. */
+static vptq_calibrate_options calibrate_options(const vptq_quantizer *q)
+{
+    vptq_calibrate_options o = *q->opt->calibrate;
+    if (!(q->opt->kv_factor > 0))
+        o.weights = VPTQ_WEIGHTS_PLAIN;
+    return o;
+}
+
 /* Starts or restarts the calibration at the checkpoint file or at block 0. */
 static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
 {
     vptq_quantizer *q = k->q;
-    vptq_calibrate_options opt = *q->opt->calibrate;
+    vptq_calibrate_options opt = calibrate_options(q);
 
     if (k->started && k->measuring && q->manifest) /* the run cannot use its checkpoint */
         vptq_calibrator_forget_states(q->opt->work);
@@ -324,9 +333,12 @@ static void release(const vptq_hessian_source *s, vptq_input_hessians *h)
 static void close_source(vptq_hessian_source *s)
 {
     calibration *k = s->state;
-    if (k->started && k->measuring &&
-        k->q->opt->work) /* the run that would have removed them did not start */
-        vptq_calibrator_forget_states(k->q->opt->work);
+    const char *work = k->q->opt->work;
+    /* the run that would have removed them did not start; saliencies serve the next one */
+    if (k->started && k->measuring && work && k->q->opt->dry_run)
+        vptq_calibrator_forget(work);
+    else if (k->started && k->measuring && work)
+        vptq_calibrator_forget_states(work);
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);
     vptq_mem_free(s->mem, k);
@@ -336,7 +348,7 @@ static void close_source(vptq_hessian_source *s)
 vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
 {
     vptq_hessian_source *s = &q->hessians;
-    const vptq_quantize_options *o = q->opt;
+    const vptq_calibrate_options o = calibrate_options(q);
     vptq_mem *mem = q->dev->ctx->mem;
     calibration *k = vptq_mem_alloc(mem, 1, sizeof *k, err);
 
@@ -346,13 +358,13 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
     vptq_arena_init(&k->arena, mem);
     *s = (vptq_hessian_source){
         .load = load, .release = release, .close = close_source, .mem = mem, .state = k};
-    VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, o->calibrate, &k->calibrator, err));
+    VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &o, &k->calibrator, err));
     memcpy(s->fingerprint, k->calibrator.fingerprint[VPTQ_PART_MAIN], sizeof s->fingerprint);
     memcpy(s->held_out_fingerprint, k->calibrator.fingerprint[VPTQ_PART_HELD_OUT],
            sizeof s->held_out_fingerprint);
-    s->tokens = (uint64_t)k->calibrator.windows[VPTQ_PART_MAIN] * o->calibrate->length;
-    s->weights = o->calibrate->weights;
-    s->kv_factor = s->weights ? o->kv_factor : 0;
+    s->tokens = (uint64_t)k->calibrator.windows[VPTQ_PART_MAIN] * o.length;
+    s->weights = o.weights;
+    s->kv_factor = s->weights ? q->opt->kv_factor : 0;
     return vptq_term_check(s->weights, s->kv_factor, err);
 }
 

@@ -241,7 +241,9 @@ vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err)
     static const char *const ours[] = {VPTQ_SENSITIVITY_FILE, VPTQ_SALIENCY_FILE};
     char path[PATH_MAX];
 
-    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, "hessian.json", err));
+    const bool hessians = vptq_path_exists(path); /* collecting them leaves saliencies, too */
+    for (size_t i = 0; i < sizeof ours / sizeof *ours && !hessians; i++) {
         VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, ours[i], err));
         if (vptq_path_exists(path))
             return VPTQ_OK;

@@ -248,6 +248,14 @@ vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err)
     const vptq_model *m = &q->model;
     const bool file = q->opt->budget == VPTQ_BUDGET_FILE;
     const vptq_dtype type = file ? q->opt->embeddings : VPTQ_F16;
+    if (file && !vptq_is_embedding_type(type))
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "embeddings of type %d, expected F16, BF16, F32, Q8_0 or Q6_K",
+                         (int)type);
+    if (file && (q->first > 0 || q->last + 1 < m->desc->layers))
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "a budget for the file with layers %u-%u of 0-%u: expected all layers",
+                         q->first, q->last, m->desc->layers - 1);
     VPTQ_CHECK(count_plain(q, m->embedding, type, err));
     VPTQ_CHECK(count_plain(q, m->head == m->embedding ? NULL : m->head, type, err));
     VPTQ_CHECK(count_plain(q, m->final_norm, VPTQ_F16, err));

@@ -117,6 +117,10 @@ pid=$!
 wait_for 60 test -e b2/saliency.state
 kill_and_wait "$pid"
 rm -f b2/sensitivity.json # as if killed before the first measurement
+mkdir -p hd
+cp g1/hessian.json b2/saliency.state hd/
+expect_exit 1 "$BIN/vptq-quantize" "${budget[@]}" -o hd 2> err.txt
+expect_line err.txt "'hd' is not a work directory"
 "$BIN/vptq-quantize" "${budget[@]}" -o b2
 [ "$(digest b1)" = "$(digest b2)" ] || fail "another model after a kill"
 [ ! -e b2/saliency.state ] || fail "the checkpoint of a finished run is still there"

@@ -42,3 +42,6 @@ need=$(sed -n 's/.*the file needs //p' err.txt)
 quantize --dry-run -b "$(awk "BEGIN { print $need + 0.001 }")" --budget file > plan.txt
 expect_error 2 "^vptq-quantize: --budget file needs -b BITS" quantize --dry-run --budget file
 expect_error 2 "^vptq-quantize: --embeddings needs --budget file" quantize --dry-run -b 4 --embeddings q8
+expect_error 2 "a budget for the file with layers 0-1 of 0-4: expected all layers" \
+    quantize --dry-run -b 4 --budget file --allocate uniform --layers 0-1
+expect_error 2 "^vptq-quantize: --embeddings needs --budget file" quantize --dry-run -b 4 --embeddings f16

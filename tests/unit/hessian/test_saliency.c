@@ -193,7 +193,9 @@ static void test_same_bytes(void **state)
     vtest_path(path, sizeof path, *state, VPTQ_SALIENCY_FILE);
     assert_int_equal(unlink(path), 0);
 
-    /* cut off after some windows, then continued by another number of threads */
+    /* cut off after some windows, then continued by another number of threads; in a file, and
+     * then in memory */
+    o.reserve = SIZE_MAX;
     volatile sig_atomic_t stop = 0;
     r.v.ctx.cancel = &stop;
     r.v.ctx.progress = stop_after_three;
@@ -214,6 +216,17 @@ static void test_same_bytes(void **state)
     rest.fingerprint = "0123456789abcdee";
     again = collect(&other, &rest);
     assert_true(memcmp(again, whole, all_rows(&r) * LENGTH * sizeof *again) != 0);
+    free(again);
+
+    /* in a file from start to end */
+    stop = 0;
+    r.v.ctx.progress = NULL;
+    o.fingerprint = "0123456789abcded";
+    assert_ok(vptq_saliency_collect(&r.v.dev, &o, &s, &err), &err);
+    assert_true(s.fd >= 0);
+    vptq_hidden_states_close(&s);
+    again = collect(&r, &o);
+    assert_same_f32(again, whole, all_rows(&r) * LENGTH);
     free(again);
     free(whole);
     rig_close(&r);
@@ -273,27 +286,33 @@ static void test_out_of_memory(void **state)
     rig_close(&r);
 }
 
-/* A final norm of 1e38 overflows in the gradient. */
-static void test_gradients_that_are_not_finite(void **state)
+/* Collects with another final norm. */
+static void check_norm(void **state, float value, const char *want)
 {
     rig r;
     vptq_err err = {0};
     vptq_hidden_states s;
-    float huge[VRIG_HIDDEN];
+    float all[VRIG_HIDDEN];
     rig_open(&r, *state, "cpu", 1);
     const vptq_saliency_options o = options(&r, *state);
     vptq_tensor norm = *r.v.m.final_norm;
     for (int i = 0; i < VRIG_HIDDEN; i++)
-        huge[i] = 1e38f;
+        all[i] = value;
     norm.type = VPTQ_F32;
-    norm.data = (const uint8_t *)huge;
-    norm.bytes = sizeof huge;
+    norm.data = (const uint8_t *)all;
+    norm.bytes = sizeof all;
     r.v.m.final_norm = &norm;
-    assert_fails(vptq_saliency_collect(&r.v.dev, &o, &s, &err), VPTQ_E_NUMERIC, &err,
-                 "window 0");
+    assert_fails(vptq_saliency_collect(&r.v.dev, &o, &s, &err), VPTQ_E_NUMERIC, &err, want);
+    assert_non_null(strstr(err.text, "window 0"));
     rig_close(&r);
+}
+
+static void test_not_finite(void **state)
+{
+    check_norm(state, 1e38f, "not finite"); /* logits overflow */
+    check_norm(state, NAN, "the logits of token 0 are not finite");
 }
 
 VTEST_MAIN(scratch_test(test_gradients_of_drawn_labels), scratch_test(test_same_bytes),
            cmocka_unit_test(test_weights), scratch_test(test_out_of_memory),
-           scratch_test(test_gradients_that_are_not_finite))
+           scratch_test(test_not_finite))

@@ -411,6 +411,33 @@ static void test_tied_head(void **state)
     vptq_checkpoint_release(&c);
 }
 
+/* Types that an embedding is never stored as are refused, whatever is written. */
+static void test_types_of_embeddings(void **state)
+{
+    static const vptq_dtype bad[] = {VPTQ_U8, VPTQ_I8, VPTQ_F64, VPTQ_Q4_0};
+    vptq_err err = {0};
+    char work[4096], out[4096];
+    vptq_ctx ctx = {.threads = 1};
+    vptq_pack_result r;
+    vtest_path(work, sizeof work, *state, "work");
+    vtest_path(out, sizeof out, *state, "out.vptq");
+    make_work(work, false);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        vptq_pack_options opt = {.input = work,
+                                 .output = out,
+                                 .form = VPTQ_PACK_ARCHIVE,
+                                 .dtype = VPTQ_DTYPE_COUNT,
+                                 .embeddings = bad[i]};
+        assert_fails(vptq_pack_model(&ctx, &opt, &r, &err), VPTQ_E_ARG, &err,
+                     "expected F16, BF16, F32, Q8_0 or Q6_K");
+        opt.form = VPTQ_PACK_GGUF;
+        opt.dtype = VPTQ_F16;
+        assert_fails(unpack_with(&opt, NULL, &err), VPTQ_E_ARG, &err,
+                     "expected F16, BF16, F32, Q8_0 or Q6_K");
+        assert_false(vptq_path_exists(out));
+    }
+}
+
 static json_t *load_config(const char *dir)
 {
     vptq_err err = {0};
@@ -588,8 +615,9 @@ static void test_out_of_memory(void **state)
         vtest_oom_walk(step, &walks[i]);
 }
 
-VTEST_MAIN(scratch_test(test_range_of_types), scratch_test(test_work_with_biases),
-           scratch_test(test_work_of_other_shapes), scratch_test(test_gguf_shapes),
-           scratch_test(test_gguf_out_of_memory), scratch_test(test_tied_head),
-           scratch_test(test_digest_of_work), scratch_test(test_upstream_took_it),
-           scratch_test(test_rope_by_both_names), scratch_test(test_out_of_memory))
+VTEST_MAIN(scratch_test(test_types_of_embeddings), scratch_test(test_range_of_types),
+           scratch_test(test_work_with_biases), scratch_test(test_work_of_other_shapes),
+           scratch_test(test_gguf_shapes), scratch_test(test_gguf_out_of_memory),
+           scratch_test(test_tied_head), scratch_test(test_digest_of_work),
+           scratch_test(test_upstream_took_it), scratch_test(test_rope_by_both_names),
+           scratch_test(test_out_of_memory))
