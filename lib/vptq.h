@@ -315,9 +315,9 @@ typedef struct vptq_quantize_options {
     const char *hessians; /* directory; NULL = calibrate in this run */
     const char *held_out; /* to report losses on; NULL = the held-out part of `hessians` */
     const vptq_calibrate_options *calibrate; /* instead of `hessians` */
-    double kv_factor;      /* of token weights; 0 = none, NAN = as recorded in `hessians`, or the
-                         default of calibrate->weights */
-    const char *tokenizer; /* file; NULL = the model's own */
+    double kv_factor; /* of token weights; 0 = none, NAN = as recorded in `hessians`, or the
+                    default of calibrate->weights */
+    const char *tokenizer;         /* file; NULL = the model's own */
     const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
     const char *recipe;            /* JSON rules that override them per matrix; NULL = none */
     double bits; /* budget per weight: chooses v, k, k_res where no recipe does; 0 = none */

@@ -179,8 +179,9 @@ static void add_notes(vptq_table *t)
             t, "paper: bits and perplexities (WikiText-2, C4) of Llama-2-13B at a context "
                "of 4096, finetuned where the row says so");
     if (t->has & FINETUNE)
-        vptq_table_note(t, "finetune: codebooks, scales and biases trained on the calibration "
-                           "text after quantizing; mean losses are omitted, for they precede tuning");
+        vptq_table_note(
+            t, "finetune: codebooks, scales and biases trained on the calibration "
+               "text after quantizing; mean losses are omitted, for they precede tuning");
 }
 
 vptq_status vptq_ablate_table(vptq_ablate_report *report, vptq_mem *mem, vptq_table *t,
