@@ -32,7 +32,7 @@ vptq_tune_options vptq_tune_defaults(void)
 static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
 {
     if (o->method < VPTQ_TUNE_LAYER || o->method > VPTQ_TUNE_LAYER_E2E)
-        return vptq_fail(err, VPTQ_E_ARG, "there is no method %d to tune", (int)o->method);
+        return vptq_fail(err, VPTQ_E_ARG, "tuning method %d: expected 1 to 3", (int)o->method);
     if (o->method & VPTQ_TUNE_LAYER && o->passes < 1)
         return vptq_fail(err, VPTQ_E_ARG, "0 passes over the windows, expected at least 1");
     if ((o->method & VPTQ_TUNE_E2E && o->steps < 1) || o->batch < 1 || o->batch > o->windows ||

@@ -29,9 +29,9 @@ static void test_options(void **state)
 {
     (void)state;
     vptq_tune_options o = good(0);
-    expect(&o, VPTQ_E_ARG, "there is no method 0 to tune");
+    expect(&o, VPTQ_E_ARG, "tuning method 0: expected 1 to 3");
     o = good(4);
-    expect(&o, VPTQ_E_ARG, "there is no method 4 to tune");
+    expect(&o, VPTQ_E_ARG, "tuning method 4: expected 1 to 3");
     o = good(VPTQ_TUNE_LAYER);
     o.passes = 0;
     expect(&o, VPTQ_E_ARG, "0 passes over the windows, expected at least 1");
