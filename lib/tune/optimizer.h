@@ -23,8 +23,9 @@ typedef struct vptq_optimizer {
     double *norms;           /* [steps] of the gradients */
 } vptq_optimizer;
 
-/* Arrays in the student's arena; for all tensors, at step 0. */
-vptq_status vptq_optimizer_open(vptq_student *s, uint32_t steps, double rate, vptq_optimizer *o,
+/* Arrays in `arena`; for all tensors, at step 0. */
+vptq_status vptq_optimizer_open(const vptq_student *s, uint32_t steps, double rate,
+                                vptq_arena *arena, vptq_optimizer *o,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Back to step 0, for these tensors. */

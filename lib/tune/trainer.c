@@ -258,7 +258,8 @@ vptq_status vptq_trainer_open(vptq_device *dev, vptq_student *student,
     VPTQ_TRY(open_stored(t, err));
     VPTQ_TRY(vptq_forward_open(student->m, dev, opt->length, &t->f, err));
     VPTQ_TRY(vptq_backward_open(t->f, opt->length, &t->b, err));
-    VPTQ_TRY(vptq_optimizer_open(student, opt->steps, opt->rate, &t->optimizer, err));
+    VPTQ_TRY(
+        vptq_optimizer_open(student, opt->steps, opt->rate, &t->arena, &t->optimizer, err));
 out:
     if (st)
         vptq_trainer_close(t);
