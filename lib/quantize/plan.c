@@ -226,12 +226,10 @@ vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Counts a tensor that stays plain; NULL = the model has none. */
+/* Counts a tensor that stays plain. */
 static vptq_status count_plain(vptq_quantizer *q, const vptq_tensor *t, vptq_dtype type,
                                vptq_err *err)
 {
-    if (!t)
-        return VPTQ_OK;
     const size_t n = vptq_tensor_rows(t) * vptq_tensor_cols(t);
     size_t bytes;
     if (!vptq_dtype_bytes(type, n, &bytes))
@@ -243,9 +241,19 @@ static vptq_status count_plain(vptq_quantizer *q, const vptq_tensor *t, vptq_dty
     return VPTQ_OK;
 }
 
+static bool is_matrix(const vptq_model *m, const vptq_tensor *t)
+{
+    for (uint32_t i = 0; i < m->desc->layers; i++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            if (m->blocks[i].linear[l].tensor == t)
+                return true;
+    return false;
+}
+
 vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_model *m = &q->model;
+    const vptq_tensor_set *set = &m->ckpt.set;
     const bool file = q->opt->budget == VPTQ_BUDGET_FILE;
     const vptq_dtype type = file ? q->opt->embeddings : VPTQ_F16;
     if (file && !vptq_is_embedding_type(type))
@@ -256,18 +264,12 @@ vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG,
                          "a budget for the file with layers %u-%u of 0-%u: expected all layers",
                          q->first, q->last, m->desc->layers - 1);
-    VPTQ_CHECK(count_plain(q, m->embedding, type, err));
-    VPTQ_CHECK(count_plain(q, m->head == m->embedding ? NULL : m->head, type, err));
-    VPTQ_CHECK(count_plain(q, m->final_norm, VPTQ_F16, err));
-    for (uint32_t i = 0; i < m->desc->layers; i++) {
-        const vptq_block *b = &m->blocks[i];
-        const vptq_tensor *norms[] = {b->input_norm, b->post_norm, b->q_norm, b->k_norm};
-        for (size_t n = 0; n < sizeof norms / sizeof *norms; n++)
-            VPTQ_CHECK(count_plain(q, norms[n], VPTQ_F16, err));
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            VPTQ_CHECK(count_plain(q, b->linear_bias[l], VPTQ_F16, err));
-            q->matrix_weights += (uint64_t)b->linear[l].rows * b->linear[l].cols;
-        }
+    for (size_t i = 0; i < set->count; i++) { /* as packing takes them, used or not */
+        const vptq_tensor *t = &set->tensors[i];
+        if (is_matrix(m, t))
+            q->matrix_weights += (uint64_t)vptq_tensor_rows(t) * vptq_tensor_cols(t);
+        else
+            VPTQ_CHECK(count_plain(q, t, vptq_is_embedding(t->name) ? type : VPTQ_F16, err));
     }
     return VPTQ_OK;
 }

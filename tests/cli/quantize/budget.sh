@@ -45,3 +45,25 @@ expect_error 2 "^vptq-quantize: --embeddings needs --budget file" quantize --dry
 expect_error 2 "a budget for the file with layers 0-1 of 0-4: expected all layers" \
     quantize --dry-run -b 4 --budget file --allocate uniform --layers 0-1
 expect_error 2 "^vptq-quantize: --embeddings needs --budget file" quantize --dry-run -b 4 --embeddings f16
+
+# A head that a tied checkpoint stores all the same is packed, so it counts.
+if command -v python3 >/dev/null; then
+    cp -rL "$model" tied
+    chmod -R u+w tied
+    python3 - tied/model.safetensors <<'END'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+size, = struct.unpack("<Q", data[:8])
+head, body = json.loads(data[8:8 + size]), data[8 + size:]
+e = head["model.embed_tokens.weight"]
+first, end = e["data_offsets"]
+head["lm_head.weight"] = e | {"data_offsets": [len(body), len(body) + end - first]}
+text = json.dumps(head).encode()
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + body + body[first:end])
+END
+    "$BIN/vptq-hessian" -q -m tied -c "$text" -n 8 -l 128 -o ht
+    "$BIN/vptq-quantize" -q -m tied -H ht -o wt -b 5 --budget file --embeddings q8 --format json > tied.json
+    "$BIN/vptq-pack" -q wt -o tied.vptq --embeddings q8 > out.txt
+    expect_near "$(json_get file_bits_per_weight tied.json)" "$(file_bits tied.vptq)" 1e-5
+    expect_number "$(file_bits tied.vptq)" '<=' 5
+fi
