@@ -248,7 +248,7 @@ static vptq_status quantize_row(row_job *m, vptq_err *err)
 
 /* ---- tune ---- */
 
-/* A batch is at most half of the windows that are asked for, so that few of them are enough. */
+/* A batch is at most half of the windows, so that few of them are enough. */
 static vptq_tune_options tune_options(const row_job *m)
 {
     const vptq_ablate_options *o = m->a->opt;
