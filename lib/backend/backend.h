@@ -37,7 +37,13 @@ typedef struct vptq_dev vptq_dev; /* a backend's own state */
 
 /* ---- linear algebra ---- */
 
-/* C [m, n] = alpha * A [m, k] * op(B) + beta * C (+ bias [n] on every row), in float. */
+/* C [m, n] = alpha * A [m, k] * op(B) + beta * C (+ bias [n] on every row), in float.
+ *
+ * With `bf16`, alpha * A and B are rounded to bfloat16 (nearest even) and products are summed
+ * as by the instruction TDPBF16PS: for every 32 steps of k two chains of 16, even and odd, from
+ * zero; their sum is added to C, bias included.  Subnormal numbers count as zero.  A device
+ * may use more digits (cuda does).  For gradients: forward passes that are measured are in
+ * float. */
 typedef struct vptq_gemm_args {
     size_t m, n, k;
     const float *a, *b;
@@ -47,6 +53,7 @@ typedef struct vptq_gemm_args {
     bool trans_b;      /* B is stored as [n, k], like a weight matrix [out, in] */
     float alpha, beta; /* beta is 0 (C is not read) or 1 */
     const float *bias; /* [n] or NULL */
+    bool bf16;
 } vptq_gemm_args;
 typedef vptq_status vptq_op_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
 

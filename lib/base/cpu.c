@@ -5,9 +5,9 @@
 #include <string.h>
 
 #if defined(__x86_64__)
-#if defined(__clang__)
 #include <cpuid.h>
-#endif
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* The builtins read the result of the compiler's start-up code.  The cpuid instruction traps in
  * virtual machines and costs microseconds, so it is used only if the compiler does not know
@@ -31,15 +31,40 @@ static vptq_simd detect(void)
         return VPTQ_SIMD_AVX512;
     return VPTQ_SIMD_AVX2;
 }
+
+/* Asks the system for the tile registers, which it saves only for processes that want them. */
+static bool may_use_tiles(void)
+{
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* asm/prctl.h, from Linux 5.16 on */
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+static bool has_amx(void)
+{
+    const unsigned wanted = 1U << 22 | 1U << 24; /* bfloat16, tiles */
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return detect() == VPTQ_SIMD_AVX512 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           (edx & wanted) == wanted && may_use_tiles();
+}
 #elif defined(__aarch64__)
 static vptq_simd detect(void)
 {
     return VPTQ_SIMD_NEON;
 }
+
+static bool has_amx(void)
+{
+    return false;
+}
 #else
 static vptq_simd detect(void)
 {
     return VPTQ_SIMD_NONE;
+}
+
+static bool has_amx(void)
+{
+    return false;
 }
 #endif
 
@@ -72,4 +97,9 @@ vptq_simd vptq_cpu_simd(void)
         if (!strcmp(wish, vptq_simd_name((vptq_simd)s)) && vptq_cpu_has((vptq_simd)s))
             return (vptq_simd)s;
     return detect();
+}
+
+bool vptq_cpu_amx(void)
+{
+    return !getenv("VPTQ_SIMD") && has_amx();
 }

@@ -178,7 +178,8 @@ static vptq_status multiply_back(vptq_backward *b, const back_product *p, vptq_e
                                   .ldb = w->cols,
                                   .ldc = w->cols,
                                   .alpha = 1,
-                                  .beta = r ? 1 : p->beta};
+                                  .beta = r ? 1 : p->beta,
+                                  .bf16 = f->bf16};
         VPTQ_CHECK(f->dev->ops->gemm(f->dev->state, &g, err));
     }
     return VPTQ_OK;

@@ -117,6 +117,9 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
  * of the block over parts of its sequences; hooks.linear of these runs must not change
  * meanwhile. They are closed by a run of another block and by a call without `hold`. */
 void vptq_forward_hold(vptq_forward *f, bool hold);
+/* Multiplies numbers rounded to bfloat16 (`bf16` of the op gemm) from now on, forwards and
+ * backwards; products by stored weights, of few rows, stay in float. */
+void vptq_forward_use_bf16(vptq_forward *f, bool on);
 /* Stores weights of block `layer`, the next to run, on a device with its own memory, while it
  * still works on the block before: those that leave room for the activations and `reserved`
  * bytes. Runs of blocks that are not held do so themselves. Nothing happens after the last

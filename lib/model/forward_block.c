@@ -57,7 +57,8 @@ vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_
                               .trans_b = true,
                               .alpha = 1,
                               .beta = a->beta,
-                              .bias = bias};
+                              .bias = bias,
+                              .bf16 = f->bf16};
     return ops->gemm(f->dev->state, &g, err);
 }
 

@@ -48,6 +48,8 @@ struct vptq_forward {
     vptq_opened head;      /* closed when a block is opened, unless steps keep it */
     vptq_opened embedding; /* only for steps; not stored if it is the head */
 
+    bool bf16; /* of products (vptq_forward_use_bf16) */
+
     /* One tile of weight rows; matrices that are not stored are converted tile by tile. */
     float *tile;
     size_t tile_floats;

@@ -98,6 +98,11 @@ void vptq_forward_hold(vptq_forward *f, bool hold)
         vptq_forward_block_close(f);
 }
 
+void vptq_forward_use_bf16(vptq_forward *f, bool on)
+{
+    f->bf16 = on;
+}
+
 /* ---- head and embedding ---- */
 
 vptq_weight vptq_forward_head_weight(const vptq_forward *f)

@@ -129,6 +129,7 @@ static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err 
                                      .held_out = held_out,
                                      .every = 10,
                                      .seed = o->seed,
+                                     .bf16 = o->bf16,
                                      .dir = o->work};
     t->result->windows = count - held_out;
     t->result->held_out_windows = held_out;

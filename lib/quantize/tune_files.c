@@ -54,6 +54,7 @@ static vptq_status add_tune_key(vptq_tuner *t, const char *from, const char *ids
          json_object_set_new(tune, "steps", json_integer(p->steps))) ||
         json_object_set_new(tune, "batch", json_integer((json_int_t)p->batch)) ||
         json_object_set_new(tune, "rate", json_real(p->rate)) ||
+        json_object_set_new(tune, "precision", json_string(p->bf16 ? "bf16" : "float")) ||
         json_object_set_new(tune, "seed", json_integer((json_int_t)p->seed)))
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     return VPTQ_OK;

@@ -12,6 +12,7 @@ typedef struct sizes {
 
 struct vptq_stored {
     vptq_device *dev;
+    bool bf16;
     sizes max;
     void *device, *host; /* what the arrays below lie in */
     /* Device memory. */
@@ -128,14 +129,14 @@ static size_t place_host(vptq_stored *s, void *base)
 }
 
 vptq_status vptq_stored_open(vptq_device *dev, const vptq_vq *const *matrices, size_t count,
-                             vptq_stored **out, vptq_err *err)
+                             bool bf16, vptq_stored **out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     *out = NULL;
     vptq_stored *s = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *s, err);
     if (!s)
         return VPTQ_E_NOMEM;
-    *s = (vptq_stored){.dev = dev};
+    *s = (vptq_stored){.dev = dev, .bf16 = bf16};
     for (size_t i = 0; i < count; i++)
         grow(&s->max, &matrices[i]->shape);
     VPTQ_TRY(dev->ops->alloc(dev->state, place_device(s, NULL), 1, &s->device, err));
@@ -186,7 +187,8 @@ static vptq_status transposed_gradient(vptq_stored *s, const vptq_vq_shape *shap
                               .ldb = shape->out,
                               .ldc = ld,
                               .trans_a = true,
-                              .alpha = 1};
+                              .alpha = 1,
+                              .bf16 = s->bf16};
     const vptq_embed_args reorder = {.n = shape->in,
                                      .dim = ld,
                                      .table = s->dw,

@@ -2,7 +2,7 @@
  * and the order of columns do not change.
  *
  *     vptq_stored *s;
- *     vptq_stored_open(dev, matrices, count, &s, err);
+ *     vptq_stored_open(dev, matrices, count, false, &s, err);
  *     vptq_stored_gradient(s, q, rows, x, dz, &gradient, err);
  *     vptq_stored_close(s);
  *
@@ -17,9 +17,10 @@
 
 typedef struct vptq_stored vptq_stored;
 
-/* Work arrays for any of these matrices, whose arrays need not live on. */
+/* Work arrays for any of these matrices, whose arrays need not live on.  bf16: of the product
+ * dz^T x (see the op gemm). */
 vptq_status vptq_stored_open(vptq_device *dev, const vptq_vq *const *matrices, size_t count,
-                             vptq_stored **s, vptq_err *err) VPTQ_MUST_CHECK;
+                             bool bf16, vptq_stored **s, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_stored_close(vptq_stored *s); /* accepts NULL */
 
 /* Arrays in host memory, each like the one of vptq_vq with that name; those that the matrix

@@ -40,6 +40,7 @@ static vptq_status add_window(vptq_trainer *t, size_t w, double *loss, vptq_err 
     const vptq_tensor_range *r = &t->optimizer.range;
     bool finite = true;
     memset(t->window + r->at, 0, r->count * sizeof *t->window);
+    vptq_forward_use_bf16(t->f, t->opt.bf16);
     VPTQ_CHECK(t->loss(t->arg, w, true, loss, err));
     for (size_t i = r->at; i < r->at + r->count; i++) {
         finite &= isfinite(t->window[i]) != 0;
@@ -56,6 +57,7 @@ static vptq_status measure(vptq_trainer *t, vptq_trainer_report *r, vptq_err *er
 {
     const vptq_tensor_range *range = &t->optimizer.range;
     double sum = 0;
+    vptq_forward_use_bf16(t->f, false);
     for (size_t w = 0; w < t->opt.held_out; w++) {
         double loss;
         VPTQ_CHECK(t->loss(t->arg, t->opt.windows + w, false, &loss, err));
@@ -244,7 +246,7 @@ static vptq_status open_stored(vptq_trainer *t, vptq_err *err)
     for (size_t i = 0; i < matrices; i++)
         if (t->student->weight[i].packed)
             list[count++] = &t->student->weight[i].packed->vq;
-    return vptq_stored_open(t->dev, list, count, &t->stored, err);
+    return vptq_stored_open(t->dev, list, count, t->opt.bf16, &t->stored, err);
 }
 
 vptq_status vptq_trainer_open(vptq_device *dev, vptq_student *student,

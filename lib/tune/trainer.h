@@ -28,6 +28,7 @@ typedef struct vptq_trainer_options {
     const int32_t *ids; /* [windows + held_out][length] */
     uint32_t every;     /* steps between measurements of the held-out windows, at least 1 */
     uint64_t seed;
+    bool bf16;       /* gradients from numbers rounded to bfloat16; measurements never are */
     const char *dir; /* for hidden states where memory is capped */
 } vptq_trainer_options;
 

@@ -1,9 +1,11 @@
 /* Tests the linear algebra ops: ref against results computed by hand, other backends against
  * ref. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/half.h"
 #include "tests/emu/emu.h"
 #include "tests/support/devices.h"
 
@@ -22,7 +24,7 @@ static const double double_limit = 1e-24;
 
 typedef struct gemm_case {
     size_t m, n, k;
-    bool trans_a, trans_b, has_bias;
+    bool trans_a, trans_b, has_bias, bf16;
     float alpha, beta;
     const float *a, *b, *bias, *c0;
 } gemm_case;
@@ -47,22 +49,28 @@ static void run_gemm(const vptq_device *dev, const void *arg, void *out)
                               .trans_b = t->trans_b,
                               .alpha = t->alpha,
                               .beta = t->beta,
-                              .bias = t->has_bias ? t->bias : NULL};
+                              .bias = t->has_bias ? t->bias : NULL,
+                              .bf16 = t->bf16};
     assert_ok(dev->ops->gemm(dev->state, &g, &err), &err);
     for (size_t i = 0; i < t->m; i++)
         assert_same_f32((float *)out + i * ldc + t->n, t->c0 + i * ldc + t->n, 3);
 }
 
+static gemm_case gemm_case_of(size_t m, size_t n, size_t k, int form)
+{
+    return (gemm_case){.m = m,
+                       .n = n,
+                       .k = k,
+                       .trans_a = form & 1,
+                       .trans_b = (form & 2) != 0,
+                       .has_bias = (form & 4) != 0,
+                       .beta = form & 8 ? 1.0f : 0.0f,
+                       .alpha = form & 16 ? -0.5f : 1};
+}
+
 static void check_gemm(size_t m, size_t n, size_t k, int form)
 {
-    gemm_case t = {.m = m,
-                   .n = n,
-                   .k = k,
-                   .trans_a = form & 1,
-                   .trans_b = (form & 2) != 0,
-                   .has_bias = (form & 4) != 0,
-                   .beta = form & 8 ? 1.0f : 0.0f,
-                   .alpha = form & 16 ? -0.5f : 1};
+    gemm_case t = gemm_case_of(m, n, k, form);
     float *a = vtest_normals((m + 1) * (k + 1), 1), *b = vtest_normals((n + 2) * (k + 2), 2);
     float *bias = vtest_normals(n, 3), *c0 = vtest_normals(m * (n + 3), 4);
     t.a = a;
@@ -141,6 +149,120 @@ static void test_gemm_shapes(void **state)
     check_gemm(33, 769, 9, 0);
     check_gemm(300, 1537, 33, TRANS_B);
     check_gemm(64, 576, 1536, TRANS_B); /* the demo model's down projection */
+}
+
+/* ---- gemm of bfloat16 numbers ---- */
+
+static uint32_t bits_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float bf16_of(float x)
+{
+    return vptq_bf16_to_f32(vptq_f32_to_bf16(x));
+}
+
+static float flushed(float x)
+{
+    return fabsf(x) < FLT_MIN ? copysignf(0, x) : x;
+}
+
+/* TDPBF16PS as it is documented, for one element of C. */
+static float sum_of_pairs(const gemm_case *t, size_t i, size_t j, float c)
+{
+    const size_t lda = (t->trans_a ? t->m : t->k) + 1, ldb = (t->trans_b ? t->k : t->n) + 2;
+    for (size_t l = 0; l < t->k; l += 32) {
+        float chain[2] = {0, 0};
+        for (size_t s = l; s < l + 32 && s < t->k; s++) {
+            const float a = t->a[t->trans_a ? s * lda + i : i * lda + s];
+            const float b = t->b[t->trans_b ? j * ldb + s : s * ldb + j];
+            chain[s % 2] = flushed(
+                fmaf(flushed(bf16_of(t->alpha * a)), flushed(bf16_of(b)), chain[s % 2]));
+        }
+        c = flushed(flushed(c) + flushed(chain[0] + chain[1]));
+    }
+    return c;
+}
+
+/* The tiles of AMX are used where no level is named. */
+static void *run_bf16(const gemm_case *t, const char *name, int level, int threads)
+{
+    float *out = malloc(t->m * (t->n + 3) * sizeof *out);
+    assert_non_null(out);
+    vptq_ctx ctx = {.threads = threads};
+    vptq_device dev;
+    vptq_err err;
+    if (level >= 0)
+        setenv("VPTQ_SIMD", vptq_simd_name((vptq_simd)level), 1);
+    assert_ok(vptq_device_open(&ctx, name, &dev, &err), &err);
+    unsetenv("VPTQ_SIMD");
+    run_gemm(&dev, t, out);
+    vptq_device_close(&dev);
+    return out;
+}
+
+static void check_bf16(gemm_case *t)
+{
+    const size_t ldc = t->n + 3, count = t->m * ldc;
+    float *want = malloc(count * sizeof *want);
+    assert_non_null(want);
+    t->bf16 = true;
+    memcpy(want, t->c0, count * sizeof *want);
+    for (size_t i = 0; i < t->m; i++)
+        for (size_t j = 0; j < t->n; j++) {
+            const float start = t->beta * t->c0[i * ldc + j];
+            want[i * ldc + j] = sum_of_pairs(t, i, j, t->has_bias ? start + t->bias[j] : start);
+        }
+    for (int level = -1; level <= VPTQ_SIMD_NEON; level++)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            if (level >= 0 && !devices_have_simd(level))
+                continue;
+            float *got = run_bf16(t, "cpu", level, threads);
+            for (size_t i = 0; i < count; i++)
+                if (bits_of(got[i]) != bits_of(want[i]))
+                    fail_msg("element %zu of %zu: %a, not %a (level %d)", i, count,
+                             (double)got[i], (double)want[i], level);
+            free(got);
+        }
+    float *exact = run_bf16(t, "ref", -1, 1);
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        error += pow((double)want[i] - (double)exact[i], 2);
+        norm += pow((double)exact[i], 2);
+    }
+    assert_true(error <= float_sum_limit(t->k) * norm);
+    free(exact);
+    free(want);
+}
+
+static void check_bf16_of(size_t m, size_t n, size_t k, int form)
+{
+    gemm_case t = gemm_case_of(m, n, k, form);
+    float *a = vtest_normals((m + 1) * (k + 1), 1), *b = vtest_normals((n + 2) * (k + 2), 2);
+    float *bias = vtest_normals(n, 3), *c0 = vtest_normals(m * (n + 3), 4);
+    t.a = a;
+    t.b = b;
+    t.bias = bias;
+    t.c0 = c0;
+    check_bf16(&t);
+    free(a);
+    free(b);
+    free(bias);
+    free(c0);
+}
+
+static void test_gemm_bf16(void **state)
+{
+    (void)state;
+    for (int form = 0; form < 32; form++)
+        check_bf16_of(35, 37, 45, form);
+    check_bf16_of(1, 1, 1, 0);
+    check_bf16_of(8, 33, 32, 2);
+    check_bf16_of(64, 96, 1500, 2);
+    check_bf16_of(230, 800, 33, 3);
 }
 
 /* Numbers of very different size, in a row and from row to row: `spread` is the exponent of
@@ -671,7 +793,8 @@ static void test_quad_trace_rule(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_gemm_by_hand), cmocka_unit_test(test_gemm_forms),
-           cmocka_unit_test(test_gemm_shapes), cmocka_unit_test(test_gemm_scales),
+           cmocka_unit_test(test_gemm_shapes), cmocka_unit_test(test_gemm_bf16),
+           cmocka_unit_test(test_gemm_scales),
            cmocka_unit_test(test_products_in_little_shared_memory),
            cmocka_unit_test(test_gemm_not_finite), cmocka_unit_test(test_syrk),
            cmocka_unit_test(test_syrk_by_hand), cmocka_unit_test(test_factor),

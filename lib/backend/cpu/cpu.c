@@ -23,13 +23,14 @@ static vptq_status cpu_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
     VPTQ_CHECK(vptq_ref_open(ctx, dev, err));
     (*dev)->threads = ctx->threads;
     (*dev)->simd = vptq_cpu_simd();
+    (*dev)->amx = vptq_cpu_amx();
     return VPTQ_OK;
 }
 
 static void cpu_describe(const vptq_dev *dev, char *text, size_t size)
 {
-    snprintf(text, size, "%s kernels, %d thread%s", vptq_simd_name(dev->simd), dev->threads,
-             dev->threads == 1 ? "" : "s");
+    snprintf(text, size, "%s kernels%s, %d thread%s", vptq_simd_name(dev->simd),
+             dev->amx ? " and AMX" : "", dev->threads, dev->threads == 1 ? "" : "s");
 }
 
 static void cpu_libraries(vptq_dev *dev, char *text, size_t size)

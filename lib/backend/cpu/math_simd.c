@@ -362,6 +362,105 @@ static void tile(size_t k, const float *a, const float *b, bool add, float *c, s
                     add ? c[i * ldc + j] + whole[i * TILE_COLS + j] : whole[i * TILE_COLS + j];
 }
 
+/* ---- bfloat16 ---- */
+
+typedef uint32_t vu __attribute__((vector_size(LANES * sizeof(uint32_t))));
+
+static void round_bf16(float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i += LANES) {
+        const vu u = (vu)vf_load(x + i);
+        const vu nan = (vu)((u & 0x7fffffff) > 0x7f800000);
+        const vu nearest = u + 0x7fff + (u >> 16 & 1), quiet = u | 0x400000;
+        vf_store(x + i, (vf)(((nan & quiet) | (~nan & nearest)) & 0xffff0000));
+    }
+}
+
+/* Subnormal operands and results are zero while this is set.  The empty asm statements keep
+ * loads and stores, and with them the arithmetic between, on their side. */
+static uint64_t flush_subnormals(void)
+{
+    uint64_t old = 0;
+#if defined(__x86_64__)
+    enum { FLUSH_RESULTS = 0x8000, OPERANDS_ARE_ZERO = 0x40 };
+    old = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr((unsigned)old | FLUSH_RESULTS | OPERANDS_ARE_ZERO);
+#elif defined(__aarch64__)
+    enum { FLUSH_TO_ZERO = 1 << 24 };
+    __asm__ volatile("mrs %0, fpcr" : "=r"(old));
+    __asm__ volatile("msr fpcr, %0" : : "r"(old | FLUSH_TO_ZERO));
+#endif
+    __asm__ volatile("" ::: "memory");
+    return old;
+}
+
+static void restore_subnormals(uint64_t old)
+{
+    __asm__ volatile("" ::: "memory");
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr((unsigned)old);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(old));
+#else
+    (void)old;
+#endif
+}
+
+/* Rows of C whose even and odd chains fit in registers. */
+enum { PAIR_ROWS = TILE_ROWS / 2, PAIRS = 16 };
+
+/* sum [PAIR_ROWS, TILE_COLS] += the products of 32 steps. */
+SIMD_INLINE void add_pairs(const float *a, const float *b, float *sum)
+{
+    vf s[2][PAIR_ROWS][TILE_VECTORS];
+    for (size_t o = 0; o < 2; o++)
+#pragma GCC unroll 8
+        for (size_t i = 0; i < PAIR_ROWS; i++)
+#pragma GCC unroll 4
+            for (size_t j = 0; j < TILE_VECTORS; j++)
+                s[o][i][j] = vf_set1(0);
+#pragma GCC unroll 1
+    for (size_t l = 0; l < PAIRS; l++)
+#pragma GCC unroll 2
+        for (size_t o = 0; o < 2; o++, a += TILE_ROWS, b += TILE_COLS) {
+            vf y[TILE_VECTORS];
+#pragma GCC unroll 4
+            for (size_t j = 0; j < TILE_VECTORS; j++)
+                y[j] = vf_load(b + j * LANES);
+#pragma GCC unroll 8
+            for (size_t i = 0; i < PAIR_ROWS; i++) {
+                const vf x = vf_set1(a[i]);
+#pragma GCC unroll 4
+                for (size_t j = 0; j < TILE_VECTORS; j++)
+                    s[o][i][j] = vf_fma(x, y[j], s[o][i][j]);
+            }
+        }
+#pragma GCC unroll 8
+    for (size_t i = 0; i < PAIR_ROWS; i++)
+#pragma GCC unroll 4
+        for (size_t j = 0; j < TILE_VECTORS; j++) {
+            float *to = sum + i * TILE_COLS + j * LANES;
+            vf_store(to, vf_add(vf_load(to), vf_add(s[0][i][j], s[1][i][j])));
+        }
+}
+
+static void tile_bf16(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
+                      size_t rows, size_t cols)
+{
+    float sum[TILE_ROWS * TILE_COLS] = {0};
+    for (size_t i = 0; add && i < rows; i++)
+        memcpy(sum + i * TILE_COLS, c + i * ldc, cols * sizeof *c);
+    const uint64_t old = flush_subnormals();
+    for (size_t i = 0; i < TILE_ROWS; i += PAIR_ROWS)
+        for (size_t l = 0; l < k; l += 2 * PAIRS)
+            add_pairs(a + l * TILE_ROWS + i, b + l * TILE_COLS, sum + i * TILE_COLS);
+    restore_subnormals(old);
+    for (size_t i = 0; i < rows; i++)
+        memcpy(c + i * ldc, sum + i * TILE_COLS, cols * sizeof *c);
+}
+
+/* ---- running softmax ---- */
+
 static void softmax_vector(float *s, size_t n, float *max, float *sum, float *f)
 {
     const vf none = vf_set1(-INFINITY), old = vf_load(max);
@@ -557,6 +656,8 @@ const vptq_cpu_math VPTQ_SIMD_SYMBOL(vptq_cpu_math) = {
     .tile_rows = TILE_ROWS,
     .tile_cols = TILE_COLS,
     .tile = tile,
+    .tile_bf16 = tile_bf16,
+    .round_bf16 = round_bf16,
     .softmax = softmax,
     .scale_columns = scale_columns,
     .page_scores = page_scores,

@@ -2,6 +2,12 @@
 #include <math.h>
 
 #include "lib/backend/ref/ref.h"
+#include "lib/base/half.h"
+
+static float nearest_bf16(float x)
+{
+    return vptq_bf16_to_f32(vptq_f32_to_bf16(x));
+}
 
 vptq_status vptq_ref_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
 {
@@ -15,9 +21,12 @@ vptq_status vptq_ref_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
             const float *a = g->a + i * a_row, *b = g->b + j * b_col;
             float *c = g->c + i * g->ldc + j;
             double s = 0;
-            for (size_t l = 0; l < g->k; l++)
+            for (size_t l = 0; !g->bf16 && l < g->k; l++)
                 s += (double)a[l * a_step] * (double)b[l * b_step];
             s *= (double)g->alpha;
+            for (size_t l = 0; g->bf16 && l < g->k; l++)
+                s += (double)nearest_bf16(g->alpha * a[l * a_step]) *
+                     (double)nearest_bf16(b[l * b_step]);
             if (g->bias)
                 s += (double)g->bias[j];
             if (g->beta != 0)

@@ -100,6 +100,18 @@ tune -o zero --steps 3 --rate 0 >zero.txt
 tune -o wild --steps 3 --rate 1 >wild.txt
 [ "$(tail -n 1 wild.txt)" = "digest $want" ] || fail "a worse model is kept: $(cat wild.txt)"
 
+# Products of bfloat16 numbers: other bytes, as near, and the same for any instructions.
+grep -q '"precision": *"float"' one/quantize.json || fail "float is not the default"
+tune -o short --steps 20 -t 1 --precision bf16 >/dev/null
+grep -q '"precision": *"bf16"' short/quantize.json || fail "the manifest does not have bf16"
+for level in none avx2 avx512; do
+    VPTQ_SIMD=$level tune -o "short_$level" --steps 20 -t 2 --precision bf16 --format json >short.json
+    expect_same short "short_$level"
+    rm -r "short_$level"
+done
+cmp -s short/layer_000_q_proj.safetensors two/layer_000_q_proj.safetensors && fail "bf16 gives the bytes of float"
+expect_near "$(tail -n 1 short.json | json_get held_out_loss)" "$(tail -n 1 one.json | json_get held_out_loss)" 0.02
+
 # Bad input.
 expect_error 1 "one/quantize.json belongs to another run: its key 'tune.steps' is 20, here it is 21" tune -o one \
     --steps 21
@@ -122,7 +134,7 @@ expect_line err.txt "'part' has 28 of 35 matrices; the others stay as the origin
 for bad in '--from work' '--tune e2e' '--from work --tune e2e -H h' '--from work --tune e2e -b 2' \
     '--from work --tune e2e --dry-run' '--from work --tune e2e --rate 2' '--from work --tune e2e --holdout 0' \
     '--from work --tune e2e --steps 0' '--from work --tune e2e --batch 500' '--from work --tune e2e -v 8' \
-    '--from work --tune e2e --layers 0-1' '--from work --tune e2e --weights plain' '-m model --steps 3'; do
+    '--from work --tune e2e --layers 0-1' '--from work --tune e2e --weights plain' '-m model --steps 3' '-m model --precision bf16' '--from work --tune e2e --precision f16'; do
     # shellcheck disable=SC2086
     expect_exit 2 "$BIN/vptq-quantize" $bad -c "$text" -o new -q 2>/dev/null
 done

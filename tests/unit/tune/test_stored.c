@@ -123,7 +123,7 @@ static void run(const char *backend, const vmatrix *m, const float *x, const flo
     const vptq_stored_gradients to = {p->count[0] ? got[0] : NULL, p->count[1] ? got[1] : NULL,
                                       p->count[2] ? got[2] : NULL, p->count[3] ? got[3] : NULL,
                                       p->count[4] ? got[4] : NULL};
-    assert_ok(vptq_stored_open(&dev, &q, 1, &s, &err), &err);
+    assert_ok(vptq_stored_open(&dev, &q, 1, false, &s, &err), &err);
     for (int i = 0; i < 2; i++)
         assert_ok(vptq_stored_gradient(s, q, ROWS, dx, ddz, &to, &err), &err);
     vptq_stored_close(s);
@@ -224,7 +224,7 @@ static void test_several(void **state)
     vmatrix_make(&b, &tall);
     const vptq_vq *const both[] = {&a.q, &b.q};
     assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
-    assert_ok(vptq_stored_open(&dev, both, 2, &s, &err), &err);
+    assert_ok(vptq_stored_open(&dev, both, 2, false, &s, &err), &err);
     for (int i = 0; i < 2; i++) {
         const vptq_vq_shape *shape = &both[i]->shape;
         float *x = vtest_normals(shape->in, 63), *dz = vtest_normals(shape->out, 64);
