@@ -64,7 +64,7 @@ static vptq_status open_pass(saliency *a, vptq_err *err)
         return st;
     }
     VPTQ_CHECK(vptq_forward_open(o->model, a->dev, o->length, &a->f, err));
-    return vptq_backward_open(a->f, o->length, &a->b, err);
+    return vptq_backward_open(a->f, o->length, 1, &a->b, err);
 }
 
 static void close_pass(saliency *a)

@@ -10,8 +10,10 @@ enum { CHUNK_FLOATS = 1 << 24, CHUNK_STEP = 64 };
 
 struct vptq_backward {
     vptq_forward *f;
-    size_t rows;
-    void *memory; /* device memory of the arrays below */
+    size_t length, windows, count; /* of a window; at most; at present */
+    size_t rows;                   /* count * length */
+    size_t *starts;                /* [windows + 1] */
+    void *memory;                  /* device memory of the arrays below */
     vptq_activations a;
     float *h; /* [rows, hidden] the block's hidden states; dx of a half afterwards */
     float *dq, *dk, *dv, *dout; /* gradients of q, k, v and o */
@@ -91,17 +93,32 @@ static vptq_status fill_order(vptq_backward *b, vptq_err *err)
     return b->f->dev->ops->upload(b->f->dev->state, b->order, order, sizeof order, err);
 }
 
-vptq_status vptq_backward_open(vptq_forward *f, size_t rows, vptq_backward **out, vptq_err *err)
+void vptq_backward_windows(vptq_backward *b, size_t count)
 {
+    VPTQ_BUG_IF(count > b->windows);
+    b->count = count;
+    b->rows = count * b->length;
+}
+
+vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
+                               vptq_backward **out, vptq_err *err)
+{
+    const size_t rows = length * windows;
     vptq_status st = VPTQ_OK;
     void *memory = NULL;
     const bool host = f->dev->ops->host_memory;
     *out = NULL;
-    VPTQ_BUG_IF(rows > f->max_length);
+    VPTQ_BUG_IF(length > f->max_length);
     vptq_backward *b = vptq_mem_alloc(f->dev->ctx->mem, 1, sizeof *b, err);
     if (!b)
         return VPTQ_E_NOMEM;
-    *b = (vptq_backward){.f = f, .rows = rows};
+    *b = (vptq_backward){.f = f, .length = length, .windows = windows};
+    vptq_backward_windows(b, windows);
+    b->starts = vptq_mem_alloc(f->dev->ctx->mem, windows + 1, sizeof *b->starts, err);
+    if (!b->starts)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    for (size_t i = 0; i <= windows; i++)
+        b->starts[i] = i * length;
     VPTQ_TRY(f->dev->ops->alloc(f->dev->state, vptq_backward_bytes(f, rows), 1, &memory, err));
     b->memory = memory;
     carve_all(b, f->d, host ? 0 : f->tile_floats, b->memory);
@@ -122,6 +139,7 @@ void vptq_backward_close(vptq_backward *b)
     if (!b)
         return;
     b->f->dev->ops->release(b->f->dev->state, b->memory);
+    vptq_mem_free(b->f->dev->ctx->mem, b->starts);
     vptq_mem_free(b->f->dev->ctx->mem, b);
 }
 
@@ -247,15 +265,17 @@ static vptq_status heads_back(vptq_backward *b, uint32_t heads, const float *raw
 {
     vptq_forward *f = b->f;
     const size_t dim = f->d->head_dim;
-    const vptq_rope_args r = {.n = b->rows,
-                              .heads = heads,
-                              .head_dim = dim,
-                              .x = dx,
-                              .ldx = heads * dim,
-                              .cos_table = f->cos_table,
-                              .sin_table = f->sin_table,
-                              .back = true};
-    VPTQ_CHECK(f->dev->ops->rope(f->dev->state, &r, err));
+    vptq_rope_args r = {.n = b->length,
+                        .heads = heads,
+                        .head_dim = dim,
+                        .ldx = heads * dim,
+                        .cos_table = f->cos_table,
+                        .sin_table = f->sin_table,
+                        .back = true};
+    for (size_t w = 0; w < b->count; w++) {
+        r.x = dx + w * b->length * r.ldx;
+        VPTQ_CHECK(f->dev->ops->rope(f->dev->state, &r, err));
+    }
     if (!norm)
         return VPTQ_OK;
     return norm_back(b,
@@ -269,31 +289,42 @@ static vptq_status heads_back(vptq_backward *b, uint32_t heads, const float *raw
                      err);
 }
 
-/* dq, dk and dv of the linear layers from dout. */
-static vptq_status attention_back(const block_pass *p, vptq_err *err)
+/* dq, dk and dv of window w from dout. */
+static vptq_status attend_back(const block_pass *p, size_t w, vptq_err *err)
 {
-    vptq_backward *b = p->b;
+    const vptq_backward *b = p->b;
     const vptq_activations *a = &b->a;
     const vptq_model_desc *d = b->f->d;
-    const vptq_forward_block_params *params = &b->f->params[p->layer];
-    const vptq_attention_grad_args g = {.n = b->rows,
+    const size_t first = w * b->length, q = first * b->f->q_dim, kv = first * b->f->kv_dim;
+    const vptq_attention_grad_args g = {.n = b->length,
                                         .heads = d->heads,
                                         .kv_heads = d->kv_heads,
                                         .head_dim = d->head_dim,
                                         .window = vptq_forward_window(b->f, p->layer),
                                         .scale = vptq_forward_score_scale(b->f),
-                                        .q = a->q,
-                                        .out = a->o,
-                                        .dout = b->dout,
-                                        .keys = a->k,
-                                        .values = a->v,
-                                        .lse = a->lse,
-                                        .dq = b->dq,
-                                        .dkeys = b->dk,
-                                        .dvalues = b->dv};
-    VPTQ_CHECK(b->f->dev->ops->attention_grad(b->f->dev->state, &g, err));
-    VPTQ_CHECK(heads_back(b, d->heads, a->raw_q, params->q_norm, b->dq, p->hooks->q_norm, err));
-    return heads_back(b, d->kv_heads, a->raw_k, params->k_norm, b->dk, p->hooks->k_norm, err);
+                                        .q = a->q + q,
+                                        .out = a->o + q,
+                                        .dout = b->dout + q,
+                                        .keys = a->k + kv,
+                                        .values = a->v + kv,
+                                        .lse = a->lse + first * d->heads,
+                                        .dq = b->dq + q,
+                                        .dkeys = b->dk + kv,
+                                        .dvalues = b->dv + kv};
+    return b->f->dev->ops->attention_grad(b->f->dev->state, &g, err);
+}
+
+/* dq, dk and dv of the linear layers. */
+static vptq_status attention_back(const block_pass *p, vptq_err *err)
+{
+    vptq_backward *b = p->b;
+    const vptq_model_desc *d = b->f->d;
+    const vptq_forward_block_params *params = &b->f->params[p->layer];
+    for (size_t w = 0; w < b->count; w++)
+        VPTQ_CHECK(attend_back(p, w, err));
+    VPTQ_CHECK(
+        heads_back(b, d->heads, b->a.raw_q, params->q_norm, b->dq, p->hooks->q_norm, err));
+    return heads_back(b, d->kv_heads, b->a.raw_k, params->k_norm, b->dk, p->hooks->k_norm, err);
 }
 
 static vptq_status attention_half_back(const block_pass *p, const float *hidden, float *dhidden,
@@ -321,23 +352,23 @@ static vptq_status attention_half_back(const block_pass *p, const float *hidden,
 }
 
 /* A forward pass over h that leaves its activations in b. */
-static vptq_forward_pass pass_over(const block_pass *p, float *h, const size_t starts[2])
+static vptq_forward_pass pass_over(const block_pass *p, float *h)
 {
     return (vptq_forward_pass){.layer = p->layer,
                                .linear = p->weights,
                                .a = &p->b->a,
                                .rows = p->b->rows,
                                .h = h,
-                               .starts = starts,
-                               .count = 1};
+                               .starts = p->b->starts,
+                               .count = p->b->count};
 }
 
 /* Computes the activations, without the last product. */
 static vptq_status run_again(const block_pass *p, const float *hidden, vptq_err *err)
 {
     vptq_backward *b = p->b;
-    const size_t starts[] = {0, b->rows}, bytes = b->rows * b->f->d->hidden * sizeof *hidden;
-    vptq_forward_pass pass = pass_over(p, b->h, starts);
+    const size_t bytes = b->rows * b->f->d->hidden * sizeof *hidden;
+    vptq_forward_pass pass = pass_over(p, b->h);
     VPTQ_CHECK(b->f->dev->ops->copy(b->f->dev->state, b->h, hidden, bytes, err));
     pass.hooks.half = VPTQ_BLOCK_ATTENTION;
     VPTQ_CHECK(vptq_forward_run_block(b->f, &pass, err));
@@ -381,8 +412,7 @@ vptq_status vptq_backward_forward(vptq_backward *b, uint32_t layer, const vptq_w
                                   float *hidden, vptq_err *err)
 {
     const block_pass p = {b, layer, weights_or_own(b, layer, weights), NULL};
-    const size_t starts[] = {0, b->rows};
-    const vptq_forward_pass pass = pass_over(&p, hidden, starts);
+    const vptq_forward_pass pass = pass_over(&p, hidden);
     return end_block(&p, vptq_forward_run_block(b->f, &pass, err), err);
 }
 

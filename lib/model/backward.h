@@ -1,9 +1,9 @@
-/* Internal: the backward pass of a window, block by block from the last to the first.  Every
- * block computes its activations again from the hidden states that went into it, so that those
- * of one block exist at a time.
+/* Internal: the backward pass of windows of one length, block by block from the last to the
+ * first.  Every block computes its activations again from the hidden states that went into it,
+ * so that those of one block exist at a time.
  *
  *     vptq_backward *b;
- *     vptq_backward_open(f, tokens, &b, err);
+ *     vptq_backward_open(f, length, windows, &b, err);
  *     vptq_backward_run(b, ids, NULL, embedded, h, err);
  *     vptq_backward_head(b, &of_the_head, loss, dh, err);
  *     for (l = layers; l-- > 0;)
@@ -19,12 +19,16 @@
 
 typedef struct vptq_backward vptq_backward;
 
-/* For windows of `rows` tokens, at most the max_length of f, which must outlive it. */
-vptq_status vptq_backward_open(vptq_forward *f, size_t rows, vptq_backward **b,
-                               vptq_err *err) VPTQ_MUST_CHECK;
+/* For `windows` windows of `length` tokens, at most the max_length of f, which must outlive
+ * it. */
+vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
+                               vptq_backward **b, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_backward_close(vptq_backward *b); /* accepts NULL */
-/* Bytes of device memory that one takes. */
+/* Bytes of device memory that one of so many tokens takes. */
 size_t vptq_backward_bytes(const vptq_forward *f, size_t rows);
+/* The following calls are for `count` windows, one after another in every array: `rows` =
+ * count * length.  At first for as many as it was opened for. */
+void vptq_backward_windows(vptq_backward *b, size_t count);
 
 /* Runs the model forwards over ids [rows] of host memory and keeps what goes into every block
  * and out of the last: states [layers + 1][rows, hidden], device memory.  embedded
@@ -58,8 +62,8 @@ vptq_status vptq_backward_block(vptq_backward *b, uint32_t layer, const float *h
                                 float *dhidden, const vptq_backward_hooks *hooks,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Loss of a window.  The wanted distributions are those of `teacher`, the hidden states of the
- * original after its final norm (whose head is the same), or certain targets: see the op
+/* Loss of every token.  The wanted distributions are those of `teacher`, the hidden states of
+ * the original after its final norm (whose head is the same), or certain targets: see the op
  * kl_grad.  With `draws` the targets are drawn from the model's own distribution (see the op
  * sample); VPTQ_E_NUMERIC where a logit is NaN. */
 typedef struct vptq_backward_loss {

@@ -153,24 +153,32 @@ static vptq_status rotate_heads(vptq_forward *f, const vptq_forward_pass *p, con
     return f->dev->ops->rope(f->dev->state, r, err);
 }
 
-/* Rotates n rows of queries and keys in place. */
-static vptq_status rotate(vptq_forward *f, const vptq_forward_pass *p, size_t n,
-                          size_t position, float *q, float *k, vptq_err *err)
+/* Rows [begin, begin + n) of the pass: one sequence, or its end from `position` on. */
+typedef struct query_rows {
+    size_t begin, n, position;
+} query_rows;
+
+/* Rotates rows of queries and keys in place. */
+static vptq_status rotate(vptq_forward *f, const vptq_forward_pass *p, const query_rows *rows,
+                          float *q, float *k, vptq_err *err)
 {
     const vptq_forward_block_params *b = &f->params[p->layer];
-    vptq_rope_args r = {.n = n,
+    float *raw_q = p->a->raw_q, *raw_k = p->a->raw_k;
+    vptq_rope_args r = {.n = rows->n,
                         .heads = f->d->heads,
                         .head_dim = f->d->head_dim,
                         .x = q,
                         .ldx = f->q_dim,
                         .cos_table = f->cos_table,
                         .sin_table = f->sin_table,
-                        .pos0 = position};
-    VPTQ_CHECK(rotate_heads(f, p, b->q_norm, &r, p->a->raw_q, err));
+                        .pos0 = rows->position};
+    raw_q = raw_q ? raw_q + rows->begin * f->q_dim : NULL;
+    raw_k = raw_k ? raw_k + rows->begin * f->kv_dim : NULL;
+    VPTQ_CHECK(rotate_heads(f, p, b->q_norm, &r, raw_q, err));
     r.heads = f->d->kv_heads;
     r.x = k;
     r.ldx = f->kv_dim;
-    return rotate_heads(f, p, b->k_norm, &r, p->a->raw_k, err);
+    return rotate_heads(f, p, b->k_norm, &r, raw_k, err);
 }
 
 size_t vptq_forward_window(const vptq_forward *f, uint32_t layer)
@@ -188,6 +196,7 @@ float vptq_forward_score_scale(const vptq_forward *f)
 static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
     const vptq_backend *ops = f->dev->ops;
+    const query_rows rows = {.begin = 0, .n = p->rows, .position = 0};
     const vptq_kv_store_args store = {.rows = p->pages->rows,
                                       .pool = &p->pages->pool,
                                       .keys = p->a->k,
@@ -203,15 +212,10 @@ static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, vpt
                                .out = p->a->o,
                                .ldq = f->q_dim,
                                .ldo = f->q_dim};
-    VPTQ_CHECK(rotate(f, p, p->rows, 0, p->a->q, p->a->k, err));
+    VPTQ_CHECK(rotate(f, p, &rows, p->a->q, p->a->k, err));
     VPTQ_CHECK(ops->kv_store(f->dev->state, &store, err));
     return ops->attention_paged(f->dev->state, &a, err);
 }
-
-/* Rows [begin, begin + n) of the pass: one sequence, or its end from `position` on. */
-typedef struct query_rows {
-    size_t begin, n, position;
-} query_rows;
 
 /* Rotates the queries, and their keys at `position` of `keys`, and attends to keys and values
  * up to them: the same rows of p->a->o.  *a: the arguments of the op. */
@@ -220,8 +224,7 @@ static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, const que
 {
     float *q = p->a->q + rows->begin * f->q_dim;
     VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
-    VPTQ_CHECK(
-        rotate(f, p, rows->n, rows->position, q, keys + rows->position * f->kv_dim, err));
+    VPTQ_CHECK(rotate(f, p, rows, q, keys + rows->position * f->kv_dim, err));
     *a = (vptq_attention_args){.n = rows->n,
                                .pos0 = rows->position,
                                .heads = f->d->heads,
@@ -233,7 +236,7 @@ static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, const que
                                .keys = keys,
                                .values = values,
                                .out = p->a->o + rows->begin * f->q_dim,
-                               .lse = p->a->lse,
+                               .lse = p->a->lse ? p->a->lse + rows->begin * f->d->heads : NULL,
                                .ldq = f->q_dim,
                                .ldk = f->kv_dim,
                                .ldv = f->kv_dim,

@@ -1,8 +1,9 @@
-/* The loss of end-to-end tuning: the original's hidden states, and windows forwards and
- * backwards through all blocks. */
+/* The loss of end-to-end tuning: the original's hidden states, and groups of windows forwards
+ * and backwards through all blocks. */
 #include "lib/tune/e2e.h"
 
 #include <math.h>
+#include <string.h>
 
 struct vptq_e2e {
     vptq_trainer t;
@@ -10,11 +11,14 @@ struct vptq_e2e {
     vptq_arena arena;
     /* [windows + held_out][length, hidden] of the teacher, after its final norm */
     vptq_hidden_states wanted;
-    float *embedded; /* [length, hidden] */
-    float *states;  /* [layers + 1][length, hidden] device memory: what went into every block */
-    float *target;  /* [length, hidden] device memory: the teacher's of the window */
-    float *dhidden; /* [length, hidden] device memory */
-    double *loss;   /* [length] */
+    /* rows: those of a group of windows. */
+    int32_t *ids;    /* [rows] */
+    float *embedded; /* [rows, hidden] */
+    double *loss;    /* [rows] */
+    /* Device memory. */
+    float *states;  /* [layers + 1][rows, hidden] what went into every block */
+    float *target;  /* [rows, hidden] the teacher's */
+    float *dhidden; /* [rows, hidden] */
 };
 
 /* ---- the original ---- */
@@ -48,37 +52,60 @@ out:
     return st;
 }
 
-/* ---- one window ---- */
+/* ---- a group of windows ---- */
 
-/* The divergence of window w: *mean, over its tokens; dhidden: its gradient, or NULL. */
-static vptq_status run_head(vptq_e2e *e, size_t w, double *mean, float *dhidden, vptq_err *err)
+/* Their ids, and what they are to reach. */
+static vptq_status load(vptq_e2e *e, const size_t *windows, size_t count, vptq_err *err)
 {
     const size_t length = e->t.opt.length, size = length * e->teacher->desc->hidden;
     const vptq_device *dev = e->t.dev;
-    const vptq_backward_loss a = {.hidden = e->states + e->teacher->desc->layers * size,
-                                  .teacher = e->target,
-                                  .scale = (float)(1 / (double)(length * e->t.opt.batch))};
-    double sum = 0;
-    float *wanted;
-    VPTQ_CHECK(vptq_hidden_states_get(&e->wanted, w * length, length, false, &wanted, err));
-    VPTQ_CHECK(dev->ops->upload(dev->state, e->target, wanted, size * sizeof *wanted, err));
-    VPTQ_CHECK(vptq_backward_head(e->t.b, &a, e->loss, dhidden, err));
-    for (size_t i = 0; i < length; i++)
-        sum += e->loss[i];
-    *mean = sum / (double)length;
-    return isfinite(*mean) ? VPTQ_OK
-                           : vptq_fail(err, VPTQ_E_NUMERIC,
-                                       "the divergence of window %zu is not finite", w);
+    for (size_t i = 0; i < count; i++) {
+        float *wanted;
+        memcpy(e->ids + i * length, e->t.opt.ids + windows[i] * length,
+               length * sizeof *e->ids);
+        VPTQ_CHECK(vptq_hidden_states_get(&e->wanted, windows[i] * length, length, false,
+                                          &wanted, err));
+        VPTQ_CHECK(dev->ops->upload(dev->state, e->target + i * size, wanted,
+                                    size * sizeof *wanted, err));
+    }
+    vptq_backward_windows(e->t.b, count);
+    return VPTQ_OK;
 }
 
-static vptq_status window_loss(void *arg, size_t w, bool backward, double *loss, vptq_err *err)
+/* *sum = the mean divergences of the windows, added. */
+static vptq_status sum_losses(const vptq_e2e *e, const size_t *windows, size_t count,
+                              double *sum, vptq_err *err)
+{
+    const size_t length = e->t.opt.length;
+    *sum = 0;
+    for (size_t w = 0; w < count; w++) {
+        double mean = 0;
+        for (size_t i = 0; i < length; i++)
+            mean += e->loss[w * length + i];
+        mean /= (double)length;
+        if (!isfinite(mean))
+            return vptq_fail(err, VPTQ_E_NUMERIC, "the divergence of window %zu is not finite",
+                             windows[w]);
+        *sum += mean;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status group_loss(void *arg, const size_t *windows, size_t count, bool backward,
+                              double *loss, vptq_err *err)
 {
     vptq_e2e *e = arg;
-    const size_t size = e->t.opt.length * e->teacher->desc->hidden;
-    VPTQ_CHECK(vptq_backward_run(e->t.b, e->t.opt.ids + w * e->t.opt.length,
-                                 vptq_trainer_weights(&e->t, 0), e->embedded, e->states, err));
-    VPTQ_CHECK(run_head(e, w, loss, backward ? e->dhidden : NULL, err));
-    for (uint32_t l = e->teacher->desc->layers; backward && l-- > 0;)
+    const size_t length = e->t.opt.length, layers = e->teacher->desc->layers;
+    const size_t size = count * length * e->teacher->desc->hidden;
+    const vptq_backward_loss head = {.hidden = e->states + layers * size,
+                                     .teacher = e->target,
+                                     .scale = (float)(1 / (double)(length * e->t.opt.batch))};
+    VPTQ_CHECK(load(e, windows, count, err));
+    VPTQ_CHECK(vptq_backward_run(e->t.b, e->ids, vptq_trainer_weights(&e->t, 0), e->embedded,
+                                 e->states, err));
+    VPTQ_CHECK(vptq_backward_head(e->t.b, &head, e->loss, backward ? e->dhidden : NULL, err));
+    VPTQ_CHECK(sum_losses(e, windows, count, loss, err));
+    for (uint32_t l = (uint32_t)layers; backward && l-- > 0;)
         VPTQ_CHECK(vptq_trainer_backward(&e->t, l, e->states + l * size, e->dhidden, err));
     return VPTQ_OK;
 }
@@ -92,10 +119,11 @@ vptq_trainer *vptq_e2e_trainer(vptq_e2e *e)
 
 static vptq_status allocate(vptq_e2e *e, vptq_err *err)
 {
-    const size_t size = e->t.opt.length * e->teacher->desc->hidden;
-    e->embedded = vptq_arena_alloc(&e->arena, size, sizeof *e->embedded, err);
-    e->loss = vptq_arena_alloc(&e->arena, e->t.opt.length, sizeof *e->loss, err);
-    if (!e->embedded || !e->loss)
+    const size_t rows = e->t.opt.group * e->t.opt.length, hidden = e->teacher->desc->hidden;
+    e->ids = vptq_arena_alloc(&e->arena, rows, sizeof *e->ids, err);
+    e->embedded = vptq_arena_alloc(&e->arena, rows * hidden, sizeof *e->embedded, err);
+    e->loss = vptq_arena_alloc(&e->arena, rows, sizeof *e->loss, err);
+    if (!e->ids || !e->embedded || !e->loss)
         return VPTQ_E_NOMEM;
     VPTQ_CHECK(vptq_trainer_states(&e->t, e->teacher->desc->layers + 1, &e->states, err));
     VPTQ_CHECK(vptq_trainer_states(&e->t, 1, &e->target, err));
@@ -111,7 +139,16 @@ static vptq_status open_wanted(vptq_e2e *e, vptq_err *err)
     e->wanted.dim = e->teacher->desc->hidden;
     e->wanted.max_rows = o->length;
     return vptq_hidden_states_open(e->t.dev->ctx, o->dir,
-                                   vptq_backward_bytes(e->t.f, o->length), &e->wanted, err);
+                                   vptq_backward_bytes(e->t.f, o->group * o->length),
+                                   &e->wanted, err);
+}
+
+/* As many windows as make the overhead of decoding weights and of gathering gradients small,
+ * whatever the memory: results depend on the size of a group. */
+static size_t group_of(const vptq_trainer_options *o)
+{
+    const size_t fit = o->length < VPTQ_FORWARD_ROWS ? VPTQ_FORWARD_ROWS / o->length : 1;
+    return fit < o->batch ? fit : o->batch;
 }
 
 vptq_status vptq_e2e_open(vptq_device *dev, const vptq_model *teacher, vptq_student *student,
@@ -120,13 +157,15 @@ vptq_status vptq_e2e_open(vptq_device *dev, const vptq_model *teacher, vptq_stud
 {
     vptq_status st = VPTQ_OK;
     const vptq_tensor_range all = vptq_student_range(student, 0, student->m->desc->layers);
+    vptq_trainer_options grouped = *opt;
+    grouped.group = group_of(opt);
     *out = NULL;
     vptq_e2e *e = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *e, err);
     if (!e)
         return VPTQ_E_NOMEM;
     *e = (vptq_e2e){.teacher = teacher};
     vptq_arena_init(&e->arena, dev->ctx->mem);
-    VPTQ_TRY(vptq_trainer_open(dev, student, opt, window_loss, e, &e->t, err));
+    VPTQ_TRY(vptq_trainer_open(dev, student, &grouped, group_loss, e, &e->t, err));
     VPTQ_TRY(allocate(e, err));
     VPTQ_TRY(open_wanted(e, err));
     VPTQ_TRY(teach_all(e, err));

@@ -103,9 +103,12 @@ static vptq_status loss_gradient(vptq_layerwise *l, size_t w, float limit, vptq_
     return l->t.dev->ops->upload(l->t.dev->state, l->out, g, size * sizeof *g, err);
 }
 
-static vptq_status window_loss(void *arg, size_t w, bool backward, double *loss, vptq_err *err)
+static vptq_status window_loss(void *arg, const size_t *windows, size_t count, bool backward,
+                               double *loss, vptq_err *err)
 {
     vptq_layerwise *l = arg;
+    const size_t w = windows[0];
+    VPTQ_BUG_IF(count != 1);
     const size_t dim = l->teacher->desc->hidden;
     float *wanted, limit;
     VPTQ_CHECK(run_block(l, w, err));
@@ -320,6 +323,8 @@ vptq_status vptq_layerwise_open(vptq_device *dev, const vptq_model *teacher,
                                 vptq_layerwise **out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    vptq_trainer_options single = *opt;
+    single.group = 1;
     *out = NULL;
     vptq_layerwise *l = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *l, err);
     if (!l)
@@ -327,7 +332,7 @@ vptq_status vptq_layerwise_open(vptq_device *dev, const vptq_model *teacher,
     *l = (vptq_layerwise){.teacher = teacher};
     l->end = student->tensors[student->tensor_count - 1].layer + 1;
     vptq_arena_init(&l->arena, dev->ctx->mem);
-    VPTQ_TRY(vptq_trainer_open(dev, student, opt, window_loss, l, &l->t, err));
+    VPTQ_TRY(vptq_trainer_open(dev, student, &single, window_loss, l, &l->t, err));
     VPTQ_TRY(allocate(l, err));
     VPTQ_TRY(vptq_forward_open(teacher, dev, opt->length, &l->original, err));
     VPTQ_TRY(open_stream(l, &l->h, err));

@@ -7,14 +7,14 @@
 
 #include "lib/base/rng.h"
 
-/* ---- one window ---- */
+/* ---- a group of windows ---- */
 
 const vptq_weight *vptq_trainer_weights(const vptq_trainer *t, uint32_t layer)
 {
     return t->student->weight + (size_t)layer * VPTQ_LINEAR_COUNT;
 }
 
-/* Adds a linear layer's part of the window's gradient. */
+/* Adds a linear layer's part of the group's gradient. */
 static vptq_status linear_hook(void *arg, uint32_t layer, vptq_linear l, size_t rows,
                                const float *x, const float *dz, vptq_err *err)
 {
@@ -22,7 +22,7 @@ static vptq_status linear_hook(void *arg, uint32_t layer, vptq_linear l, size_t 
     const vptq_weight *w = &vptq_trainer_weights(t, layer)[l];
     if (!w->packed)
         return VPTQ_OK;
-    const vptq_stored_gradients to = vptq_student_gradients(t->student, layer, l, t->window);
+    const vptq_stored_gradients to = vptq_student_gradients(t->student, layer, l, t->group);
     return vptq_stored_gradient(t->stored, &w->packed->vq, rows, x, dz, &to, err);
 }
 
@@ -34,21 +34,35 @@ vptq_status vptq_trainer_backward(vptq_trainer *t, uint32_t layer, const float *
     return vptq_backward_block(t->b, layer, hidden, dhidden, &hooks, err);
 }
 
-/* t->batch += the gradient of window w; *loss: its loss. */
-static vptq_status add_window(vptq_trainer *t, size_t w, double *loss, vptq_err *err)
+static vptq_status not_finite(const vptq_trainer *t, size_t count, vptq_err *err)
+{
+    if (count == 1)
+        return vptq_fail(err, VPTQ_E_NUMERIC, "the gradient of window %zu is not finite",
+                         t->taken[0]);
+    return vptq_fail(err, VPTQ_E_NUMERIC,
+                     "the gradient of %zu windows, the first of them %zu, is not finite", count,
+                     t->taken[0]);
+}
+
+/* t->batch += the gradient of t->taken; *loss: the sum of their losses. */
+static vptq_status add_group(vptq_trainer *t, size_t count, double *loss, vptq_err *err)
 {
     const vptq_tensor_range *r = &t->optimizer.range;
     bool finite = true;
-    memset(t->window + r->at, 0, r->count * sizeof *t->window);
+    memset(t->group + r->at, 0, r->count * sizeof *t->group);
     vptq_forward_use_bf16(t->f, t->opt.bf16);
-    VPTQ_CHECK(t->loss(t->arg, w, true, loss, err));
+    VPTQ_CHECK(t->loss(t->arg, t->taken, count, true, loss, err));
     for (size_t i = r->at; i < r->at + r->count; i++) {
-        finite &= isfinite(t->window[i]) != 0;
-        t->batch[i] += t->window[i];
+        finite &= isfinite(t->group[i]) != 0;
+        t->batch[i] += t->group[i];
     }
-    return finite
-               ? VPTQ_OK
-               : vptq_fail(err, VPTQ_E_NUMERIC, "the gradient of window %zu is not finite", w);
+    return finite ? VPTQ_OK : not_finite(t, count, err);
+}
+
+/* Windows of the group that begins at `first` of `all`. */
+static size_t group_size(const vptq_trainer *t, size_t first, size_t all)
+{
+    return all - first < t->opt.group ? all - first : t->opt.group;
 }
 
 /* r->held_out = the mean loss of the held-out windows; keeps the numbers if it is the lowest.
@@ -58,9 +72,12 @@ static vptq_status measure(vptq_trainer *t, vptq_trainer_report *r, vptq_err *er
     const vptq_tensor_range *range = &t->optimizer.range;
     double sum = 0;
     vptq_forward_use_bf16(t->f, false);
-    for (size_t w = 0; w < t->opt.held_out; w++) {
+    for (size_t first = 0, n; first < t->opt.held_out; first += n) {
         double loss;
-        VPTQ_CHECK(t->loss(t->arg, t->opt.windows + w, false, &loss, err));
+        n = group_size(t, first, t->opt.held_out);
+        for (size_t i = 0; i < n; i++)
+            t->taken[i] = t->opt.windows + first + i;
+        VPTQ_CHECK(t->loss(t->arg, t->taken, n, false, &loss, err));
         sum += loss;
     }
     r->held_out = sum / (double)t->opt.held_out;
@@ -108,9 +125,12 @@ static vptq_status take_step(vptq_trainer *t, vptq_trainer_report *r, vptq_err *
     const size_t first = (size_t)t->optimizer.step * t->opt.batch;
     double sum = 0;
     memset(t->batch + range->at, 0, range->count * sizeof *t->batch);
-    for (size_t i = 0; i < t->opt.batch; i++) {
+    for (size_t i = 0, n; i < t->opt.batch; i += n) {
         double loss;
-        VPTQ_CHECK(add_window(t, window_at(t, first + i), &loss, err));
+        n = group_size(t, i, t->opt.batch);
+        for (size_t j = 0; j < n; j++)
+            t->taken[j] = window_at(t, first + i + j);
+        VPTQ_CHECK(add_group(t, n, &loss, err));
         sum += loss;
     }
     r->loss = sum / (double)t->opt.batch;
@@ -219,7 +239,8 @@ vptq_status vptq_trainer_set_state(vptq_trainer *t, const void *state, vptq_err 
 
 vptq_status vptq_trainer_states(vptq_trainer *t, size_t n, float **to, vptq_err *err)
 {
-    const size_t size = t->opt.length * t->student->m->desc->hidden * sizeof **to;
+    const size_t size =
+        t->opt.group * t->opt.length * t->student->m->desc->hidden * sizeof **to;
     void *p = NULL;
     const vptq_status st = t->dev->ops->alloc(t->dev->state, n, size, &p, err);
     *to = p;
@@ -229,11 +250,12 @@ vptq_status vptq_trainer_states(vptq_trainer *t, size_t n, float **to, vptq_err 
 static vptq_status allocate(vptq_trainer *t, vptq_err *err)
 {
     const size_t n = t->student->count;
-    t->window = vptq_arena_alloc(&t->arena, n, sizeof *t->window, err);
+    t->group = vptq_arena_alloc(&t->arena, n, sizeof *t->group, err);
     t->batch = vptq_arena_alloc(&t->arena, n, sizeof *t->batch, err);
     t->best = vptq_arena_alloc(&t->arena, n, sizeof *t->best, err);
     t->order = vptq_arena_alloc(&t->arena, t->opt.windows, sizeof *t->order, err);
-    return t->window && t->batch && t->best && t->order ? VPTQ_OK : VPTQ_E_NOMEM;
+    t->taken = vptq_arena_alloc(&t->arena, t->opt.group, sizeof *t->taken, err);
+    return t->group && t->batch && t->best && t->order && t->taken ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 static vptq_status open_stored(vptq_trainer *t, vptq_err *err)
@@ -259,7 +281,7 @@ vptq_status vptq_trainer_open(vptq_device *dev, vptq_student *student,
     VPTQ_TRY(allocate(t, err));
     VPTQ_TRY(open_stored(t, err));
     VPTQ_TRY(vptq_forward_open(student->m, dev, opt->length, &t->f, err));
-    VPTQ_TRY(vptq_backward_open(t->f, opt->length, &t->b, err));
+    VPTQ_TRY(vptq_backward_open(t->f, opt->length, opt->group, &t->b, err));
     VPTQ_TRY(
         vptq_optimizer_open(student, opt->steps, opt->rate, &t->arena, &t->optimizer, err));
 out:

@@ -23,6 +23,7 @@ typedef struct vptq_trainer_options {
     size_t batch;       /* windows per step */
     double rate;        /* of the optimizer */
     size_t length;      /* tokens of a window, at least 2 */
+    size_t group;       /* windows that go through the model at once; set by the loss */
     size_t windows;     /* to train on; passed in another order each time all have been used */
     size_t held_out;    /* windows after them, at least 1 */
     const int32_t *ids; /* [windows + held_out][length] */
@@ -41,10 +42,11 @@ typedef struct vptq_trainer_report {
     double changed;  /* share of all stored numbers that differ from the original ones */
 } vptq_trainer_report;
 
-/* *loss: that of window w.  With `backward`, the gradient of *loss / batch goes to the trainer
- * by vptq_trainer_backward.  VPTQ_E_NUMERIC naming the window if the loss is not finite. */
-typedef vptq_status (*vptq_trainer_fn)(void *arg, size_t w, bool backward, double *loss,
-                                       vptq_err *err);
+/* *loss: the sum of those of `count` windows, at most `group`.  With `backward`, the gradient
+ * of *loss / batch goes to the trainer by vptq_trainer_backward.  VPTQ_E_NUMERIC naming the
+ * window if a loss is not finite. */
+typedef vptq_status (*vptq_trainer_fn)(void *arg, const size_t *windows, size_t count,
+                                       bool backward, double *loss, vptq_err *err);
 
 typedef struct vptq_trainer {
     vptq_device *dev;
@@ -57,13 +59,14 @@ typedef struct vptq_trainer {
     vptq_backward *b;
     vptq_stored *stored;
     vptq_optimizer optimizer; /* has the range of tensors that are trained */
-    double *window;           /* [count] gradient of a window */
+    double *group;            /* [count] gradient of a group of windows */
     double *batch;            /* [count] of the batch */
     float *best;              /* [count] masters with the lowest held-out loss */
     double best_held_out;
     uint32_t best_step;
     bool due;      /* the held-out windows are to be measured after the last step */
     size_t *order; /* [windows] of the present pass */
+    size_t *taken; /* [group] the windows of a group */
     size_t pass;   /* over all windows, that order is of; SIZE_MAX: none */
 } vptq_trainer;
 
@@ -104,7 +107,7 @@ const vptq_weight *vptq_trainer_weights(const vptq_trainer *t, uint32_t layer);
 /* vptq_backward_block with the student's weights, adding the gradients of what they store. */
 vptq_status vptq_trainer_backward(vptq_trainer *t, uint32_t layer, const float *hidden,
                                   float *dhidden, vptq_err *err) VPTQ_MUST_CHECK;
-/* Device memory for [n][length, hidden] floats. */
+/* Device memory for [n][group * length, hidden] floats. */
 vptq_status vptq_trainer_states(vptq_trainer *t, size_t n, float **to,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -75,7 +75,7 @@ static void open_all(bench *b, const char *model, const char *ids)
     bench_need(vptq_device_open(&b->ctx, "cpu", &b->dev, &err), &err);
     bench_need(vptq_model_open(&b->ctx, model, &none, false, &b->m, &err), &err);
     bench_need(vptq_forward_open(&b->m, &b->dev, b->tokens, &b->f, &err), &err);
-    bench_need(vptq_backward_open(b->f, b->tokens, &b->b, &err), &err);
+    bench_need(vptq_backward_open(b->f, b->tokens, 1, &b->b, &err), &err);
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         uint32_t out, in;
         vptq_linear_shape(b->m.desc, (vptq_linear)l, &out, &in);

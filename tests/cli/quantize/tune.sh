@@ -80,7 +80,8 @@ tune -o damaged --steps 20 >/dev/null
 expect_same one damaged
 
 # Less memory than the hidden states of the original need, which then go to a file: the same bytes.
-tune -o small --steps 20 --mem 7M >/dev/null
+"$BIN/vptq-quantize" "${args[@]}" --verbose -o small --steps 20 --mem 10M >/dev/null 2>err.txt
+expect_line err.txt "hidden states (2 MiB) go to a file in 'small'"
 expect_same one small
 
 # Started over without need: a finished run of the same settings is kept.

@@ -132,7 +132,7 @@ static void check_window(const rig *r, size_t w, const float *got)
 
     assert_ok(vptq_forward_open(&r->v.m, (vptq_device *)(uintptr_t)&r->v.dev, LENGTH, &f, &err),
               &err);
-    assert_ok(vptq_backward_open(f, LENGTH, &b, &err), &err);
+    assert_ok(vptq_backward_open(f, LENGTH, 1, &b, &err), &err);
     assert_ok(vptq_backward_run(b, r->ids + w * LENGTH, NULL, embedded, states, &err), &err);
     assert_ok(vptq_forward_logits(f, LENGTH, a.hidden, logits, &err), &err);
     for (size_t t = 0; t < LENGTH; t++)

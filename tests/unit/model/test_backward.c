@@ -131,7 +131,7 @@ static gradients *run(const char *family, const char *backend, int threads,
     g->m = &r.m;
     for (int i = 0; i < TOKENS; i++)
         targets[i] = i + 1 < TOKENS ? ids[i + 1] : -1;
-    assert_ok(vptq_backward_open(r.f, TOKENS, &b, &err), &err);
+    assert_ok(vptq_backward_open(r.f, TOKENS, 1, &b, &err), &err);
     run_forward(&r, b, ids, states);
     float *wanted = teacher ? on_device(&r.dev, teacher, bytes) : NULL;
     float *dhidden = on_device(&r.dev, NULL, bytes);
@@ -262,5 +262,132 @@ static void test_threads(void **state)
     free(three);
 }
 
+/* ---- several windows at once ---- */
+
+enum { WINDOWS = 3 };
+
+/* Losses and gradients of the rows of some windows, and sums over all of them. */
+typedef struct several {
+    size_t rows;
+    vptq_device *dev;
+    const vptq_model *m;
+    double loss[WINDOWS * TOKENS];
+    float dhidden[WINDOWS * TOKENS * HIDDEN];
+    double norm[HIDDEN];                     /* of k, in the first layer */
+    double sum_x, sum_dz[VPTQ_LINEAR_COUNT]; /* of squares */
+} several;
+
+static double squares(vptq_device *dev, const float *x, size_t n)
+{
+    vptq_err err;
+    double sum = 0;
+    float *copy = vtest_alloc(n, sizeof *copy);
+    assert_ok(dev->ops->download(dev->state, copy, x, n * sizeof *copy, &err), &err);
+    for (size_t i = 0; i < n; i++)
+        sum += (double)copy[i] * (double)copy[i];
+    free(copy);
+    return sum;
+}
+
+static vptq_status squares_hook(void *arg, uint32_t layer, vptq_linear l, size_t rows,
+                                const float *x, const float *dz, vptq_err *err)
+{
+    several *s = arg;
+    uint32_t out, in;
+    (void)layer;
+    (void)err;
+    vptq_linear_shape(s->m->desc, l, &out, &in);
+    assert_int_equal(rows, s->rows);
+    s->sum_x += squares(s->dev, x, rows * in);
+    s->sum_dz[l] += squares(s->dev, dz, rows * out);
+    return VPTQ_OK;
+}
+
+/* Windows [first, first + count) of ids. */
+static several *run_several(vrig *r, vptq_backward *b, const int32_t *ids, size_t first,
+                            size_t count)
+{
+    vptq_err err;
+    several *s = vtest_alloc(1, sizeof *s);
+    int32_t targets[WINDOWS * TOKENS];
+    const size_t rows = count * TOKENS, size = rows * HIDDEN;
+    float *states = on_device(&r->dev, NULL, (LAYERS + 1) * size * sizeof *states);
+    float *dhidden = on_device(&r->dev, NULL, size * sizeof *dhidden);
+    double *norm = on_device(&r->dev, NULL, sizeof s->norm);
+    float *embedded = vtest_alloc(size, sizeof *embedded);
+    *s = (several){.rows = rows, .dev = &r->dev, .m = &r->m};
+    for (size_t i = 0; i < rows; i++)
+        targets[i] = ids[first * TOKENS + i];
+    vptq_backward_windows(b, count);
+    assert_ok(vptq_backward_run(b, ids + first * TOKENS, NULL, embedded, states, &err), &err);
+    const vptq_backward_loss loss = {
+        .hidden = states + LAYERS * size, .targets = targets, .scale = 1};
+    assert_ok(vptq_backward_head(b, &loss, s->loss, dhidden, &err), &err);
+    for (uint32_t l = LAYERS; l-- > 0;) {
+        const vptq_backward_hooks hooks = {
+            .linear = squares_hook, .arg = s, .k_norm = l ? NULL : norm};
+        assert_ok(vptq_backward_block(b, l, states + l * size, dhidden, &hooks, &err), &err);
+    }
+    vptq_dev *dev = r->dev.state;
+    assert_ok(r->dev.ops->download(dev, s->dhidden, dhidden, size * sizeof *dhidden, &err),
+              &err);
+    assert_ok(r->dev.ops->download(dev, s->norm, norm, sizeof s->norm, &err), &err);
+    r->dev.ops->release(dev, states);
+    r->dev.ops->release(dev, dhidden);
+    r->dev.ops->release(dev, norm);
+    free(embedded);
+    return s;
+}
+
+/* Windows that go through the model together give, bit for bit, what each gives alone. */
+static void check_windows(const char *family)
+{
+    vrig r;
+    vptq_err err;
+    vptq_backward *b;
+    char path[128];
+    int32_t *one = vrig_tiny_ids(family), ids[WINDOWS * TOKENS];
+    snprintf(path, sizeof path, "tests/golden/tiny_%s", family);
+    vrig_open_forward(&r, path, "cpu", 2, TOKENS);
+    for (int i = 0; i < WINDOWS * TOKENS; i++)
+        ids[i] = one[i % TOKENS * (i / TOKENS + 1) % TOKENS];
+    assert_ok(vptq_backward_open(r.f, TOKENS, WINDOWS, &b, &err), &err);
+    several *all = run_several(&r, b, ids, 0, WINDOWS);
+    double norm[HIDDEN] = {0}, sum_x = 0, sum_dz[VPTQ_LINEAR_COUNT] = {0};
+    for (size_t w = 0; w < WINDOWS; w++) {
+        several *single = run_several(&r, b, ids, w, 1);
+        assert_memory_equal(single->loss, all->loss + w * TOKENS, TOKENS * sizeof(double));
+        assert_memory_equal(single->dhidden, all->dhidden + w * TOKENS * HIDDEN,
+                            TOKENS * HIDDEN * sizeof(float));
+        for (int i = 0; i < HIDDEN; i++)
+            norm[i] += single->norm[i];
+        sum_x += single->sum_x;
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            sum_dz[l] += single->sum_dz[l];
+        free(single);
+    }
+    double largest = 0;
+    for (size_t i = 0; i < r.m.desc->head_dim; i++)
+        largest = fmax(largest, fabs(norm[i]));
+    assert_true(largest > 0 || !r.m.desc->family->qk_norm);
+    for (size_t i = 0; i < r.m.desc->head_dim; i++)
+        assert_true(fabs(norm[i] - all->norm[i]) <= 1e-6 * largest);
+    assert_true(fabs(sum_x - all->sum_x) <= 1e-12 * sum_x);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        assert_true(sum_dz[l] > 0 && fabs(sum_dz[l] - all->sum_dz[l]) <= 1e-12 * sum_dz[l]);
+    free(all);
+    vptq_backward_close(b);
+    free(one);
+    vrig_close(&r);
+}
+
+static void test_windows(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VRIG_FAMILIES; i++)
+        check_windows(vrig_families[i]);
+}
+
 VTEST_MAIN(cmocka_unit_test(test_ref), cmocka_unit_test(test_cpu),
-           cmocka_unit_test(test_emulated_cuda), cmocka_unit_test(test_threads))
+           cmocka_unit_test(test_emulated_cuda), cmocka_unit_test(test_threads),
+           cmocka_unit_test(test_windows))

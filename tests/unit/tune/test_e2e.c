@@ -48,7 +48,7 @@ static vptq_trainer_options tiny_options(double rate)
                                   .rate = rate,
                                   .length = 20,
                                   .windows = 5,
-                                  .held_out = 2,
+                                  .held_out = 3,
                                   .every = 2,
                                   .seed = 1};
 }
@@ -201,10 +201,10 @@ static void test_due_measurement(void **state)
     run_start(&part, &opt);
     while (part.t->optimizer.step < 5)
         assert_ok(vptq_trainer_step(part.t, &part.last, &err), &err);
-    /* The last step: two windows to train on, and the first that is held out. */
+    /* The last step: one group of two windows to train on, and the first that is held out. */
     vptq_backend ops = *part.r.dev.ops;
     canceller.ops = part.r.dev.ops;
-    canceller.left = 2;
+    canceller.left = 1;
     canceller.stop = &stop;
     ops.kl_grad = cancelling_kl_grad;
     part.r.dev.ops = &ops;

@@ -191,7 +191,7 @@ static void test_gradient(void **state)
     for (uint32_t layer = 0; layer < t.r.m.desc->layers; layer++) {
         const vptq_tensor_range range = vptq_student_range(&t.s, layer, layer + 1);
         run_blocks(&t, layer + 1);
-        const double *g = vptq_layerwise_trainer(t.l)->window;
+        const double *g = vptq_layerwise_trainer(t.l)->group;
         for (size_t i = range.first; i < range.end; i += 5) {
             const vptq_trainable *x = &t.s.tensors[i];
             size_t at = x->at;
