@@ -8,6 +8,7 @@
 #include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
 #include "lib/quantize/internal.h"
+#include "lib/tune/e2e.h"
 
 enum { JSON_LIMIT = 8 << 20, KEY = 256 };
 
@@ -226,6 +227,7 @@ vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err)
     vptq_arena_init(&arena, mem);
     VPTQ_TRY(remove_file(work, "report.jsonl", err));
     VPTQ_TRY(remove_file(work, VPTQ_TUNE_STATE_FILE, err));
+    VPTQ_TRY(remove_file(work, VPTQ_E2E_ORIGINAL_FILE, err));
     VPTQ_TRY(vptq_dir_list(work, &arena, &names, &count, err));
     for (size_t i = 0; i < count; i++)
         if (vptq_layer_file_is(names[i]))

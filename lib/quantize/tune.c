@@ -301,6 +301,7 @@ static vptq_status take_steps(vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
 static vptq_status tune_e2e(vptq_tuner *t, vptq_err *err)
 {
     vptq_trainer_report start;
+    t->plan.fingerprint = t->fingerprint;
     VPTQ_CHECK(
         vptq_e2e_open(t->dev, &t->original, &t->student, &t->plan, &t->e2e, &start, err));
     vptq_trainer *e2e = vptq_e2e_trainer(t->e2e);

@@ -2,8 +2,11 @@
  * and backwards through all blocks. */
 #include "lib/tune/e2e.h"
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
+
+#include "lib/base/file.h"
 
 struct vptq_e2e {
     vptq_trainer t;
@@ -37,16 +40,51 @@ static vptq_status teach(vptq_e2e *e, vptq_forward *f, size_t w, vptq_err *err)
     return vptq_hidden_states_keep(&e->wanted, w * length, length, err);
 }
 
+/* *kept: whether the file has them. */
+static vptq_status read_kept(vptq_e2e *e, const char *path, bool *kept, vptq_err *err)
+{
+    vptq_hidden_states *const streams[] = {&e->wanted};
+    uint64_t position;
+    VPTQ_CHECK(
+        vptq_hidden_states_load(streams, 1, path, e->t.opt.fingerprint, 0, &position, err));
+    *kept = position == 0;
+    if (*kept)
+        vptq_log(e->t.dev->ctx, VPTQ_LOG_MORE,
+                 "the original's hidden states are read from '%s'", path);
+    return VPTQ_OK;
+}
+
+/* A run goes on without the file: it only saves time. */
+static void keep(vptq_e2e *e, const char *path)
+{
+    vptq_hidden_states *const streams[] = {&e->wanted};
+    vptq_err why = {0};
+    if (vptq_hidden_states_save(streams, 1, path, e->t.opt.fingerprint, 0, &why))
+        vptq_log(e->t.dev->ctx, VPTQ_LOG_WARN,
+                 "%s; the original's hidden states are not kept for another run", why.text);
+}
+
 static vptq_status teach_all(vptq_e2e *e, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t all = e->t.opt.windows + e->t.opt.held_out;
     vptq_forward *f = NULL;
+    char path[PATH_MAX];
+    bool kept = false;
+    if (e->t.opt.fingerprint) {
+        VPTQ_CHECK(
+            vptq_path_join(path, sizeof path, e->t.opt.dir, VPTQ_E2E_ORIGINAL_FILE, err));
+        VPTQ_CHECK(read_kept(e, path, &kept, err));
+    }
+    if (kept)
+        return VPTQ_OK;
     VPTQ_TRY(vptq_forward_open(e->teacher, e->t.dev, e->t.opt.length, &f, err));
     for (size_t w = 0; w < all; w++) {
         VPTQ_TRY(teach(e, f, w, err));
         vptq_progress(e->t.dev->ctx, "original", w + 1, all, NULL);
     }
+    if (e->t.opt.fingerprint)
+        keep(e, path);
 out:
     vptq_forward_close(f);
     return st;

@@ -31,6 +31,8 @@ typedef struct vptq_trainer_options {
     uint64_t seed;
     bool bf16;       /* gradients from numbers rounded to bfloat16; measurements never are */
     const char *dir; /* for hidden states where memory is capped */
+    /* 16 digits that name model and windows; NULL: nothing is kept in dir. */
+    const char *fingerprint;
 } vptq_trainer_options;
 
 typedef struct vptq_trainer_report {

@@ -1,8 +1,8 @@
 /* Measures a step of training: windows forwards and backwards, with the loss of the next token
  * and the gradients of every linear layer's weights and every norm.  Prints one line of JSON:
  * seconds and mean loss per window, and the largest entry of a gradient, which needs all of it.
- *     bench_backward [MODEL [IDS [CONTEXT [THREADS [WINDOWS]]]]]
- * (default: build/demo/model.gguf, the ids 0, 1, .., 2048, 2, 1) */
+ *     bench_backward [MODEL [IDS [CONTEXT [THREADS [WINDOWS [float|bf16]]]]]]
+ * (default: build/demo/model.gguf, the ids 0, 1, .., 2048, 2, 1, float) */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +20,7 @@ typedef struct bench {
     vptq_forward *f;
     vptq_backward *b;
     size_t tokens;
+    bool bf16;
     int32_t *ids, *targets;
     float *states;  /* [layers + 1][tokens, hidden] */
     float *dhidden; /* [tokens, hidden] */
@@ -47,7 +48,8 @@ static vptq_status weight_gradient(void *arg, uint32_t layer, vptq_linear l, siz
                               .ldb = out,
                               .ldc = out,
                               .trans_a = true,
-                              .alpha = 1};
+                              .alpha = 1,
+                              .bf16 = b->bf16};
     VPTQ_CHECK(b->dev.ops->gemm(b->dev.state, &g, err));
     for (size_t i = 0; i < (size_t)in * out; i++)
         b->largest = fmax(b->largest, fabs((double)b->dw[i]));
@@ -75,6 +77,7 @@ static void open_all(bench *b, const char *model, const char *ids)
     bench_need(vptq_device_open(&b->ctx, "cpu", &b->dev, &err), &err);
     bench_need(vptq_model_open(&b->ctx, model, &none, false, &b->m, &err), &err);
     bench_need(vptq_forward_open(&b->m, &b->dev, b->tokens, &b->f, &err), &err);
+    vptq_forward_use_bf16(b->f, b->bf16);
     bench_need(vptq_backward_open(b->f, b->tokens, 1, &b->b, &err), &err);
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         uint32_t out, in;
@@ -141,7 +144,8 @@ int main(int argc, char **argv)
 {
     const char *model = argc > 1 ? argv[1] : "build/demo/model.gguf";
     const size_t windows = argc > 5 ? strtoul(argv[5], NULL, 10) : 1;
-    bench b = {.tokens = argc > 3 ? strtoul(argv[3], NULL, 10) : 2048};
+    bench b = {.tokens = argc > 3 ? strtoul(argv[3], NULL, 10) : 2048,
+               .bf16 = argc > 6 && !strcmp(argv[6], "bf16")};
     if (argc < 2 && access(model, R_OK)) {
         printf("skipped: %s is not there (scripts/fetch_demo.sh --model-only build/demo)\n",
                model);

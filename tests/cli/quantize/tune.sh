@@ -13,7 +13,9 @@ tune -o one -t 1 --steps 20 --format json >one.json
 tune -o two -t 4 --steps 20 >two.txt
 expect_same one two
 no_leftovers one
-[ ! -e one/tune.state ] || fail "a finished run leaves its state"
+for state in tune original; do
+    [ ! -e one/$state.state ] || fail "a finished run leaves $state.state"
+done
 [ "$(wc -l <one.json)" = 22 ] || fail "expected the start, 20 steps and the sums"
 expect_near "$(head -n 1 one.json | json_get held_out_loss)" "$(tail -n 1 one.json | json_get held_out_before)" 0
 expect_number "$(tail -n 1 one.json | json_get held_out_loss)" '<' \
@@ -67,8 +69,14 @@ interrupt "$pid" 0
 [ -e stopped/tune.state ] || fail "an interrupted run saves no state"
 [ ! -e stopped/layer_000_q_proj.safetensors ] || fail "an interrupted run leaves matrices"
 cp -r stopped damaged
-tune -o stopped --steps 20 >/dev/null
+cp -r stopped again
+"$BIN/vptq-quantize" "${args[@]}" -o stopped --steps 20 --verbose >/dev/null 2>err.txt
+expect_line err.txt "the original's hidden states are read from 'stopped/original.state'"
 expect_same one stopped
+printf x | dd of=again/original.state bs=1 seek=900 conv=notrunc 2>/dev/null
+"$BIN/vptq-quantize" "${args[@]}" -o again --steps 20 --verbose >/dev/null 2>err.txt
+! grep -q 'hidden states are read' err.txt || fail "a damaged original.state is read"
+expect_same one again
 
 # A damaged state: from the first step, with a warning.  A matrix that is missing: made again.
 printf x | dd of=damaged/tune.state bs=1 seek=900 conv=notrunc 2>/dev/null
