@@ -49,6 +49,24 @@ void vrig_open_forward(vrig *r, const char *path, const char *backend, int threa
     assert_ok(vptq_forward_open(&r->m, &r->dev, length, &r->f, &err), &err);
 }
 
+bool vrig_open_demo(vrig *r, size_t length)
+{
+    const char *f16 = getenv("VPTQ_DEMO_F16"), *gguf = getenv("VPTQ_DEMO_GGUF");
+    vptq_err err = {0};
+    if (!f16 && !gguf) {
+        print_message("neither VPTQ_DEMO_F16 nor VPTQ_DEMO_GGUF names the demo model\n");
+        return false;
+    }
+    vrig_open_forward(r, f16 ? f16 : gguf, "cpu", 2, length);
+    if (f16)
+        return true;
+    for (size_t i = 0; i < r->m.ckpt.set.count; i++)
+        r->m.ckpt.set.tensors[i].round_to = VPTQ_F16;
+    vptq_forward_close(r->f); /* opens again: opening reads norms and biases */
+    assert_ok(vptq_forward_open(&r->m, &r->dev, length, &r->f, &err), &err);
+    return true;
+}
+
 void vrig_close(vrig *r)
 {
     vptq_forward_close(r->f);

@@ -28,6 +28,9 @@ void vrig_open_base(vrig *r, const char *path);
 /* Opens a model without tokenizer, and its forward pass for sequences of `length` tokens. */
 void vrig_open_forward(vrig *r, const char *path, const char *backend, int threads,
                        size_t length);
+/* The same with the demo model in float16: unpacked ($VPTQ_DEMO_F16), or a GGUF file
+ * ($VPTQ_DEMO_GGUF) with every value rounded when read.  Returns false if neither is set. */
+bool vrig_open_demo(vrig *r, size_t length);
 /* Closes everything and asserts that no memory is still allocated. */
 void vrig_close(vrig *r);
 

@@ -262,6 +262,87 @@ static void test_threads(void **state)
     free(three);
 }
 
+/* ---- a block of the demo model (tests/golden/make_block_gradient.py) ---- */
+
+typedef struct block_run {
+    vptq_device *dev;
+    const vptq_model *m;
+    double *at; /* the next of dW u and v dW */
+} block_run;
+
+/* In double; with u[i] = v[i] = cos(i + 1): dW u = dz^T (x u), v dW = (dz v)^T x. */
+static vptq_status projections_hook(void *arg, uint32_t layer, vptq_linear l, size_t rows,
+                                    const float *x, const float *dz, vptq_err *err)
+{
+    block_run *b = arg;
+    uint32_t out, in;
+    (void)layer;
+    (void)err;
+    vptq_linear_shape(b->m->desc, l, &out, &in);
+    double *at = b->at;
+    for (int i = 0; i < (int)l; i++) { /* hooks come from the last linear layer to the first */
+        uint32_t o, n;
+        vptq_linear_shape(b->m->desc, (vptq_linear)i, &o, &n);
+        at += o + n;
+    }
+    for (size_t t = 0; t < rows; t++) {
+        double xu = 0, zv = 0;
+        for (size_t i = 0; i < in; i++)
+            xu += (double)x[t * in + i] * cos((double)i + 1);
+        for (size_t o = 0; o < out; o++)
+            zv += (double)dz[t * out + o] * cos((double)o + 1);
+        for (size_t o = 0; o < out; o++)
+            at[o] += (double)dz[t * out + o] * xu;
+        for (size_t i = 0; i < in; i++)
+            at[out + i] += zv * (double)x[t * in + i];
+    }
+    return VPTQ_OK;
+}
+
+static void test_demo_block(void **state)
+{
+    (void)state;
+    enum { LENGTH = 24, BLOCK = 15, DIM = 576, SIZE = LENGTH * DIM };
+    vrig r;
+    vptq_err err;
+    vptq_backward *b;
+    vtest_npy want;
+    if (!vrig_open_demo(&r, LENGTH))
+        skip();
+    assert_int_equal(r.m.desc->hidden, DIM);
+    vtest_npy_load("tests/golden/gradients/smollm2_block.npy", &want);
+    const float *golden = vtest_npy_as(&want, "f4");
+    float *dhidden = vtest_alloc(SIZE, sizeof *dhidden);
+    double *got = vtest_alloc(want.count, sizeof *got);
+    memset(got, 0, want.count * sizeof *got);
+    memcpy(dhidden, golden + SIZE, SIZE * sizeof *dhidden);
+    block_run run = {&r.dev, &r.m, got + SIZE};
+    double *norms = got + want.count - 2 * SIZE - 2 * DIM;
+    const vptq_backward_hooks hooks = {
+        .linear = projections_hook, .arg = &run, .input_norm = norms, .post_norm = norms + DIM};
+    assert_ok(vptq_backward_open(r.f, LENGTH, 1, &b, &err), &err);
+    assert_ok(vptq_backward_block(b, BLOCK, golden, dhidden, &hooks, &err), &err);
+    vptq_backward_close(b);
+    for (size_t i = 0; i < SIZE; i++)
+        got[i] = (double)dhidden[i];
+    size_t at = 2 * SIZE, own = SIZE;
+    take(&want, &at, "input", SIZE, got);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        uint32_t out, in;
+        vptq_linear_shape(r.m.desc, (vptq_linear)l, &out, &in);
+        take(&want, &at, vptq_linear_name((vptq_linear)l), out, got + own);
+        take(&want, &at, vptq_linear_name((vptq_linear)l), in, got + own + out);
+        own += out + in;
+    }
+    take(&want, &at, "input norm", DIM, norms);
+    take(&want, &at, "post-attention norm", DIM, norms + DIM);
+    assert_int_equal(at, want.count);
+    free(got);
+    free(dhidden);
+    vtest_npy_free(&want);
+    vrig_close(&r);
+}
+
 /* ---- several windows at once ---- */
 
 enum { WINDOWS = 3 };
@@ -390,4 +471,4 @@ static void test_windows(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_ref), cmocka_unit_test(test_cpu),
            cmocka_unit_test(test_emulated_cuda), cmocka_unit_test(test_threads),
-           cmocka_unit_test(test_windows))
+           cmocka_unit_test(test_demo_block), cmocka_unit_test(test_windows))

@@ -388,29 +388,16 @@ static void test_stories_packed(void **state)
     check_stories("golden/vptq_model_stories260K");
 }
 
-/* Opens the demo model in float16 and reads the ids of its golden outputs into *ids; free().
- * The model is unpacked ($VPTQ_DEMO_F16), or a GGUF file ($VPTQ_DEMO_GGUF) with every value
- * rounded when read.  Returns false if neither is set or the ids are missing. */
+/* The demo model, and the ids of its golden outputs; free(). */
 static bool open_demo(vrig *r, size_t length, int32_t **ids)
 {
-    const char *f16 = getenv("VPTQ_DEMO_F16"), *gguf = getenv("VPTQ_DEMO_GGUF");
     char path[4096];
     size_t size;
-    vptq_err err = {0};
-    if (!f16 && !gguf) {
-        print_message("neither VPTQ_DEMO_F16 nor VPTQ_DEMO_GGUF names the demo model\n");
-        return false;
-    }
-    if (!vtest_data(path, sizeof path, "golden/smollm2/wikitext2_w16.i32"))
+    *ids = NULL;
+    if (!vtest_data(path, sizeof path, "golden/smollm2/wikitext2_w16.i32") ||
+        !vrig_open_demo(r, length))
         return false;
     *ids = (int32_t *)(void *)vtest_read_file(path, &size);
-    vrig_open_forward(r, f16 ? f16 : gguf, "cpu", 2, length);
-    if (f16)
-        return true;
-    for (size_t i = 0; i < r->m.ckpt.set.count; i++)
-        r->m.ckpt.set.tensors[i].round_to = VPTQ_F16;
-    vptq_forward_close(r->f); /* opens again: opening reads norms and biases */
-    assert_ok(vptq_forward_open(&r->m, &r->dev, length, &r->f, &err), &err);
     return true;
 }
 
