@@ -378,13 +378,15 @@ typedef struct vptq_tune_options {
     const char *work;      /* directory to make or to continue */
     const char *tokenizer; /* file; NULL = the model's own */
     vptq_corpus_options corpus;
-    size_t windows, length; /* of the text at most, held-out ones included; tokens of each */
-    double holdout;         /* share of the windows that choose what is kept, above 0 */
-    uint32_t steps;         /* end to end */
-    uint32_t passes;        /* of a layer over all windows */
-    size_t batch;           /* windows of a step */
-    double rate;            /* largest step, relative to the size of a codebook */
-    bool bf16;              /* gradients from numbers rounded to bfloat16, faster with AMX */
+    /* Windows of the text at most, held-out ones included, and tokens of each; 0 windows: as
+     * many as the steps take if none comes twice. */
+    size_t windows, length;
+    double holdout;  /* share of the windows that choose what is kept, above 0 */
+    uint32_t steps;  /* end to end */
+    uint32_t passes; /* of a layer over all windows */
+    size_t batch;    /* windows of a step */
+    double rate;     /* largest step, relative to the size of a codebook */
+    bool bf16;       /* gradients from numbers rounded to bfloat16, faster with AMX */
     uint64_t seed;
     bool force; /* start over in a directory of another run */
 } vptq_tune_options;

@@ -18,8 +18,7 @@ const char *vptq_tune_method_name(vptq_tune_method m)
 
 vptq_tune_options vptq_tune_defaults(void)
 {
-    return (vptq_tune_options){.windows = 128,
-                               .length = 2048,
+    return (vptq_tune_options){.length = 512,
                                .holdout = 1.0 / 16,
                                .steps = 120,
                                .passes = 4,
@@ -35,13 +34,15 @@ static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG, "tuning method %d: expected 1 to 3", (int)o->method);
     if (o->method & VPTQ_TUNE_LAYER && o->passes < 1)
         return vptq_fail(err, VPTQ_E_ARG, "0 passes over the windows, expected at least 1");
-    if ((o->method & VPTQ_TUNE_E2E && o->steps < 1) || o->batch < 1 || o->batch > o->windows ||
-        o->length < 2)
-        return vptq_fail(
-            err, VPTQ_E_ARG,
-            "%u steps of %zu of %zu windows of %zu tokens: expected at least 1 step "
-            "of 1 window of 2 tokens, and batches of at most all windows",
-            o->steps, o->batch, o->windows, o->length);
+    if (o->method & VPTQ_TUNE_E2E && o->steps < 1)
+        return vptq_fail(err, VPTQ_E_ARG, "0 steps, expected at least 1");
+    if (o->batch < 1 || (o->windows && o->batch > o->windows))
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "steps of %zu windows, expected at least 1 and at most all windows",
+                         o->batch);
+    if (o->length < 2)
+        return vptq_fail(err, VPTQ_E_ARG, "windows of %zu tokens, expected at least 2",
+                         o->length);
     if (!(o->holdout > 0 && o->holdout < 1))
         return vptq_fail(err, VPTQ_E_ARG,
                          "a held-out share of %g, expected more than 0 and less than 1",
@@ -108,12 +109,21 @@ static vptq_status copy_windows(vptq_tuner *t, const vptq_corpus *c, const size_
     return VPTQ_OK;
 }
 
+/* Windows of which the steps use each once: more would be left over, and taking fewer several
+ * times helps less than other text.  Layers get as many as the default steps. */
+static size_t windows_of_steps(const vptq_tune_options *o)
+{
+    const uint32_t steps = o->method & VPTQ_TUNE_E2E ? o->steps : vptq_tune_defaults().steps;
+    return (size_t)ceil((double)steps * (double)o->batch / (1 - o->holdout));
+}
+
 static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err *err)
 {
     const vptq_tune_options *o = t->opt;
+    const size_t most = o->windows ? o->windows : windows_of_steps(o);
     size_t *starts, count;
     VPTQ_CHECK(
-        vptq_corpus_sample(c, o->length, o->windows, o->seed, &t->arena, &starts, &count, err));
+        vptq_corpus_sample(c, o->length, most, o->seed, &t->arena, &starts, &count, err));
     const size_t held_out = (size_t)ceil(o->holdout * (double)count);
     if (held_out >= count || o->batch > count - held_out)
         return vptq_fail(

@@ -102,6 +102,12 @@ tune -o one --steps 20 --rate 0.005 -f >/dev/null
 tune -o fresh --steps 20 --rate 0.005 >/dev/null
 expect_same fresh one
 
+# Without -n, the steps see every window once.
+"$BIN/vptq-quantize" --from work --tune e2e -c "$text" --steps 3 --batch 4 --rate 0.01 -o once -q >/dev/null
+for key in '"windows": *12' '"held_out": *1' '"length": *512'; do
+    grep -q "$key[,}]" once/quantize.json || fail "not $key in $(cat once/quantize.json)"
+done
+
 # Nothing better: what went in comes out.
 want=$("$BIN/vptq-pack" -q --digest work)
 tune -o zero --steps 3 --rate 0 >zero.txt
@@ -142,7 +148,7 @@ rm part/layer_004_*
 expect_line err.txt "'part' has 28 of 35 matrices; the others stay as the original's"
 for bad in '--from work' '--tune e2e' '--from work --tune e2e -H h' '--from work --tune e2e -b 2' \
     '--from work --tune e2e --dry-run' '--from work --tune e2e --rate 2' '--from work --tune e2e --holdout 0' \
-    '--from work --tune e2e --steps 0' '--from work --tune e2e --batch 500' '--from work --tune e2e -v 8' \
+    '--from work --tune e2e --steps 0' '--from work --tune e2e -n 64 --batch 500' '--from work --tune e2e -v 8' \
     '--from work --tune e2e --layers 0-1' '--from work --tune e2e --weights plain' '-m model --steps 3' '-m model --precision bf16' '--from work --tune e2e --precision f16'; do
     # shellcheck disable=SC2086
     expect_exit 2 "$BIN/vptq-quantize" $bad -c "$text" -o new -q 2>/dev/null

@@ -37,10 +37,16 @@ static void test_options(void **state)
     expect(&o, VPTQ_E_ARG, "0 passes over the windows, expected at least 1");
     o = good(VPTQ_TUNE_LAYER_E2E);
     o.steps = 0;
-    expect(&o, VPTQ_E_ARG, "0 steps of 8 of 128 windows of 2048 tokens: expected at least 1");
+    expect(&o, VPTQ_E_ARG, "0 steps, expected at least 1");
     o = good(VPTQ_TUNE_LAYER);
+    o.batch = 0;
+    expect(&o, VPTQ_E_ARG, "steps of 0 windows, expected at least 1");
     o.batch = 129;
-    expect(&o, VPTQ_E_ARG, "129 of 128 windows");
+    o.windows = 128;
+    expect(&o, VPTQ_E_ARG, "steps of 129 windows, expected at least 1 and at most all windows");
+    o = good(VPTQ_TUNE_LAYER);
+    o.length = 1;
+    expect(&o, VPTQ_E_ARG, "windows of 1 tokens, expected at least 2");
     o = good(VPTQ_TUNE_E2E);
     o.holdout = 1;
     expect(&o, VPTQ_E_ARG, "a held-out share of 1, expected more than 0 and less than 1");
