@@ -105,7 +105,7 @@ expect_same fresh one
 # Without -n, the steps see every window once.
 "$BIN/vptq-quantize" --from work --tune e2e -c "$text" --steps 3 --batch 4 --rate 0.01 -o once -q >/dev/null
 for key in '"windows": *12' '"held_out": *1' '"length": *512'; do
-    grep -q "$key[,}]" once/quantize.json || fail "not $key in $(cat once/quantize.json)"
+    grep -q "${key}[,}]" once/quantize.json || fail "not $key in $(cat once/quantize.json)"
 done
 
 # Nothing better: what went in comes out.
