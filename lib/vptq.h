@@ -385,14 +385,14 @@ typedef struct vptq_tune_options {
     uint32_t steps;  /* end to end */
     uint32_t passes; /* of a layer over all windows */
     size_t batch;    /* windows of a step */
-    double rate;     /* largest step, relative to the size of a codebook */
-    bool bf16;       /* gradients from numbers rounded to bfloat16, faster with AMX */
+    double
+        rate;  /* largest step, relative to the size of a codebook; NAN: by the model's size */
+    bool bf16; /* gradients from numbers rounded to bfloat16, faster with AMX */
     uint64_t seed;
     bool force; /* start over in a directory of another run */
 } vptq_tune_options;
 
-/* Options with their defaults; the caller sets method, directories and text.  Small models
- * stand a larger rate. */
+/* Options with their defaults; the caller sets method, directories and text. */
 VPTQ_API vptq_tune_options vptq_tune_defaults(void);
 
 typedef struct vptq_tune_result {

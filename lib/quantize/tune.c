@@ -23,7 +23,7 @@ vptq_tune_options vptq_tune_defaults(void)
                                .steps = 120,
                                .passes = 4,
                                .batch = 8,
-                               .rate = 0.003};
+                               .rate = (double)NAN};
 }
 
 /* ---- the two models and the text ---- */
@@ -47,7 +47,7 @@ static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG,
                          "a held-out share of %g, expected more than 0 and less than 1",
                          o->holdout);
-    return o->rate >= 0 && o->rate <= 1
+    return isnan(o->rate) || (o->rate >= 0 && o->rate <= 1)
                ? VPTQ_OK
                : vptq_fail(err, VPTQ_E_ARG, "a rate of %g, expected 0 to 1", o->rate);
 }
@@ -117,6 +117,17 @@ static size_t windows_of_steps(const vptq_tune_options *o)
     return (size_t)ceil((double)steps * (double)o->batch / (1 - o->holdout));
 }
 
+/* A step follows the gradient of a few thousand tokens.  Its noise grows with the root of the
+ * numbers per token, and the rate falls with it.  Fitted to stories260K (15,000 numbers) and
+ * SmolLM2-135M (1.5 million), docs/tuning.md. */
+static double rate_of_size(const vptq_tuner *t)
+{
+    static const double factor = 0.03, most = 0.01;
+    const double tokens = (double)t->opt->batch * (double)t->opt->length;
+    const double rate = factor * sqrt(tokens / (double)t->student.count);
+    return rate < most ? rate : most;
+}
+
 static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err *err)
 {
     const vptq_tune_options *o = t->opt;
@@ -133,7 +144,7 @@ static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err 
             c->name, count, o->length, held_out, o->batch);
     t->plan = (vptq_trainer_options){.steps = o->steps,
                                      .batch = o->batch,
-                                     .rate = o->rate,
+                                     .rate = isnan(o->rate) ? rate_of_size(t) : o->rate,
                                      .length = o->length,
                                      .windows = count - held_out,
                                      .held_out = held_out,
