@@ -385,9 +385,8 @@ typedef struct vptq_tune_options {
     uint32_t steps;  /* end to end */
     uint32_t passes; /* of a layer over all windows */
     size_t batch;    /* windows of a step */
-    double
-        rate;  /* largest step, relative to the size of a codebook; NAN: by the model's size */
-    bool bf16; /* gradients from numbers rounded to bfloat16, faster with AMX */
+    double rate;     /* largest step, relative to a codebook's size; NAN: by the model's size */
+    bool bf16;       /* gradients from numbers rounded to bfloat16, faster with AMX */
     uint64_t seed;
     bool force; /* start over in a directory of another run */
 } vptq_tune_options;
