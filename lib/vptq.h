@@ -379,14 +379,14 @@ typedef struct vptq_tune_options {
     const char *tokenizer; /* file; NULL = the model's own */
     vptq_corpus_options corpus;
     /* Windows of the text at most, held-out ones included, and tokens of each; 0 windows: as
-     * many as the steps take if none comes twice. */
+     * many as the steps (layers alone: the default ones) take if none comes twice. */
     size_t windows, length;
     double holdout;  /* share of the windows that choose what is kept, above 0 */
     uint32_t steps;  /* end to end */
     uint32_t passes; /* of a layer over all windows */
     size_t batch;    /* windows of a step */
     double rate;     /* largest step, relative to a codebook's size; NAN: by the model's size */
-    bool bf16;       /* gradients from numbers rounded to bfloat16, faster with AMX */
+    bool bf16;       /* gradients from numbers rounded to bfloat16; faster with AMX only */
     uint64_t seed;
     bool force; /* start over in a directory of another run */
 } vptq_tune_options;

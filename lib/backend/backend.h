@@ -41,9 +41,9 @@ typedef struct vptq_dev vptq_dev; /* a backend's own state */
  *
  * With `bf16`, alpha * A and B are rounded to bfloat16 (nearest even) and products are summed
  * as by the instruction TDPBF16PS: for every 32 steps of k two chains of 16, even and odd, from
- * zero; their sum is added to C, bias included.  Subnormal numbers count as zero.  A device
- * may use more digits (cuda does).  For gradients: forward passes that are measured are in
- * float. */
+ * zero; their sum is added to C, bias included.  Subnormal numbers count as zero.  Other
+ * devices may use more digits: ref sums in double, cuda computes in float.  For gradients:
+ * forward passes that are measured are in float. */
 typedef struct vptq_gemm_args {
     size_t m, n, k;
     const float *a, *b;

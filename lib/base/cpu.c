@@ -6,8 +6,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 /* The builtins read the result of the compiler's start-up code.  The cpuid instruction traps in
  * virtual machines and costs microseconds, so it is used only if the compiler does not know
@@ -35,8 +37,12 @@ static vptq_simd detect(void)
 /* Asks the system for the tile registers, which it saves only for processes that want them. */
 static bool may_use_tiles(void)
 {
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* asm/prctl.h, from Linux 5.16 on */
+#if defined(__linux__)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* asm/prctl.h, from 5.16 on */
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
 }
 
 static bool has_amx(void)

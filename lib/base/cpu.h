@@ -19,7 +19,7 @@ bool vptq_cpu_has(vptq_simd s);
  * speed: all give the same bits. */
 vptq_simd vptq_cpu_simd(void);
 /* Whether AMX may multiply bfloat16 numbers: the machine has it, the system lets this process
- * use it, and VPTQ_SIMD does not name a level. */
+ * use it, and VPTQ_SIMD is not set. */
 bool vptq_cpu_amx(void);
 const char *vptq_simd_name(vptq_simd s);
 

@@ -126,7 +126,9 @@ vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
         VPTQ_TRY(fill_order(b, err));
 out:
     if (st) {
-        vptq_err_context(err, "gradients of %zu tokens (shorter windows need less)", rows);
+        vptq_err_context(
+            err, "gradients of %zu tokens (shorter windows, or fewer at once, need less)",
+            rows);
         vptq_backward_close(b);
     } else {
         *out = b;

@@ -19,15 +19,15 @@
 
 typedef struct vptq_backward vptq_backward;
 
-/* For `windows` windows of `length` tokens, at most the max_length of f, which must outlive
- * it. */
+/* For up to `windows` windows of `length` tokens; that is at most the max_length of f, which
+ * must outlive it. */
 vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
                                vptq_backward **b, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_backward_close(vptq_backward *b); /* accepts NULL */
-/* Bytes of device memory that one of so many tokens takes. */
+/* Bytes of device memory for `rows` tokens in all windows. */
 size_t vptq_backward_bytes(const vptq_forward *f, size_t rows);
 /* The following calls are for `count` windows, one after another in every array: `rows` =
- * count * length.  At first for as many as it was opened for. */
+ * count * length.  At first all `windows`. */
 void vptq_backward_windows(vptq_backward *b, size_t count);
 
 /* Runs the model forwards over ids [rows] of host memory and keeps what goes into every block

@@ -232,7 +232,7 @@ typedef struct vptq_activations {
     float *o;         /* [rows, q_dim] output of the attention */
     float *gate, *up; /* [rows, intermediate] */
     float *act;       /* [rows, intermediate] silu(gate) * up */
-    /* Not with a cache or pages; or NULL. */
+    /* NULL with a cache or pages, and where nobody needs them. */
     float *raw_q, *raw_k; /* q and k before their norms, if the model has such */
     float *lse;           /* [rows, heads] of the op attention */
     float *mid;           /* [rows, hidden] hidden states between the halves */

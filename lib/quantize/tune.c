@@ -114,11 +114,13 @@ static vptq_status copy_windows(vptq_tuner *t, const vptq_corpus *c, const size_
 static size_t windows_of_steps(const vptq_tune_options *o)
 {
     const uint32_t steps = o->method & VPTQ_TUNE_E2E ? o->steps : vptq_tune_defaults().steps;
-    return (size_t)ceil((double)steps * (double)o->batch / (1 - o->holdout));
+    const double all = ceil((double)steps * (double)o->batch / (1 - o->holdout));
+    return all < (double)(SIZE_MAX / 2) ? (size_t)all : SIZE_MAX / 2;
 }
 
 /* A step follows the gradient of a few thousand tokens.  Its noise grows with the root of the
- * numbers per token, and the rate falls with it.  Fitted to stories260K (15,000 numbers) and
+ * numbers per token, and the rate falls with it.  The numbers are those of all layers, also
+ * where layers are tuned one by one.  Fitted to stories260K (15,000 numbers) and
  * SmolLM2-135M (1.5 million), docs/tuning.md. */
 static double rate_of_size(const vptq_tuner *t)
 {

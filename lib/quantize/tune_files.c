@@ -259,13 +259,14 @@ static vptq_status remove_file(const vptq_tuner *t, const char *name, vptq_err *
     return vptq_path_exists(path) ? vptq_file_remove(path, err) : VPTQ_OK;
 }
 
-/* Writes report.jsonl and removes the states. */
+/* Writes report.jsonl and removes the states, the large one first: a finished run does not look
+ * for it. */
 static vptq_status write_report(const vptq_tuner *t, const vptq_buf *report, vptq_err *err)
 {
     char path[PATH_MAX];
+    VPTQ_CHECK(remove_file(t, VPTQ_E2E_ORIGINAL_FILE, err));
     VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, "report.jsonl", err));
     VPTQ_CHECK(vptq_file_replace(path, report->data, report->len, err));
-    VPTQ_CHECK(remove_file(t, VPTQ_E2E_ORIGINAL_FILE, err));
     return remove_file(t, VPTQ_TUNE_STATE_FILE, err);
 }
 

@@ -92,7 +92,7 @@ out:
 
 /* ---- a group of windows ---- */
 
-/* Their ids, and what they are to reach. */
+/* Loads the ids of the windows and the teacher's hidden states. */
 static vptq_status load(vptq_e2e *e, const size_t *windows, size_t count, vptq_err *err)
 {
     const size_t length = e->t.opt.length, size = length * e->teacher->desc->hidden;

@@ -23,7 +23,7 @@ typedef struct vptq_trainer_options {
     size_t batch;       /* windows per step */
     double rate;        /* of the optimizer */
     size_t length;      /* tokens of a window, at least 2 */
-    size_t group;       /* windows that go through the model at once; set by the loss */
+    size_t group;       /* windows that go through the model at once; set by its opener */
     size_t windows;     /* to train on; passed in another order each time all have been used */
     size_t held_out;    /* windows after them, at least 1 */
     const int32_t *ids; /* [windows + held_out][length] */

@@ -89,18 +89,20 @@ void vptq_amx_pack_right(const vptq_cpu_math *math, size_t cols, size_t k, const
 
 /* ---- products ---- */
 
-/* tileloadd needs it; 8 tiles of 16 rows of 64 bytes. */
+/* Operand of ldtilecfg: 8 tiles of 16 rows of 64 bytes. */
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
 } tile_config;
 
-/* Two by two tiles of C, at distances of ldc floats. */
+/* Two by two tiles of C, rows ldc floats apart.  The intrinsics do not say what they read and
+ * write: the empty asm statements do. */
 AMX_TARGET static void multiply(size_t k, const char *a, const char *b, bool add, float *c,
                                 size_t ldc)
 {
     const size_t stride = ldc * sizeof *c, bytes = HALF * 64;
+    __asm__ volatile("" ::: "memory");
     if (add) {
         _tile_loadd(0, c, stride);
         _tile_loadd(1, c + HALF, stride);
@@ -126,6 +128,7 @@ AMX_TARGET static void multiply(size_t k, const char *a, const char *b, bool add
     _tile_stored(1, c + HALF, stride);
     _tile_stored(2, c + HALF * ldc, stride);
     _tile_stored(3, c + HALF * ldc + HALF, stride);
+    __asm__ volatile("" ::: "memory");
 }
 
 /* The same at the edge of C, through a whole block. */
@@ -135,9 +138,7 @@ AMX_TARGET static void multiply_part(size_t k, const char *a, const char *b, boo
     float block[TILE * TILE] = {0};
     for (size_t i = 0; add && i < rows; i++)
         memcpy(block + i * TILE, c + i * ldc, cols * sizeof *c);
-    __asm__ volatile("" ::: "memory"); /* the intrinsics do not say what they read and write */
     multiply(k, a, b, add, block, TILE);
-    __asm__ volatile("" ::: "memory");
     for (size_t i = 0; i < rows; i++)
         memcpy(c + i * ldc, block + i * TILE, cols * sizeof *c);
 }

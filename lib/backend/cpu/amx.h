@@ -11,8 +11,9 @@ enum {
 };
 
 /* Pack rows of A (see vptq_cpu_pack_left), or columns of B, of length k, at most VPTQ_AMX_TILE:
- * out has as many 16-bit numbers for every step of k, which is filled up to a multiple of
- * VPTQ_AMX_STEP.  Element (l, j) of B is at l * ld + j, or at j * ld + l with `transposed`. */
+ * out holds VPTQ_AMX_TILE 16-bit numbers for every step of k, which is filled up with zeros to
+ * a multiple of VPTQ_AMX_STEP.  Element (l, j) of B is at l * ld + j, or at j * ld + l with
+ * `transposed`. */
 void vptq_amx_pack_left(const vptq_cpu_math *math, size_t rows, size_t k, const float *a,
                         size_t ld, bool transposed, float alpha, float *out);
 void vptq_amx_pack_right(const vptq_cpu_math *math, size_t cols, size_t k, const float *b,

@@ -29,8 +29,8 @@ static vptq_status cpu_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 
 static void cpu_describe(const vptq_dev *dev, char *text, size_t size)
 {
-    snprintf(text, size, "%s kernels%s, %d thread%s", vptq_simd_name(dev->simd),
-             dev->amx ? " and AMX" : "", dev->threads, dev->threads == 1 ? "" : "s");
+    snprintf(text, size, "%s kernels, %d thread%s%s", vptq_simd_name(dev->simd), dev->threads,
+             dev->threads == 1 ? "" : "s", dev->amx ? ", AMX" : "");
 }
 
 static void cpu_libraries(vptq_dev *dev, char *text, size_t size)

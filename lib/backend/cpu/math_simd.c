@@ -377,7 +377,8 @@ static void round_bf16(float *x, size_t n)
 }
 
 /* Subnormal operands and results are zero while this is set.  The empty asm statements keep
- * loads and stores, and with them the arithmetic between, on their side. */
+ * accesses to memory, and with them the arithmetic between, on their side; `sum` is what that
+ * arithmetic leaves. */
 static uint64_t flush_subnormals(void)
 {
     uint64_t old = 0;
@@ -394,9 +395,9 @@ static uint64_t flush_subnormals(void)
     return old;
 }
 
-static void restore_subnormals(uint64_t old)
+static void restore_subnormals(uint64_t old, const float *sum)
 {
-    __asm__ volatile("" ::: "memory");
+    __asm__ volatile("" : : "r"(sum) : "memory");
 #if defined(__x86_64__)
     __builtin_ia32_ldmxcsr((unsigned)old);
 #elif defined(__aarch64__)
@@ -454,7 +455,7 @@ static void tile_bf16(size_t k, const float *a, const float *b, bool add, float 
     for (size_t i = 0; i < TILE_ROWS; i += PAIR_ROWS)
         for (size_t l = 0; l < k; l += 2 * PAIRS)
             add_pairs(a + l * TILE_ROWS + i, b + l * TILE_COLS, sum + i * TILE_COLS);
-    restore_subnormals(old);
+    restore_subnormals(old, sum);
     for (size_t i = 0; i < rows; i++)
         memcpy(c + i * ldc, sum + i * TILE_COLS, cols * sizeof *c);
 }
