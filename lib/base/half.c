@@ -85,7 +85,7 @@ void vptq_f32_to_f16_n(const float *src, uint16_t *dst, size_t n)
     kernels_for(n)->narrow(src, dst, n);
 }
 
-/* bfloat16 is shifts and adds on integers, which every compiler vectorizes. */
+/* A shift, which every compiler vectorizes. */
 void vptq_bf16_to_f32_n(const uint16_t *src, float *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -94,6 +94,5 @@ void vptq_bf16_to_f32_n(const uint16_t *src, float *dst, size_t n)
 
 void vptq_f32_to_bf16_n(const float *src, uint16_t *dst, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        vptq_store_u16(dst, i, vptq_f32_to_bf16(vptq_load_f32(src, i)));
+    kernels_for(n)->narrow_bf16(src, dst, n);
 }

@@ -36,6 +36,7 @@ static inline void vptq_store_f32(float *p, size_t i, float x)
 typedef struct vptq_half_kernels {
     void (*widen)(const uint16_t *src, float *dst, size_t n);  /* float16 to float */
     void (*narrow)(const float *src, uint16_t *dst, size_t n); /* float to float16 */
+    void (*narrow_bf16)(const float *src, uint16_t *dst, size_t n);
 } vptq_half_kernels;
 
 VPTQ_SIMD_TABLES(vptq_half_kernels, vptq_half_kernels);

@@ -7,83 +7,61 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define AMX_TARGET                                                                             \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16")))
+#include "lib/base/half.h"
 
-enum { TILE = VPTQ_AMX_TILE, STEP = VPTQ_AMX_STEP, HALF = TILE / 2, PAIRS = STEP / 2 };
+#define AMX_TARGET __attribute__((target("avx512bw,amx-tile,amx-bf16")))
+
+enum { TILE = VPTQ_AMX_TILE, STEP = VPTQ_AMX_STEP, HALF = TILE / 2 };
+_Static_assert(TILE == STEP, "blocks of A and B have the same shape");
 
 /* ---- packing ----
  *
  * A tile has 16 rows of 32 numbers.  Of A: 16 rows, 32 steps.  Of B: 16 pairs of steps, and for
  * each the two numbers of 16 columns. */
 
-/* The 16 floats at x, rounded to nearest even, in the upper halves of their lanes. */
-AMX_TARGET static inline __m512i round_upper(const float *x)
+/* to [TILE, TILE] = bfloat16 of factor * src [rows, cols], or of its transpose; zeros around.
+ */
+static void round_block(const vptq_cpu_math *math, size_t rows, size_t cols, const float *src,
+                        size_t ld, bool transposed, float factor, uint16_t *to)
 {
-    const __m512i u = _mm512_loadu_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    const __m512i nearest =
-        _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __m512i size = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
-    const __mmask16 nan = _mm512_cmpgt_epi32_mask(size, _mm512_set1_epi32(0x7f800000));
-    return _mm512_mask_or_epi32(nearest, nan, u, _mm512_set1_epi32(0x400000));
-}
-
-/* 16 pairs of steps of 16 columns, from floats [STEP, TILE]. */
-AMX_TARGET static void pack_pairs(const float *from, char *to)
-{
-    for (size_t p = 0; p < PAIRS; p++, from += 2 * TILE, to += 64) {
-        const __m512i even = _mm512_srli_epi32(round_upper(from), 16);
-        const __m512i odd =
-            _mm512_and_si512(round_upper(from + TILE), _mm512_set1_epi32((int)0xffff0000));
-        _mm512_storeu_si512(to, _mm512_or_si512(even, odd));
-    }
-}
-
-/* 16 rows of 32 numbers. */
-AMX_TARGET static void pack_rows(const float *from, char *to)
-{
-    for (size_t i = 0; i < TILE; i++, from += STEP, to += 64) {
-        const __m256i low = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper(from), 16));
-        const __m256i high =
-            _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper(from + PAIRS), 16));
-        _mm256_storeu_si256((__m256i *)(void *)to, low);
-        _mm256_storeu_si256((__m256i *)(void *)(to + 32), high);
-    }
+    float block[TILE * TILE];
+    if (rows < TILE || cols < TILE)
+        memset(block, 0, sizeof block);
+    if (transposed)
+        math->transpose(cols, rows, src, ld, factor, block, TILE);
+    else
+        math->copy(rows, cols, src, ld, factor, block, TILE);
+    vptq_f32_to_bf16_n(block, to, TILE * TILE);
 }
 
 void vptq_amx_pack_left(const vptq_cpu_math *math, size_t rows, size_t k, const float *a,
                         size_t ld, bool transposed, float alpha, float *out)
 {
-    float tile[TILE * STEP];
-    char *to = (char *)out;
-    for (size_t l = 0; l < k; l += STEP, to += TILE * STEP * 2) {
-        const size_t n = k - l < STEP ? k - l : STEP;
-        if (rows < TILE || n < STEP)
-            memset(tile, 0, sizeof tile);
-        if (transposed)
-            math->transpose(n, rows, a + l * ld, ld, alpha, tile, STEP);
-        else
-            math->copy(rows, n, a + l, ld, alpha, tile, STEP);
-        pack_rows(tile, to);
-    }
+    uint16_t *to = (uint16_t *)(void *)out;
+    for (size_t l = 0; l < k; l += STEP, to += TILE * STEP)
+        round_block(math, rows, k - l < STEP ? k - l : STEP, a + (transposed ? l * ld : l), ld,
+                    transposed, alpha, to);
+}
+
+/* Two tiles of pairs of steps from a block [STEP, TILE]. */
+AMX_TARGET static void interleave(const uint16_t *block, uint16_t *to)
+{
+    for (size_t half = 0; half < TILE; half += HALF)
+        for (size_t l = 0; l < STEP; l += 2, to += 2 * HALF)
+            for (size_t j = 0; j < HALF; j++) {
+                to[2 * j] = block[l * TILE + half + j];
+                to[2 * j + 1] = block[(l + 1) * TILE + half + j];
+            }
 }
 
 void vptq_amx_pack_right(const vptq_cpu_math *math, size_t cols, size_t k, const float *b,
                          size_t ld, bool transposed, float *out)
 {
-    float tile[STEP * TILE];
-    char *to = (char *)out;
-    for (size_t l = 0; l < k; l += STEP, to += TILE * STEP * 2) {
-        const size_t n = k - l < STEP ? k - l : STEP;
-        if (cols < TILE || n < STEP)
-            memset(tile, 0, sizeof tile);
-        if (transposed)
-            math->transpose(cols, n, b + l, ld, 1, tile, TILE);
-        else
-            math->copy(n, cols, b + l * ld, ld, 1, tile, TILE);
-        pack_pairs(tile, to);
-        pack_pairs(tile + HALF, to + TILE * STEP);
+    uint16_t block[STEP * TILE], *to = (uint16_t *)(void *)out;
+    for (size_t l = 0; l < k; l += STEP, to += TILE * STEP) {
+        round_block(math, k - l < STEP ? k - l : STEP, cols, b + (transposed ? l : l * ld), ld,
+                    transposed, 1, block);
+        interleave(block, to);
     }
 }
 

@@ -98,7 +98,7 @@ static void round_packed(const product *p, size_t width, size_t k, float *packed
 {
     const size_t padded = vptq_round_up(k, p->step);
     memset(packed + k * width, 0, (padded - k) * width * sizeof *packed);
-    p->math->round_bf16(packed, padded * width);
+    vptq_round_to_n(VPTQ_BF16, packed, padded * width);
 }
 
 static void pack_left(const product *p, const vptq_gemm_args *g, size_t i, size_t rows,

@@ -41,11 +41,10 @@ typedef struct vptq_cpu_math {
     size_t tile_rows, tile_cols;
     void (*tile)(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
                  size_t rows, size_t cols);
-    /* The same for `bf16` of the op gemm, of numbers rounded by round_bf16; k is a multiple of
-     * 32. */
+    /* The same for `bf16` of the op gemm, of numbers that are rounded; k is a multiple of 32.
+     */
     void (*tile_bf16)(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
                       size_t rows, size_t cols);
-    void (*round_bf16)(float *x, size_t n); /* to bfloat16, nearest even; n: multiple of 16 */
     /* One step of a running softmax down the columns of scores s [n, tile_cols]: for each
      * column max' = max(max, s), f = exp(max - max'), s = exp(s - max'), sum = sum * f + the
      * new s. Columns that are all -inf so far keep sum 0. */

@@ -364,18 +364,6 @@ static void tile(size_t k, const float *a, const float *b, bool add, float *c, s
 
 /* ---- bfloat16 ---- */
 
-typedef uint32_t vu __attribute__((vector_size(LANES * sizeof(uint32_t))));
-
-static void round_bf16(float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i += LANES) {
-        const vu u = (vu)vf_load(x + i);
-        const vu nan = (vu)((u & 0x7fffffff) > 0x7f800000);
-        const vu nearest = u + 0x7fff + (u >> 16 & 1), quiet = u | 0x400000;
-        vf_store(x + i, (vf)(((nan & quiet) | (~nan & nearest)) & 0xffff0000));
-    }
-}
-
 /* Subnormal operands and results are zero while this is set.  The empty asm statements keep
  * accesses to memory, and with them the arithmetic between, on their side; `sum` is what that
  * arithmetic leaves. */
@@ -658,7 +646,6 @@ const vptq_cpu_math VPTQ_SIMD_SYMBOL(vptq_cpu_math) = {
     .tile_cols = TILE_COLS,
     .tile = tile,
     .tile_bf16 = tile_bf16,
-    .round_bf16 = round_bf16,
     .softmax = softmax,
     .scale_columns = scale_columns,
     .page_scores = page_scores,
