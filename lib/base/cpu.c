@@ -3,13 +3,13 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+
+#if defined(__x86_64__)
+#include <cpuid.h>
 
 /* The builtins read the result of the compiler's start-up code.  The cpuid instruction traps in
  * virtual machines and costs microseconds, so it is used only if the compiler does not know
@@ -33,44 +33,15 @@ static vptq_simd detect(void)
         return VPTQ_SIMD_AVX512;
     return VPTQ_SIMD_AVX2;
 }
-
-/* Asks the system for the tile registers, which it saves only for processes that want them. */
-static bool may_use_tiles(void)
-{
-#if defined(__linux__)
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* asm/prctl.h, from 5.16 on */
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#else
-    return false;
-#endif
-}
-
-static bool has_amx(void)
-{
-    const unsigned wanted = 1U << 22 | 1U << 24; /* bfloat16, tiles */
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    return detect() == VPTQ_SIMD_AVX512 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
-           (edx & wanted) == wanted && may_use_tiles();
-}
 #elif defined(__aarch64__)
 static vptq_simd detect(void)
 {
     return VPTQ_SIMD_NEON;
 }
-
-static bool has_amx(void)
-{
-    return false;
-}
 #else
 static vptq_simd detect(void)
 {
     return VPTQ_SIMD_NONE;
-}
-
-static bool has_amx(void)
-{
-    return false;
 }
 #endif
 
@@ -104,6 +75,32 @@ vptq_simd vptq_cpu_simd(void)
             return (vptq_simd)s;
     return detect();
 }
+
+#if defined(__x86_64__) && defined(__linux__)
+
+/* Asks the system for the tile registers, which it saves only for processes that want them. */
+static bool may_use_tiles(void)
+{
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* asm/prctl.h, from 5.16 on */
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+static bool has_amx(void)
+{
+    const unsigned wanted = 1U << 22 | 1U << 24; /* bfloat16, tiles */
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return detect() == VPTQ_SIMD_AVX512 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           (edx & wanted) == wanted && may_use_tiles();
+}
+
+#else
+
+static bool has_amx(void)
+{
+    return false;
+}
+
+#endif
 
 bool vptq_cpu_amx(void)
 {
