@@ -68,6 +68,11 @@ void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
     d->dev = shadow_of(&d->dev);
 }
 
+double devices_float_sum_limit(size_t k)
+{
+    return ((double)k + 4) * 0x1p-46;
+}
+
 void devices_close(devices_one *d)
 {
     vptq_device_close(&d->dev);

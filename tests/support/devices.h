@@ -33,6 +33,12 @@ bool devices_have_simd(int simd);
 /* Skips the calling test if so: for tests of cpu, or of what only the emulator can do. */
 void devices_skip_if_only(void);
 
+/* NMSE limit for float sums of k products.  Those of independent terms have an error of about
+ * sqrt(k) half ulps (2^-25) of the root of the sum of squares: an NMSE of k 2^-50.  The limit
+ * leaves a factor of 16.  It also holds for the three products of halves on tensor cores
+ * (docs/numerics.md). */
+double devices_float_sum_limit(size_t k);
+
 /* Calls fn(arg, device) for ref, then for cpu at every level with two threads. */
 typedef void (*devices_fn)(void *arg, const vptq_device *dev, bool is_ref);
 void devices_each(devices_fn fn, void *arg);

@@ -63,7 +63,7 @@ static void test_exact_blocks_shift_nothing(void **state)
  * that each token receives. */
 typedef struct stream {
     const vptq_model_desc *d;
-    float *x[VPTQ_INPUT_COUNT], *behind[2];
+    float *x[VPTQ_INPUT_COUNT], *after[2];
     float weight[VCALIB_IDS];
 } stream;
 
@@ -138,8 +138,8 @@ static void run_by_hand(vcalib *r, const vptq_weight *first, const vptq_weight *
                 &err);
         if (i != VPTQ_INPUT_O && i != VPTQ_INPUT_DOWN)
             continue;
-        s->behind[!attention] = vcalib_room(VCALIB_IDS, hidden);
-        memcpy(s->behind[!attention], middle, VCALIB_IDS * hidden * sizeof *h);
+        s->after[!attention] = vcalib_room(VCALIB_IDS, hidden);
+        memcpy(s->after[!attention], middle, VCALIB_IDS * hidden * sizeof *h);
     }
     vptq_forward_close(f);
     free(h);
@@ -150,8 +150,8 @@ static void stream_free(stream *s)
 {
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
         free(s->x[i]);
-    free(s->behind[0]);
-    free(s->behind[1]);
+    free(s->after[0]);
+    free(s->after[1]);
 }
 
 /* Checks E[x~ x~^T] and E[(a - b) x~^T] of one part against sums in double. */
@@ -162,8 +162,8 @@ static void check_input(const stream *x, const stream *passed, vptq_input input,
     const size_t first = part ? (VCALIB_WINDOWS - VCALIB_HELD) * VCALIB_LENGTH : 0;
     const size_t count = (part ? VCALIB_HELD : VCALIB_WINDOWS - VCALIB_HELD) * VCALIB_LENGTH;
     const bool drift = input == VPTQ_INPUT_O || input == VPTQ_INPUT_DOWN;
-    const float *a = drift ? x->behind[input == VPTQ_INPUT_DOWN] : x->x[input];
-    const float *b = drift ? passed->behind[input == VPTQ_INPUT_DOWN] : passed->x[input];
+    const float *a = drift ? x->after[input == VPTQ_INPUT_DOWN] : x->x[input];
+    const float *b = drift ? passed->after[input == VPTQ_INPUT_DOWN] : passed->x[input];
     const float *got = m->shift[part][input];
     const float *p = passed->x[input];
     double largest = 0;
@@ -359,8 +359,8 @@ static void check_guided(const stream *x, const stream *passed, vptq_linear l,
     const size_t n = vptq_input_size(x->d, input), hidden = x->d->hidden;
     const size_t count = (VCALIB_WINDOWS - VCALIB_HELD) * VCALIB_LENGTH;
     const bool drift = input == VPTQ_INPUT_O || input == VPTQ_INPUT_DOWN;
-    const float *a = drift ? x->behind[input == VPTQ_INPUT_DOWN] : x->x[input];
-    const float *b = drift ? passed->behind[input == VPTQ_INPUT_DOWN] : passed->x[input];
+    const float *a = drift ? x->after[input == VPTQ_INPUT_DOWN] : x->x[input];
+    const float *b = drift ? passed->after[input == VPTQ_INPUT_DOWN] : passed->x[input];
     const float *p = passed->x[input], *got = m->term_shift[0][l];
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j <= i; j++) {

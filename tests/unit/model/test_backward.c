@@ -26,12 +26,12 @@ typedef struct gradients {
     const vptq_model *m;
 } gradients;
 
-static float *on_host(gradients *g, const float *x, size_t n)
+static float *on_host(vptq_device *dev, const float *x, size_t n)
 {
     vptq_err err;
     float *copy = malloc(n * sizeof *copy);
     assert_non_null(copy);
-    assert_ok(g->dev->ops->download(g->dev->state, copy, x, n * sizeof *copy, &err), &err);
+    assert_ok(dev->ops->download(dev->state, copy, x, n * sizeof *copy, &err), &err);
     return copy;
 }
 
@@ -45,7 +45,7 @@ static vptq_status linear_hook(void *arg, uint32_t layer, vptq_linear l, size_t 
     vptq_linear_shape(g->m->desc, l, &out, &in);
     assert_int_equal(rows, TOKENS);
     assert_true(out <= MAX_SIDE && in <= MAX_SIDE);
-    float *hx = on_host(g, x, rows * in), *hz = on_host(g, dz, rows * out);
+    float *hx = on_host(g->dev, x, rows * in), *hz = on_host(g->dev, dz, rows * out);
     for (size_t t = 0; t < rows; t++)
         for (size_t o = 0; o < out; o++) {
             const double z = (double)hz[t * out + o];
@@ -360,10 +360,8 @@ typedef struct several {
 
 static double squares(vptq_device *dev, const float *x, size_t n)
 {
-    vptq_err err;
     double sum = 0;
-    float *copy = vtest_alloc(n, sizeof *copy);
-    assert_ok(dev->ops->download(dev->state, copy, x, n * sizeof *copy, &err), &err);
+    float *copy = on_host(dev, x, n);
     for (size_t i = 0; i < n; i++)
         sum += (double)copy[i] * (double)copy[i];
     free(copy);
