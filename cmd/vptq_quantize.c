@@ -308,9 +308,7 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "passes", CLI_U64, &a->passes, "N", "passes of a layer over the windows"},
         {0, "batch", CLI_U64, &a->batch, "N", "windows of a step"},
         {0, "rate", CLI_DOUBLE, &a->rate, "X",
-         "largest step, relative to the size of a codebook (default: by the numbers to train, "
-         "at "
-         "most 0.01)"},
+         "largest step, relative to the size of a codebook (default: by the model's size)"},
         {0, "precision", CLI_CHOICE, &a->precision, "float|bf16",
          "of the numbers that gradients are multiplied from; bf16 is faster on processors with "
          "AMX"}};
