@@ -7,8 +7,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "lib/base/half.h"
-
 #define AMX_TARGET __attribute__((target("avx512bw,amx-tile,amx-bf16")))
 
 enum { TILE = VPTQ_AMX_TILE, STEP = VPTQ_AMX_STEP, HALF = TILE / 2 };
@@ -16,53 +14,124 @@ _Static_assert(TILE == STEP, "blocks of A and B have the same shape");
 
 /* ---- packing ----
  *
- * A tile has 16 rows of 32 numbers.  Of A: 16 rows, 32 steps.  Of B: 16 pairs of steps, and for
- * each the two numbers of 16 columns. */
+ * A tile has 16 rows of 32 numbers.  Of A: 16 rows, 32 steps of k.  Of B: 16 pairs of steps,
+ * and for each the two numbers of 16 columns.  With pairs as units of 32 bits, one is the
+ * transpose of the other. */
 
-/* to [TILE, TILE] = bfloat16 of factor * src [rows, cols], or of its transpose; zeros around.
- */
-static void round_block(const vptq_cpu_math *math, size_t rows, size_t cols, const float *src,
-                        size_t ld, bool transposed, float factor, uint16_t *to)
+/* bfloat16 of factor * x as vptq_f32_to_bf16 rounds, in the upper half of every number. */
+AMX_TARGET static inline __m512i rounded(__m512 x, float factor)
 {
-    float block[TILE * TILE];
-    if (rows < TILE || cols < TILE)
-        memset(block, 0, sizeof block);
-    if (transposed)
-        math->transpose(cols, rows, src, ld, factor, block, TILE);
-    else
-        math->copy(rows, cols, src, ld, factor, block, TILE);
-    vptq_f32_to_bf16_n(block, to, TILE * TILE);
+    const __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(factor));
+    const __m512i u = _mm512_castps_si512(y);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i nearest =
+        _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    return _mm512_mask_or_epi32(nearest, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), u,
+                                _mm512_set1_epi32(0x400000));
 }
 
-void vptq_amx_pack_left(const vptq_cpu_math *math, size_t rows, size_t k, const float *a,
-                        size_t ld, bool transposed, float alpha, float *out)
+/* The first n of 16 numbers, then zeros. */
+AMX_TARGET static inline __m512 load_first(const float *x, size_t n)
 {
-    uint16_t *to = (uint16_t *)(void *)out;
-    for (size_t l = 0; l < k; l += STEP, to += TILE * STEP)
-        round_block(math, rows, k - l < STEP ? k - l : STEP, a + (transposed ? l * ld : l), ld,
-                    transposed, alpha, to);
+    return _mm512_maskz_loadu_ps(n < HALF ? (__mmask16)((1u << n) - 1) : (__mmask16)0xffff, x);
 }
 
-/* Two tiles of pairs of steps from a block [STEP, TILE]. */
-AMX_TARGET static void interleave(const uint16_t *block, uint16_t *to)
+static inline size_t after_half(size_t n)
 {
-    for (size_t half = 0; half < TILE; half += HALF)
-        for (size_t l = 0; l < STEP; l += 2, to += 2 * HALF)
-            for (size_t j = 0; j < HALF; j++) {
-                to[2 * j] = block[l * TILE + half + j];
-                to[2 * j + 1] = block[(l + 1) * TILE + half + j];
-            }
+    return n > HALF ? n - HALF : 0;
 }
 
-void vptq_amx_pack_right(const vptq_cpu_math *math, size_t cols, size_t k, const float *b,
-                         size_t ld, bool transposed, float *out)
+/* to[i] = 32 steps of row i, which are contiguous in memory; `rows` rows of `steps` exist. */
+AMX_TARGET static inline void load_rows(const float *from, size_t ld, size_t rows, size_t steps,
+                                        float factor, __m512i to[HALF])
 {
-    uint16_t block[STEP * TILE], *to = (uint16_t *)(void *)out;
-    for (size_t l = 0; l < k; l += STEP, to += TILE * STEP) {
-        round_block(math, k - l < STEP ? k - l : STEP, cols, b + (transposed ? l : l * ld), ld,
-                    transposed, 1, block);
-        interleave(block, to);
+    const __m512i upper =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
+                         27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    for (size_t i = 0; i < HALF; i++, from += ld) {
+        if (i >= rows) {
+            to[i] = _mm512_setzero_si512();
+            continue;
+        }
+        const __m512i low = rounded(load_first(from, steps), factor);
+        const __m512i high = steps > HALF
+                                 ? rounded(load_first(from + HALF, after_half(steps)), factor)
+                                 : _mm512_setzero_si512();
+        to[i] = _mm512_permutex2var_epi16(low, upper, high);
     }
+}
+
+/* to[p] = steps 2p and 2p + 1 of 16 rows, which are contiguous in memory for one step. */
+AMX_TARGET static inline void load_pairs(const float *from, size_t ld, size_t rows,
+                                         size_t steps, float factor, __m512i to[HALF])
+{
+    for (size_t p = 0; p < HALF; p++, from += 2 * ld) {
+        __m512i even = _mm512_setzero_si512(), odd = even;
+        if (2 * p < steps)
+            even = _mm512_srli_epi32(rounded(load_first(from, rows), factor), 16);
+        if (2 * p + 1 < steps)
+            odd = _mm512_and_si512(rounded(load_first(from + ld, rows), factor),
+                                   _mm512_set1_epi32((int)0xffff0000));
+        to[p] = _mm512_or_si512(even, odd);
+    }
+}
+
+/* Transposes [16, 16] numbers of 32 bits: within blocks of 4 x 4, then the blocks. */
+AMX_TARGET static inline void transpose(__m512i r[HALF])
+{
+    __m512i s[HALF];
+    for (size_t i = 0; i < HALF; i += 4) {
+        const __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]),
+                      b = _mm512_unpackhi_epi32(r[i], r[i + 1]),
+                      c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]),
+                      d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
+        s[i] = _mm512_unpacklo_epi64(a, c);
+        s[i + 1] = _mm512_unpackhi_epi64(a, c);
+        s[i + 2] = _mm512_unpacklo_epi64(b, d);
+        s[i + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+    for (size_t i = 0; i < 4; i++) {
+        const __m512i a = _mm512_shuffle_i32x4(s[i], s[i + 4], 0x88),
+                      b = _mm512_shuffle_i32x4(s[i], s[i + 4], 0xdd),
+                      c = _mm512_shuffle_i32x4(s[i + 8], s[i + 12], 0x88),
+                      d = _mm512_shuffle_i32x4(s[i + 8], s[i + 12], 0xdd);
+        r[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+        r[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
+        r[i + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
+    }
+}
+
+/* Packs n rows of A or columns of B.  by_step: number l of row i is at l * ld + i, else at
+ * i * ld + l. */
+AMX_TARGET static void pack(size_t n, size_t k, const float *from, size_t ld, bool by_step,
+                            bool left, float factor, float *out)
+{
+    __m512i r[HALF], *to = (__m512i *)(void *)out;
+    for (size_t l = 0; l < k; l += STEP)
+        for (size_t i = 0; i < TILE; i += HALF, to += HALF) {
+            const size_t rows = n > i ? n - i : 0;
+            if (by_step)
+                load_pairs(from + l * ld + i, ld, rows, k - l, factor, r);
+            else
+                load_rows(from + i * ld + l, ld, rows, k - l, factor, r);
+            if (by_step == left)
+                transpose(r);
+            for (size_t j = 0; j < HALF; j++)
+                _mm512_storeu_si512(to + j, r[j]);
+        }
+}
+
+void vptq_amx_pack_left(size_t rows, size_t k, const float *a, size_t ld, bool transposed,
+                        float alpha, float *out)
+{
+    pack(rows, k, a, ld, transposed, true, alpha, out);
+}
+
+void vptq_amx_pack_right(size_t cols, size_t k, const float *b, size_t ld, bool transposed,
+                         float *out)
+{
+    pack(cols, k, b, ld, !transposed, false, 1, out);
 }
 
 /* ---- products ---- */
@@ -147,17 +216,16 @@ void vptq_amx_tile(size_t k, const float *a, const float *b, bool add, float *c,
 #else
 
 /* Never called: other processors have no AMX. */
-void vptq_amx_pack_left(const vptq_cpu_math *math, size_t rows, size_t k, const float *a,
-                        size_t ld, bool transposed, float alpha, float *out)
+void vptq_amx_pack_left(size_t rows, size_t k, const float *a, size_t ld, bool transposed,
+                        float alpha, float *out)
 {
-    (void)math, (void)rows, (void)k, (void)a, (void)ld, (void)transposed, (void)alpha,
-        (void)out;
+    (void)rows, (void)k, (void)a, (void)ld, (void)transposed, (void)alpha, (void)out;
 }
 
-void vptq_amx_pack_right(const vptq_cpu_math *math, size_t cols, size_t k, const float *b,
-                         size_t ld, bool transposed, float *out)
+void vptq_amx_pack_right(size_t cols, size_t k, const float *b, size_t ld, bool transposed,
+                         float *out)
 {
-    (void)math, (void)cols, (void)k, (void)b, (void)ld, (void)transposed, (void)out;
+    (void)cols, (void)k, (void)b, (void)ld, (void)transposed, (void)out;
 }
 
 void vptq_amx_begin(void) {}

@@ -3,7 +3,8 @@
 #ifndef VPTQ_BACKEND_CPU_AMX_H
 #define VPTQ_BACKEND_CPU_AMX_H
 
-#include "lib/backend/cpu/math.h"
+#include <stdbool.h>
+#include <stddef.h>
 
 enum {
     VPTQ_AMX_TILE = 32, /* rows and columns of a block of C */
@@ -14,10 +15,10 @@ enum {
  * out holds VPTQ_AMX_TILE 16-bit numbers for every step of k, which is filled up with zeros to
  * a multiple of VPTQ_AMX_STEP.  Element (l, j) of B is at l * ld + j, or at j * ld + l with
  * `transposed`. */
-void vptq_amx_pack_left(const vptq_cpu_math *math, size_t rows, size_t k, const float *a,
-                        size_t ld, bool transposed, float alpha, float *out);
-void vptq_amx_pack_right(const vptq_cpu_math *math, size_t cols, size_t k, const float *b,
-                         size_t ld, bool transposed, float *out);
+void vptq_amx_pack_left(size_t rows, size_t k, const float *a, size_t ld, bool transposed,
+                        float alpha, float *out);
+void vptq_amx_pack_right(size_t cols, size_t k, const float *b, size_t ld, bool transposed,
+                         float *out);
 /* Around calls of vptq_amx_tile, on each thread. */
 void vptq_amx_begin(void);
 void vptq_amx_end(void);

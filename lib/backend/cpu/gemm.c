@@ -106,7 +106,7 @@ static void pack_left(const product *p, const vptq_gemm_args *g, size_t i, size_
 {
     const float *a = g->a + (g->trans_a ? l * g->lda + i : i * g->lda + l);
     if (p->amx) {
-        vptq_amx_pack_left(p->math, rows, depth, a, g->lda, g->trans_a, g->alpha, out);
+        vptq_amx_pack_left(rows, depth, a, g->lda, g->trans_a, g->alpha, out);
         return;
     }
     vptq_cpu_pack_left(p->math, rows, depth, a, g->lda, g->trans_a, g->alpha, out);
@@ -134,7 +134,7 @@ static void pack_panel(const product *p, const vptq_gemm_args *g, size_t l, size
     const size_t cols = g->n - j0 < width ? g->n - j0 : width;
     const float *b = g->b + (g->trans_b ? j0 * g->ldb + l : l * g->ldb + j0);
     if (p->amx) {
-        vptq_amx_pack_right(p->math, cols, depth, b, g->ldb, g->trans_b, out);
+        vptq_amx_pack_right(cols, depth, b, g->ldb, g->trans_b, out);
         return;
     }
     if (cols < width)
