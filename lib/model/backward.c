@@ -15,6 +15,15 @@ struct vptq_backward {
     size_t *starts;                /* [windows + 1] */
     void *memory;                  /* device memory of the arrays below */
     vptq_activations a;
+    /* Activations of the blocks from `first` on that vptq_backward_run leaves for their
+     * backward pass, without x and act, which are those of a. */
+    struct {
+        void *memory; /* device memory, or NULL */
+        uint32_t first;
+        vptq_activations *a; /* [layers - first] */
+        bool *fresh;         /* [layers - first] from the last run, and not used since */
+        const float *states; /* of the last run */
+    } kept;
     float *h; /* [rows, hidden] the block's hidden states; dx of a half afterwards */
     float *dq, *dk, *dv, *dout; /* gradients of q, k, v and o */
     float *dact;                /* [rows, intermediate] */
@@ -42,6 +51,25 @@ static size_t chunk_rows(const vptq_model_desc *d, size_t rows)
     return rows < chunk ? rows : chunk;
 }
 
+/* All but x and act, which others follow from. */
+static void carve_activations(vptq_carver *c, const vptq_model_desc *d, size_t n,
+                              vptq_activations *a)
+{
+    const size_t q = (size_t)d->heads * d->head_dim, kv = (size_t)d->kv_heads * d->head_dim;
+    a->mid = carve(c, n, d->hidden);
+    a->q = carve(c, n, q);
+    a->k = carve(c, n, kv);
+    a->v = carve(c, n, kv);
+    a->o = carve(c, n, q);
+    a->lse = carve(c, n, d->heads);
+    a->gate = carve(c, n, d->intermediate);
+    a->up = carve(c, n, d->intermediate);
+    if (d->family->qk_norm) {
+        a->raw_q = carve(c, n, q);
+        a->raw_k = carve(c, n, kv);
+    }
+}
+
 /* Sets the arrays; returns the bytes that they take.  tile: floats of the largest, or 0. */
 static size_t carve_all(vptq_backward *b, const vptq_model_desc *d, size_t tile, void *base)
 {
@@ -50,19 +78,8 @@ static size_t carve_all(vptq_backward *b, const vptq_model_desc *d, size_t tile,
                  kv = (size_t)d->kv_heads * d->head_dim;
     b->h = carve(&c, n, d->hidden);
     b->a.x = carve(&c, n, d->hidden);
-    b->a.mid = carve(&c, n, d->hidden);
-    b->a.q = carve(&c, n, q);
-    b->a.k = carve(&c, n, kv);
-    b->a.v = carve(&c, n, kv);
-    b->a.o = carve(&c, n, q);
-    b->a.lse = carve(&c, n, d->heads);
-    b->a.gate = carve(&c, n, d->intermediate);
-    b->a.up = carve(&c, n, d->intermediate);
     b->a.act = carve(&c, n, d->intermediate);
-    if (d->family->qk_norm) {
-        b->a.raw_q = carve(&c, n, q);
-        b->a.raw_k = carve(&c, n, kv);
-    }
+    carve_activations(&c, d, n, &b->a);
     b->dact = carve(&c, n, d->intermediate);
     b->dq = carve(&c, n, q);
     b->dk = carve(&c, n, kv);
@@ -98,6 +115,33 @@ void vptq_backward_windows(vptq_backward *b, size_t count)
     VPTQ_BUG_IF(count > b->windows);
     b->count = count;
     b->rows = count * b->length;
+    b->kept.states = NULL;
+}
+
+void vptq_backward_keep(vptq_backward *b, size_t bytes)
+{
+    const vptq_forward *f = b->f;
+    const uint32_t layers = f->d->layers;
+    const size_t rows = b->windows * b->length;
+    vptq_carver c = {NULL, 0};
+    vptq_activations one = {0};
+    vptq_err none;
+    VPTQ_BUG_IF(b->kept.memory);
+    carve_activations(&c, f->d, rows, &one);
+    const size_t fit = bytes / c.used, count = fit < layers ? fit : layers;
+    if (!count || !vptq_forward_has_room(f, count * c.used, rows))
+        return;
+    b->kept.a = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *b->kept.a, &none);
+    b->kept.fresh = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *b->kept.fresh, &none);
+    if (!b->kept.a || !b->kept.fresh ||
+        f->dev->ops->alloc(f->dev->state, count, c.used, &b->kept.memory, &none))
+        return;
+    b->kept.first = layers - (uint32_t)count;
+    c = (vptq_carver){b->kept.memory, 0};
+    for (size_t i = 0; i < count; i++) {
+        b->kept.a[i] = (vptq_activations){.x = b->a.x, .act = b->a.act};
+        carve_activations(&c, f->d, rows, &b->kept.a[i]);
+    }
 }
 
 vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
@@ -141,6 +185,9 @@ void vptq_backward_close(vptq_backward *b)
     if (!b)
         return;
     b->f->dev->ops->release(b->f->dev->state, b->memory);
+    b->f->dev->ops->release(b->f->dev->state, b->kept.memory);
+    vptq_mem_free(b->f->dev->ctx->mem, b->kept.a);
+    vptq_mem_free(b->f->dev->ctx->mem, b->kept.fresh);
     vptq_mem_free(b->f->dev->ctx->mem, b->starts);
     vptq_mem_free(b->f->dev->ctx->mem, b);
 }
@@ -210,6 +257,7 @@ typedef struct block_pass {
     vptq_backward *b;
     uint32_t layer;
     const vptq_weight *weights;
+    const vptq_activations *a;
     const vptq_backward_hooks *hooks;
 } block_pass;
 
@@ -239,7 +287,7 @@ static vptq_status norm_back(vptq_backward *b, const vptq_rmsnorm_grad_args *a, 
 static vptq_status feed_forward_back(const block_pass *p, float *dhidden, vptq_err *err)
 {
     vptq_backward *b = p->b;
-    const vptq_activations *a = &b->a;
+    const vptq_activations *a = p->a;
     const vptq_swiglu_grad_args s = {.n = b->rows,
                                      .dim = b->f->d->intermediate,
                                      .dy = b->dact,
@@ -295,7 +343,7 @@ static vptq_status heads_back(vptq_backward *b, uint32_t heads, const float *raw
 static vptq_status attend_back(const block_pass *p, size_t w, vptq_err *err)
 {
     const vptq_backward *b = p->b;
-    const vptq_activations *a = &b->a;
+    const vptq_activations *a = p->a;
     const vptq_model_desc *d = b->f->d;
     const size_t first = w * b->length, q = first * b->f->q_dim, kv = first * b->f->kv_dim;
     const vptq_attention_grad_args g = {.n = b->length,
@@ -325,8 +373,9 @@ static vptq_status attention_back(const block_pass *p, vptq_err *err)
     for (size_t w = 0; w < b->count; w++)
         VPTQ_CHECK(attend_back(p, w, err));
     VPTQ_CHECK(
-        heads_back(b, d->heads, b->a.raw_q, params->q_norm, b->dq, p->hooks->q_norm, err));
-    return heads_back(b, d->kv_heads, b->a.raw_k, params->k_norm, b->dk, p->hooks->k_norm, err);
+        heads_back(b, d->heads, p->a->raw_q, params->q_norm, b->dq, p->hooks->q_norm, err));
+    return heads_back(b, d->kv_heads, p->a->raw_k, params->k_norm, b->dk, p->hooks->k_norm,
+                      err);
 }
 
 static vptq_status attention_half_back(const block_pass *p, const float *hidden, float *dhidden,
@@ -335,12 +384,12 @@ static vptq_status attention_half_back(const block_pass *p, const float *hidden,
     vptq_backward *b = p->b;
     const float *norm = b->f->params[p->layer].input_norm;
     const size_t dim = b->f->d->hidden;
-    VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_O, b->a.o, dhidden, 0, b->dout, err));
+    VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_O, p->a->o, dhidden, 0, b->dout, err));
     VPTQ_CHECK(attention_back(p, err));
-    VPTQ_CHECK(vptq_forward_rmsnorm(b->f, b->rows, dim, hidden, norm, b->a.x, err));
-    VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_Q, b->a.x, b->dq, 0, b->h, err));
-    VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_K, b->a.x, b->dk, 1, b->h, err));
-    VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_V, b->a.x, b->dv, 1, b->h, err));
+    VPTQ_CHECK(vptq_forward_rmsnorm(b->f, b->rows, dim, hidden, norm, p->a->x, err));
+    VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_Q, p->a->x, b->dq, 0, b->h, err));
+    VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_K, p->a->x, b->dk, 1, b->h, err));
+    VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_V, p->a->x, b->dv, 1, b->h, err));
     return norm_back(b,
                      &(vptq_rmsnorm_grad_args){.n = b->rows,
                                                .dim = dim,
@@ -353,12 +402,12 @@ static vptq_status attention_half_back(const block_pass *p, const float *hidden,
                      err);
 }
 
-/* A forward pass over h that leaves its activations in b. */
+/* A forward pass over h that leaves its activations in p->a. */
 static vptq_forward_pass pass_over(const block_pass *p, float *h)
 {
     return (vptq_forward_pass){.layer = p->layer,
                                .linear = p->weights,
-                               .a = &p->b->a,
+                               .a = p->a,
                                .rows = p->b->rows,
                                .h = h,
                                .starts = p->b->starts,
@@ -379,10 +428,42 @@ static vptq_status run_again(const block_pass *p, const float *hidden, vptq_err 
     return vptq_forward_run_block(b->f, &pass, err);
 }
 
-static vptq_status run_block(const block_pass *p, const float *hidden, float *dhidden,
-                             vptq_err *err)
+/* The activations that the forward pass has kept: x and act follow from them. */
+static vptq_status complete(const block_pass *p, vptq_err *err)
 {
-    VPTQ_CHECK(run_again(p, hidden, err));
+    const vptq_forward *f = p->b->f;
+    const vptq_swiglu_args s = {.n = p->b->rows,
+                                .dim = f->d->intermediate,
+                                .gate = p->a->gate,
+                                .up = p->a->up,
+                                .y = p->a->act};
+    VPTQ_CHECK(vptq_forward_rmsnorm(p->b->f, p->b->rows, f->d->hidden, p->a->mid,
+                                    f->params[p->layer].post_norm, p->a->x, err));
+    return f->dev->ops->swiglu(f->dev->state, &s, err);
+}
+
+/* Whether p->a is what the forward pass has kept. */
+static bool take_kept(block_pass *p, const float *hidden)
+{
+    vptq_backward *b = p->b;
+    const size_t size = b->rows * b->f->d->hidden;
+    if (!b->kept.states || p->layer < b->kept.first ||
+        hidden != b->kept.states + p->layer * size)
+        return false;
+    const size_t i = p->layer - b->kept.first;
+    const bool fresh = b->kept.fresh[i];
+    b->kept.fresh[i] = false; /* its gradients take the place of gate and up */
+    if (fresh)
+        p->a = &b->kept.a[i];
+    return fresh;
+}
+
+static vptq_status run_block(block_pass *p, const float *hidden, float *dhidden, vptq_err *err)
+{
+    if (take_kept(p, hidden))
+        VPTQ_CHECK(complete(p, err));
+    else
+        VPTQ_CHECK(run_again(p, hidden, err));
     VPTQ_CHECK(feed_forward_back(p, dhidden, err));
     return attention_half_back(p, hidden, dhidden, err);
 }
@@ -406,16 +487,31 @@ static const vptq_weight *weights_or_own(const vptq_backward *b, uint32_t layer,
 vptq_status vptq_backward_block(vptq_backward *b, uint32_t layer, const float *hidden,
                                 float *dhidden, const vptq_backward_hooks *hooks, vptq_err *err)
 {
-    const block_pass p = {b, layer, weights_or_own(b, layer, hooks->weights), hooks};
+    block_pass p = {b, layer, weights_or_own(b, layer, hooks->weights), &b->a, hooks};
     return end_block(&p, run_block(&p, hidden, dhidden, err), err);
+}
+
+static vptq_status run_forward(vptq_backward *b, uint32_t layer, const vptq_weight *weights,
+                               const vptq_activations *a, float *hidden, vptq_err *err)
+{
+    const block_pass p = {b, layer, weights_or_own(b, layer, weights), a, NULL};
+    const vptq_forward_pass pass = pass_over(&p, hidden);
+    return end_block(&p, vptq_forward_run_block(b->f, &pass, err), err);
 }
 
 vptq_status vptq_backward_forward(vptq_backward *b, uint32_t layer, const vptq_weight *weights,
                                   float *hidden, vptq_err *err)
 {
-    const block_pass p = {b, layer, weights_or_own(b, layer, weights), NULL};
-    const vptq_forward_pass pass = pass_over(&p, hidden);
-    return end_block(&p, vptq_forward_run_block(b->f, &pass, err), err);
+    return run_forward(b, layer, weights, &b->a, hidden, err);
+}
+
+/* Where the forward pass of a block leaves its activations. */
+static const vptq_activations *activations_for(vptq_backward *b, uint32_t layer)
+{
+    if (!b->kept.memory || layer < b->kept.first)
+        return &b->a;
+    b->kept.fresh[layer - b->kept.first] = true;
+    return &b->kept.a[layer - b->kept.first];
 }
 
 vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_weight *weights,
@@ -424,14 +520,16 @@ vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_w
     const vptq_backend *ops = b->f->dev->ops;
     vptq_dev *dev = b->f->dev->state;
     const size_t size = b->rows * b->f->d->hidden, bytes = size * sizeof(float);
+    b->kept.states = NULL;
     VPTQ_CHECK(vptq_forward_embed(b->f, ids, b->rows, embedded, err));
     VPTQ_CHECK(ops->upload(dev, states, embedded, bytes, err));
     for (uint32_t l = 0; l < b->f->d->layers; l++) {
         float *next = states + (l + 1) * size;
         VPTQ_CHECK(ops->copy(dev, next, states + l * size, bytes, err));
-        VPTQ_CHECK(vptq_backward_forward(
-            b, l, weights ? weights + (size_t)l * VPTQ_LINEAR_COUNT : NULL, next, err));
+        VPTQ_CHECK(run_forward(b, l, weights ? weights + (size_t)l * VPTQ_LINEAR_COUNT : NULL,
+                               activations_for(b, l), next, err));
     }
+    b->kept.states = b->kept.memory ? states : NULL;
     return VPTQ_OK;
 }
 

@@ -1,6 +1,6 @@
 /* Internal: the backward pass of windows of one length, block by block from the last to the
- * first.  Every block computes its activations again from the hidden states that went into it,
- * so that those of one block exist at a time.
+ * first.  A block computes its activations again from the hidden states that went into it, so
+ * that those of one block exist at a time, unless there is memory to keep them.
  *
  *     vptq_backward *b;
  *     vptq_backward_open(f, length, windows, &b, err);
@@ -26,6 +26,10 @@ vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
 void vptq_backward_close(vptq_backward *b); /* accepts NULL */
 /* Bytes of device memory for `rows` tokens in all windows. */
 size_t vptq_backward_bytes(const vptq_forward *f, size_t rows);
+/* Keeps the activations of as many blocks as `bytes` of device memory hold, from the last one
+ * on, from vptq_backward_run to the backward pass, which does not compute them again; the
+ * results are the same.  Fewer or none if there is no such memory.  Once at most. */
+void vptq_backward_keep(vptq_backward *b, size_t bytes);
 /* The following calls are for `count` windows, one after another in every array: `rows` =
  * count * length.  At first all `windows`. */
 void vptq_backward_windows(vptq_backward *b, size_t count);
@@ -56,7 +60,8 @@ typedef struct vptq_backward_hooks {
     double *q_norm, *k_norm;        /* [head_dim] */
 } vptq_backward_hooks;
 
-/* hidden [rows, hidden]: what went into the block.  dhidden [rows, hidden]: the gradient of
+/* hidden [rows, hidden]: what went into the block; if it is that of the last vptq_backward_run,
+ * then unchanged, and with the same weights.  dhidden [rows, hidden]: the gradient of
  * what came out; replaced by that of what went in.  Both in device memory. */
 vptq_status vptq_backward_block(vptq_backward *b, uint32_t layer, const float *hidden,
                                 float *dhidden, const vptq_backward_hooks *hooks,

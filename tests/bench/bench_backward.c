@@ -1,8 +1,9 @@
 /* Measures a step of training: windows forwards and backwards, with the loss of the next token
  * and the gradients of every linear layer's weights and every norm.  Prints one line of JSON:
  * seconds and mean loss per window, and the largest entry of a gradient, which needs all of it.
- *     bench_backward [MODEL [IDS [CONTEXT [THREADS [WINDOWS [float|bf16]]]]]]
- * (default: build/demo/model.gguf, the ids 0, 1, .., 2048, 2, 1, float) */
+ *     bench_backward [MODEL [IDS [CONTEXT [THREADS [WINDOWS [float|bf16 [MIB]]]]]]]
+ * (default: build/demo/model.gguf, the ids 0, 1, .., 2048, 2, 1, float, 0)
+ * MIB: memory in which activations are kept instead of computed again. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,11 +23,12 @@ typedef struct bench {
     size_t tokens;
     bool bf16;
     int32_t *ids, *targets;
-    float *states;  /* [layers + 1][tokens, hidden] */
-    float *dhidden; /* [tokens, hidden] */
-    float *dw;      /* of the largest linear layer */
-    double *norms;  /* [hidden] */
-    double *loss;   /* [tokens] */
+    float *embedded; /* [tokens, hidden] */
+    float *states;   /* [layers + 1][tokens, hidden] */
+    float *dhidden;  /* [tokens, hidden] */
+    float *dw;       /* of the largest linear layer */
+    double *norms;   /* [hidden] */
+    double *loss;    /* [tokens] */
     double largest;
 } bench;
 
@@ -87,6 +89,7 @@ static void open_all(bench *b, const char *model, const char *ids)
     const size_t dim = b->m.desc->hidden;
     b->ids = bench_alloc(b->tokens, sizeof *b->ids);
     b->targets = bench_alloc(b->tokens, sizeof *b->targets);
+    b->embedded = bench_alloc(b->tokens, dim * sizeof *b->embedded);
     b->states = bench_alloc((b->m.desc->layers + 1) * b->tokens, dim * sizeof *b->states);
     b->dhidden = bench_alloc(b->tokens, dim * sizeof *b->dhidden);
     b->dw = bench_alloc(largest, sizeof *b->dw);
@@ -99,7 +102,7 @@ static void open_all(bench *b, const char *model, const char *ids)
 static void close_all(bench *b)
 {
     void *const arrays[] = {b->ids, b->targets, b->states, b->dhidden,
-                            b->dw,  b->norms,   b->loss};
+                            b->dw,  b->norms,   b->loss,   b->embedded};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     vptq_backward_close(b->b);
@@ -125,12 +128,7 @@ static double run_window(bench *b)
                                      .scale = 1 / (float)(b->tokens - 1),
                                      .final_norm = b->norms};
     double sum = 0;
-    bench_need(vptq_forward_embed(b->f, b->ids, b->tokens, b->states, &err), &err);
-    for (uint32_t l = 0; l < layers; l++) {
-        float *next = b->states + (l + 1) * size;
-        memcpy(next, b->states + l * size, size * sizeof *next);
-        bench_need(vptq_backward_forward(b->b, l, NULL, next, &err), &err);
-    }
+    bench_need(vptq_backward_run(b->b, b->ids, NULL, b->embedded, b->states, &err), &err);
     bench_need(vptq_backward_head(b->b, &loss, b->loss, b->dhidden, &err), &err);
     for (uint32_t l = layers; l-- > 0;)
         bench_need(vptq_backward_block(b->b, l, b->states + l * size, b->dhidden, &hooks, &err),
@@ -155,6 +153,7 @@ int main(int argc, char **argv)
     b.ctx =
         (vptq_ctx){.mem = &b.mem, .threads = argc > 4 ? (int)strtoul(argv[4], NULL, 10) : 2};
     open_all(&b, model, argc > 2 ? argv[2] : NULL);
+    vptq_backward_keep(b.b, argc > 7 ? strtoul(argv[7], NULL, 10) << 20 : 0);
     double loss = run_window(&b); /* touches the memory for the first time */
     const double start = vptq_seconds();
     for (size_t i = 0; i < windows; i++)

@@ -467,6 +467,48 @@ static void test_windows(void **state)
         check_windows(vrig_families[i]);
 }
 
+/* Kept activations give, bit for bit, what computing them again gives, however many blocks
+ * there is memory for. */
+static void check_kept(const char *family)
+{
+    vrig r;
+    vptq_err err;
+    vptq_backward *b;
+    char path[128];
+    int32_t *ids = vrig_tiny_ids(family);
+    snprintf(path, sizeof path, "tests/golden/tiny_%s", family);
+    vrig_open_forward(&r, path, "cpu", 2, TOKENS);
+    assert_ok(vptq_backward_open(r.f, TOKENS, 1, &b, &err), &err);
+    several *want = run_several(&r, b, ids, 0, 1);
+    vptq_backward_close(b);
+    const size_t none = r.mem.used, one = TOKENS * 4 * HIDDEN * sizeof(float);
+    const size_t room[] = {0, 10 * one, (size_t)1 << 20};
+    for (size_t i = 0; i < sizeof room / sizeof *room; i++) {
+        assert_ok(vptq_backward_open(r.f, TOKENS, 1, &b, &err), &err);
+        const size_t before = r.mem.used;
+        vptq_backward_keep(b, room[i]);
+        assert_true(r.mem.used - before <= room[i] + 4096 && (i > 0) == (r.mem.used > before));
+        for (int run = 0; run < 2; run++) {
+            several *kept = run_several(&r, b, ids, 0, 1);
+            assert_memory_equal(kept, want, sizeof *want);
+            free(kept);
+        }
+        vptq_backward_close(b);
+        assert_int_equal(r.mem.used, none);
+    }
+    free(want);
+    free(ids);
+    vrig_close(&r);
+}
+
+static void test_kept(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VRIG_FAMILIES; i++)
+        check_kept(vrig_families[i]);
+}
+
 VTEST_MAIN(cmocka_unit_test(test_ref), cmocka_unit_test(test_cpu),
            cmocka_unit_test(test_emulated_cuda), cmocka_unit_test(test_threads),
-           cmocka_unit_test(test_demo_block), cmocka_unit_test(test_windows))
+           cmocka_unit_test(test_demo_block), cmocka_unit_test(test_windows),
+           cmocka_unit_test(test_kept))
