@@ -381,8 +381,9 @@ typedef struct vptq_tune_options {
     /* Windows of the text at most, held-out ones included, and tokens of each; 0 windows: as
      * many as the steps (layers alone: the default ones) take if none comes twice. */
     size_t windows, length;
-    double holdout;  /* share of the windows that choose what is kept, above 0 */
-    uint32_t steps;  /* end to end */
+    double holdout; /* share of the windows that choose what is kept, above 0; NAN: a sixteenth,
+                       at most 32 windows */
+    uint32_t steps; /* end to end */
     uint32_t passes; /* of a layer over all windows */
     size_t batch;    /* windows of a step */
     double rate;     /* largest step, relative to a codebook's size; NAN: by the model's size */

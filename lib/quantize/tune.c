@@ -10,6 +10,8 @@
 #include "lib/model/corpus.h"
 #include "lib/quantize/tune_internal.h"
 
+enum { SAVED_EVERY = 10 }; /* steps */
+
 const char *vptq_tune_method_name(vptq_tune_method m)
 {
     static const char *const names[] = {"layer", "e2e", "layer,e2e"};
@@ -19,7 +21,7 @@ const char *vptq_tune_method_name(vptq_tune_method m)
 vptq_tune_options vptq_tune_defaults(void)
 {
     return (vptq_tune_options){.length = 512,
-                               .holdout = 1.0 / 16,
+                               .holdout = (double)NAN,
                                .steps = 120,
                                .passes = 4,
                                .batch = 8,
@@ -43,7 +45,7 @@ static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
     if (o->length < 2)
         return vptq_fail(err, VPTQ_E_ARG, "windows of %zu tokens, expected at least 2",
                          o->length);
-    if (!(o->holdout > 0 && o->holdout < 1))
+    if (!isnan(o->holdout) && !(o->holdout > 0 && o->holdout < 1))
         return vptq_fail(err, VPTQ_E_ARG,
                          "a held-out share of %g, expected more than 0 and less than 1",
                          o->holdout);
@@ -109,13 +111,28 @@ static vptq_status copy_windows(vptq_tuner *t, const vptq_corpus *c, const size_
     return VPTQ_OK;
 }
 
+/* Windows of `count` to hold out.  Measuring them is to take a small part of the time. */
+static double held_out_of(const vptq_tune_options *o, double count)
+{
+    return isnan(o->holdout) ? fmin(ceil(count / 16), 32) : ceil(o->holdout * count);
+}
+
 /* Windows of which the steps use each once: more would be left over, and taking fewer several
  * times helps less than other text.  Layers get as many as the default steps. */
 static size_t windows_of_steps(const vptq_tune_options *o)
 {
     const uint32_t steps = o->method & VPTQ_TUNE_E2E ? o->steps : vptq_tune_defaults().steps;
-    const double all = ceil((double)steps * (double)o->batch / (1 - o->holdout));
+    const double used = (double)steps * (double)o->batch;
+    const double all = isnan(o->holdout) ? used + held_out_of(o, used * 16 / 15)
+                                         : ceil(used / (1 - o->holdout));
     return all < (double)(SIZE_MAX / 2) ? (size_t)all : SIZE_MAX / 2;
+}
+
+/* Steps between measurements of the held-out windows: at most ten in all, so that they take a
+ * small part of the time. */
+static uint32_t measured_every(const vptq_tune_options *o)
+{
+    return o->steps > 10 * SAVED_EVERY ? (o->steps + 9) / 10 : SAVED_EVERY;
 }
 
 /* A step follows the gradient of a few thousand tokens.  Its noise grows with the root of the
@@ -137,7 +154,7 @@ static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err 
     size_t *starts, count;
     VPTQ_CHECK(
         vptq_corpus_sample(c, o->length, most, o->seed, &t->arena, &starts, &count, err));
-    const size_t held_out = (size_t)ceil(o->holdout * (double)count);
+    const size_t held_out = (size_t)held_out_of(o, (double)count);
     if (held_out >= count || o->batch > count - held_out)
         return vptq_fail(
             err, VPTQ_E_FORMAT,
@@ -150,7 +167,7 @@ static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err 
                                      .length = o->length,
                                      .windows = count - held_out,
                                      .held_out = held_out,
-                                     .every = 10,
+                                     .every = measured_every(o),
                                      .seed = o->seed,
                                      .bf16 = o->bf16,
                                      .dir = o->work};
@@ -315,7 +332,7 @@ static vptq_status take_steps(vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
         VPTQ_CHECK(st);
         VPTQ_CHECK(print_step(t, &r, err));
         vptq_progress(t->dev->ctx, "tune", r.step, t->plan.steps, NULL);
-        if (r.step % t->plan.every == 0 && !vptq_trainer_done(e2e))
+        if (r.step % SAVED_EVERY == 0 && !vptq_trainer_done(e2e))
             vptq_tuner_save_state(t);
     }
     return VPTQ_OK;
@@ -324,7 +341,7 @@ static vptq_status take_steps(vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
 static vptq_status tune_e2e(vptq_tuner *t, vptq_err *err)
 {
     vptq_trainer_report start;
-    t->plan.fingerprint = t->fingerprint;
+    t->plan.fingerprint = t->original_fingerprint;
     VPTQ_CHECK(
         vptq_e2e_open(t->dev, &t->original, &t->student, &t->plan, &t->e2e, &start, err));
     vptq_trainer *e2e = vptq_e2e_trainer(t->e2e);
@@ -353,13 +370,23 @@ static vptq_status tune(vptq_tuner *t, vptq_err *err)
     return vptq_tuner_write_result(t, err);
 }
 
+/* The original's hidden states may have been copied from another run. */
+static vptq_status check_own(const vptq_tuner *t, vptq_err *err)
+{
+    char path[PATH_MAX];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_E2E_ORIGINAL_FILE, err));
+    if (vptq_path_exists(path))
+        return VPTQ_OK;
+    return vptq_dir_check_own(t->opt->work, VPTQ_WORK_FILE, "a work directory",
+                              t->dev->ctx->mem, err);
+}
+
 static vptq_status run(vptq_tuner *t, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
     bool finished;
-    VPTQ_TRY(vptq_dir_check_own(t->opt->work, VPTQ_WORK_FILE, "a work directory",
-                                t->dev->ctx->mem, err));
+    VPTQ_TRY(check_own(t, err));
     VPTQ_TRY(vptq_dir_make(t->opt->work, err));
     VPTQ_TRY(vptq_lock_take(t->opt->work, &lock, err));
     VPTQ_TRY(vptq_tuner_open_manifest(t, err));

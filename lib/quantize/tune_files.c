@@ -60,6 +60,21 @@ static vptq_status add_tune_key(vptq_tuner *t, const char *from, const char *ids
     return VPTQ_OK;
 }
 
+/* Fingerprint of what the original's hidden states follow from, so that they serve every run
+ * with this original and these windows. */
+static vptq_status hash_original(vptq_tuner *t, const char *path, vptq_err *err)
+{
+    const vptq_trainer_options *p = &t->plan;
+    const uint64_t sizes[] = {p->length, p->windows, p->bf16};
+    const char *base;
+    VPTQ_CHECK(vptq_json_str_or(t->manifest, path, "base_fingerprint", NULL, &base, err));
+    uint64_t h = vptq_hash(base, strlen(base), 0);
+    h = vptq_hash(sizes, sizeof sizes, h);
+    h = vptq_hash(p->ids, (p->windows + p->held_out) * p->length * sizeof *p->ids, h);
+    snprintf(t->original_fingerprint, sizeof t->original_fingerprint, "%016" PRIx64, h);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint, vptq_err *err)
 {
     char path[PATH_MAX], from[17], *text;
@@ -74,7 +89,7 @@ vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint,
     snprintf(t->fingerprint, sizeof t->fingerprint, "%016" PRIx64,
              vptq_hash(text, strlen(text), 0));
     free(text);
-    return VPTQ_OK;
+    return hash_original(t, path, err);
 }
 
 vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err)

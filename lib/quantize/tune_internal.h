@@ -20,9 +20,10 @@ typedef struct vptq_tuner {
     vptq_e2e *e2e;             /* while it is tuned end to end */
     vptq_arena arena;
     int32_t *ids;
-    json_t *manifest; /* quantize.json of the result */
-    char fingerprint[17];
-    vptq_map saved; /* the state of an interrupted run; data NULL without one */
+    json_t *manifest;              /* quantize.json of the result */
+    char fingerprint[17];          /* of the run */
+    char original_fingerprint[17]; /* of the original and the windows */
+    vptq_map saved;                /* the state of an interrupted run; data NULL without one */
     /* of the layers as they are now, which an end-to-end run begins with */
     char *layer_state;
     size_t layer_state_bytes;

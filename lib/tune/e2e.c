@@ -15,6 +15,7 @@ struct vptq_e2e {
     /* [windows + held_out][length, hidden] of the teacher, after its final norm */
     vptq_hidden_states wanted;
     /* rows: those of a group of windows. */
+    size_t *starts;  /* [group + 1] of windows */
     int32_t *ids;    /* [rows] */
     float *embedded; /* [rows, hidden] */
     double *loss;    /* [rows] */
@@ -26,18 +27,32 @@ struct vptq_e2e {
 
 /* ---- the original ---- */
 
-/* Hidden states of one window after all blocks of the teacher and its final norm. */
-static vptq_status teach(vptq_e2e *e, vptq_forward *f, size_t w, vptq_err *err)
+/* Hidden states of `count` windows after all blocks of the teacher and its final norm. */
+static vptq_status teach(vptq_e2e *e, vptq_forward *f, size_t first, size_t count,
+                         vptq_err *err)
 {
-    const size_t length = e->t.opt.length, starts[] = {0, length};
+    const size_t length = e->t.opt.length, rows = count * length;
     float *wanted;
-    VPTQ_CHECK(vptq_check_cancel(e->t.dev->ctx, err));
-    VPTQ_CHECK(vptq_hidden_states_get(&e->wanted, w * length, length, true, &wanted, err));
-    VPTQ_CHECK(vptq_forward_embed(f, e->t.opt.ids + w * length, length, wanted, err));
+    VPTQ_CHECK(vptq_hidden_states_get(&e->wanted, first * length, rows, true, &wanted, err));
+    VPTQ_CHECK(vptq_forward_embed(f, e->t.opt.ids + first * length, rows, wanted, err));
     for (uint32_t l = 0; l < e->teacher->desc->layers; l++)
-        VPTQ_CHECK(vptq_forward_block(f, l, starts, 1, wanted, err));
-    VPTQ_CHECK(vptq_forward_normalized(f, length, wanted, wanted, err));
-    return vptq_hidden_states_keep(&e->wanted, w * length, length, err);
+        VPTQ_CHECK(vptq_forward_block(f, l, e->starts, count, wanted, err));
+    VPTQ_CHECK(vptq_forward_normalized(f, rows, wanted, wanted, err));
+    return vptq_hidden_states_keep(&e->wanted, first * length, rows, err);
+}
+
+/* Windows [first, end), in groups. */
+static vptq_status teach_range(vptq_e2e *e, vptq_forward *f, size_t first, size_t end,
+                               vptq_err *err)
+{
+    const size_t all = e->t.opt.windows + e->t.opt.held_out;
+    for (size_t n; first < end; first += n) {
+        n = end - first < e->t.opt.group ? end - first : e->t.opt.group;
+        VPTQ_CHECK(vptq_check_cancel(e->t.dev->ctx, err));
+        VPTQ_CHECK(teach(e, f, first, n, err));
+        vptq_progress(e->t.dev->ctx, "original", first + n, all, NULL);
+    }
+    return VPTQ_OK;
 }
 
 /* *kept: whether the file has them. */
@@ -79,10 +94,11 @@ static vptq_status teach_all(vptq_e2e *e, vptq_err *err)
     if (kept)
         return VPTQ_OK;
     VPTQ_TRY(vptq_forward_open(e->teacher, e->t.dev, e->t.opt.length, &f, err));
-    for (size_t w = 0; w < all; w++) {
-        VPTQ_TRY(teach(e, f, w, err));
-        vptq_progress(e->t.dev->ctx, "original", w + 1, all, NULL);
-    }
+    /* Targets of gradients are as precise as these; measurements are not rounded. */
+    vptq_forward_use_bf16(f, e->t.opt.bf16);
+    VPTQ_TRY(teach_range(e, f, 0, e->t.opt.windows, err));
+    vptq_forward_use_bf16(f, false);
+    VPTQ_TRY(teach_range(e, f, e->t.opt.windows, all, err));
     if (e->t.opt.fingerprint)
         keep(e, path);
 out:
@@ -158,11 +174,14 @@ vptq_trainer *vptq_e2e_trainer(vptq_e2e *e)
 static vptq_status allocate(vptq_e2e *e, vptq_err *err)
 {
     const size_t rows = e->t.opt.group * e->t.opt.length, hidden = e->teacher->desc->hidden;
+    e->starts = vptq_arena_alloc(&e->arena, e->t.opt.group + 1, sizeof *e->starts, err);
     e->ids = vptq_arena_alloc(&e->arena, rows, sizeof *e->ids, err);
     e->embedded = vptq_arena_alloc(&e->arena, rows * hidden, sizeof *e->embedded, err);
     e->loss = vptq_arena_alloc(&e->arena, rows, sizeof *e->loss, err);
-    if (!e->ids || !e->embedded || !e->loss)
+    if (!e->starts || !e->ids || !e->embedded || !e->loss)
         return VPTQ_E_NOMEM;
+    for (size_t w = 0; w <= e->t.opt.group; w++)
+        e->starts[w] = w * e->t.opt.length;
     VPTQ_CHECK(vptq_trainer_states(&e->t, e->teacher->desc->layers + 1, &e->states, err));
     VPTQ_CHECK(vptq_trainer_states(&e->t, 1, &e->target, err));
     return vptq_trainer_states(&e->t, 1, &e->dhidden, err);
@@ -175,10 +194,18 @@ static vptq_status open_wanted(vptq_e2e *e, vptq_err *err)
     const vptq_trainer_options *o = &e->t.opt;
     e->wanted.rows = (o->windows + o->held_out) * o->length;
     e->wanted.dim = e->teacher->desc->hidden;
-    e->wanted.max_rows = o->length;
+    e->wanted.max_rows = o->group * o->length;
     return vptq_hidden_states_open(e->t.dev->ctx, o->dir,
                                    vptq_backward_bytes(e->t.f, o->group * o->length),
                                    &e->wanted, err);
+}
+
+/* Of activations: at most half of what a memory cap leaves. */
+static size_t kept_bytes(const vptq_ctx *ctx)
+{
+    static const size_t most = (size_t)2 << 30;
+    const size_t half = vptq_mem_left(ctx->mem) / 2;
+    return half < most ? half : most;
 }
 
 /* As many windows as make the overhead of decoding weights and of gathering gradients small,
@@ -207,6 +234,7 @@ vptq_status vptq_e2e_open(vptq_device *dev, const vptq_model *teacher, vptq_stud
     VPTQ_TRY(allocate(e, err));
     VPTQ_TRY(open_wanted(e, err));
     VPTQ_TRY(teach_all(e, err));
+    vptq_backward_keep(e->t.b, kept_bytes(dev->ctx));
     VPTQ_TRY(vptq_trainer_begin(&e->t, &all, start, err));
 out:
     if (st)

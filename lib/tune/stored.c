@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "lib/base/parallel.h"
+
 /* Sizes that suffice for several matrices. */
 typedef struct sizes {
     size_t in, matrix, entries; /* columns; in * ld; vectors */
@@ -213,21 +215,42 @@ static vptq_status load_order(vptq_stored *s, const vptq_vq *q, vptq_err *err)
     return upload(s, s->weight, s->host_weight, in * sizeof *s->weight, err);
 }
 
-/* Indices [cols, vectors] of a segment. */
-static vptq_status load_indices(vptq_stored *s, const segment *g, size_t vectors, vptq_err *err)
+/* Indices [cols, vectors] of a segment, which are stored [vectors, cols]. */
+typedef struct index_job {
+    vptq_stored *s;
+    const segment *g;
+    size_t vectors;
+} index_job;
+
+/* Those of vectors [first, end) of all columns. */
+static void unpack_vectors(void *arg, size_t first, size_t end, int thread)
 {
+    const index_job *job = arg;
+    const segment *g = job->g;
     const vptq_vq *q = g->q;
     const unsigned bits = vptq_vq_index_bits(&q->shape), main_bits = vptq_log2u(q->shape.k);
-    const size_t words = vptq_vq_row_words(&q->shape),
-                 bytes = g->cols * vectors * sizeof **s->idx;
-    for (size_t i = 0; i < vectors; i++)
-        for (size_t c = 0; c < g->cols; c++) {
-            const uint32_t *row = q->indices + (g->group * vectors + i) * words;
+    const size_t words = vptq_vq_row_words(&q->shape);
+    (void)thread;
+    for (size_t c = 0; c < g->cols; c++) {
+        uint32_t *main = job->s->host_idx[0] + c * job->vectors,
+                 *res = job->s->host_idx[1] + c * job->vectors;
+        for (size_t i = first; i < end; i++) {
+            const uint32_t *row = q->indices + (g->group * job->vectors + i) * words;
             const uint32_t e =
                 g->outliers ? q->outlier_indices[i * g->cols + c] : vptq_bits_get(row, c, bits);
-            s->host_idx[0][c * vectors + i] = g->k_res ? e & (g->k - 1) : e;
-            s->host_idx[1][c * vectors + i] = g->k_res ? e >> main_bits : 0;
+            main[i] = g->k_res ? e & (g->k - 1) : e;
+            if (g->k_res)
+                res[i] = e >> main_bits;
         }
+    }
+}
+
+static vptq_status load_indices(vptq_stored *s, const segment *g, size_t vectors, vptq_err *err)
+{
+    enum { AT_ONCE = 16 }; /* a cache line of one column, and a few of every row */
+    const size_t bytes = g->cols * vectors * sizeof **s->idx;
+    index_job job = {s, g, vectors};
+    vptq_parallel_for(s->dev->ctx->threads, vectors, AT_ONCE, unpack_vectors, &job);
     VPTQ_CHECK(upload(s, s->idx[0], s->host_idx[0], bytes, err));
     return g->k_res ? upload(s, s->idx[1], s->host_idx[1], bytes, err) : VPTQ_OK;
 }

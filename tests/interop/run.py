@@ -162,11 +162,14 @@ def check_model(report, name, packed, ids, work):
         report.run(name + " matrices", lambda: check_matrices(packed, models["transformers"], work))
 
 
-def write_model(model, calibration, packed, work, quantize, pack):
-    quantized = os.path.join(work, "quantized")
-    shutil.rmtree(quantized, ignore_errors=True)
+def write_model(model, calibration, packed, work, quantize, pack, tune=()):
+    quantized, tuned = os.path.join(work, "quantized"), os.path.join(work, "tuned")
+    for path in (quantized, tuned):
+        shutil.rmtree(path, ignore_errors=True)
     tool("quantize", "-m", model, *calibration, "-o", quantized, *quantize)
-    tool("pack", quantized, "-o", packed, "-f", *pack)
+    if tune:
+        tool("quantize", "--from", quantized, *calibration, "-o", tuned, *tune)
+    tool("pack", tuned if tune else quantized, "-o", packed, "-f", *pack)
 
 
 def check_figures(base, packed, text, work):
@@ -222,17 +225,20 @@ def check_tokenizers(packed, text):
 def real_models(report, work):
     """Trained models: stories260K whole, and the first blocks of the demo model with large codebooks."""
     stories, text = os.path.join(DATA, "models/stories260K-hf"), os.path.join(DATA, "text/tinystories/tiny.utf8")
-    settings = {"stories260K G=1": ["-v", 8, "-k", 256, "-r", 256],
-                "stories260K G=4 outliers": ["-v", 4, "-k", 256, "-r", 16, "-g", 4, "--outliers", "5:4:32", "--dtype",
-                                             "bf16"]}
+    grouped = ["-v", 4, "-k", 256, "-r", 16, "-g", 4, "--outliers", "5:4:32", "--dtype", "bf16"]
+    settings = {"stories260K G=1": (["-v", 8, "-k", 256, "-r", 256], []),
+                "stories260K G=4 outliers": (grouped, []),
+                "stories260K tuned": (["-v", 4, "-k", 64], ["--tune", "e2e", "--steps", 20, "--batch", 2]),
+                "stories260K G=4 outliers, tuned": (grouped, ["--tune", "layer,e2e", "--passes", 1, "--steps", 4,
+                                                             "--batch", 2])}
     packed, piece = os.path.join(work, "packed"), os.path.join(work, "text")
-    for name, quantize in settings.items():
+    for name, (quantize, tune) in settings.items():
         if not os.path.exists(stories) or not os.path.exists(text):
             report.run(name, lambda: skip(f"{stories} or {text} is not there"))
             continue
         open(piece, "w").write(open(text).read()[:20000])
         report.run(name + " write", lambda: write_model(stories, ["-c", piece, "-n", 8, "-l", 256], packed, work,
-                                                        quantize, ["--lm-head"]) or "quantized and packed")
+                                                        quantize, ["--lm-head"], tune) or "written")
         ids = np.array(tool("eval", "ppl", "-m", stories, "--text", piece, "--tokens-only").split()[:256], "<i4")
         check_model(report, name, packed, ids, work)
         report.run(name + " tokenizer", lambda: check_tokenizers(packed, piece))

@@ -70,9 +70,15 @@ interrupt "$pid" 0
 [ ! -e stopped/layer_000_q_proj.safetensors ] || fail "an interrupted run leaves matrices"
 cp -r stopped damaged
 cp -r stopped again
+mkdir other
+cp stopped/original.state other
 "$BIN/vptq-quantize" "${args[@]}" -o stopped --steps 20 --verbose >/dev/null 2>err.txt
 expect_line err.txt "the original's hidden states are read from 'stopped/original.state'"
 expect_same one stopped
+"$BIN/vptq-quantize" "${args[@]}" -o other --steps 3 --verbose >other.txt 2>err.txt
+expect_line err.txt "the original's hidden states are read from 'other/original.state'"
+tune -o three --steps 3 >/dev/null
+expect_same three other
 printf x | dd of=again/original.state bs=1 seek=900 conv=notrunc 2>/dev/null
 "$BIN/vptq-quantize" "${args[@]}" -o again --steps 20 --verbose >/dev/null 2>err.txt
 ! grep -q 'hidden states are read' err.txt || fail "a damaged original.state is read"
