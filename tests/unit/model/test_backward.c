@@ -469,7 +469,7 @@ static void test_windows(void **state)
 
 /* Kept activations give, bit for bit, what computing them again gives, however many blocks
  * there is memory for. */
-static void check_kept(const char *family)
+static void check_kept(const char *family, const char *backend)
 {
     vrig r;
     vptq_err err;
@@ -477,7 +477,7 @@ static void check_kept(const char *family)
     char path[128];
     int32_t *ids = vrig_tiny_ids(family);
     snprintf(path, sizeof path, "tests/golden/tiny_%s", family);
-    vrig_open_forward(&r, path, "cpu", 2, TOKENS);
+    vrig_open_forward(&r, path, backend, 2, TOKENS);
     assert_ok(vptq_backward_open(r.f, TOKENS, 1, &b, &err), &err);
     several *want = run_several(&r, b, ids, 0, 1);
     vptq_backward_close(b);
@@ -487,7 +487,8 @@ static void check_kept(const char *family)
         assert_ok(vptq_backward_open(r.f, TOKENS, 1, &b, &err), &err);
         const size_t before = r.mem.used;
         vptq_backward_keep(b, room[i]);
-        assert_true(r.mem.used - before <= room[i] + 4096 && (i > 0) == (r.mem.used > before));
+        assert_true((i > 0) == (r.mem.used > before));
+        assert_true(r.mem.used - before <= room[i] + 4096 || !r.dev.ops->host_memory);
         for (int run = 0; run < 2; run++) {
             several *kept = run_several(&r, b, ids, 0, 1);
             assert_memory_equal(kept, want, sizeof *want);
@@ -505,7 +506,9 @@ static void test_kept(void **state)
 {
     (void)state;
     for (int i = 0; i < VRIG_FAMILIES; i++)
-        check_kept(vrig_families[i]);
+        check_kept(vrig_families[i], "cpu");
+    if (!vtest_emulated())
+        check_kept("qwen3", "emu");
 }
 
 VTEST_MAIN(cmocka_unit_test(test_ref), cmocka_unit_test(test_cpu),
