@@ -18,11 +18,10 @@ struct vptq_backward {
     /* Activations of the blocks from `first` on that vptq_backward_run leaves for their
      * backward pass, without x and act, which are those of a. */
     struct {
-        void *memory; /* device memory, or NULL */
-        uint32_t first;
+        void *memory;        /* device memory, or NULL */
+        uint32_t first, end; /* of blocks [first, end) they have not been used since the run */
         vptq_activations *a; /* [layers - first] */
-        bool *fresh;         /* [layers - first] from the last run, and not used since */
-        const float *states; /* of the last run */
+        const float *states; /* of that run */
     } kept;
     float *h; /* [rows, hidden] the block's hidden states; dx of a half afterwards */
     float *dq, *dk, *dv, *dout; /* gradients of q, k, v and o */
@@ -115,7 +114,7 @@ void vptq_backward_windows(vptq_backward *b, size_t count)
     VPTQ_BUG_IF(count > b->windows);
     b->count = count;
     b->rows = count * b->length;
-    b->kept.states = NULL;
+    b->kept.end = 0;
 }
 
 void vptq_backward_keep(vptq_backward *b, size_t bytes)
@@ -132,9 +131,7 @@ void vptq_backward_keep(vptq_backward *b, size_t bytes)
     if (!count || !vptq_forward_has_room(f, count * c.used, rows))
         return;
     b->kept.a = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *b->kept.a, &none);
-    b->kept.fresh = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *b->kept.fresh, &none);
-    if (!b->kept.a || !b->kept.fresh ||
-        f->dev->ops->alloc(f->dev->state, count, c.used, &b->kept.memory, &none))
+    if (!b->kept.a || f->dev->ops->alloc(f->dev->state, count, c.used, &b->kept.memory, &none))
         return;
     b->kept.first = layers - (uint32_t)count;
     c = (vptq_carver){b->kept.memory, 0};
@@ -187,7 +184,6 @@ void vptq_backward_close(vptq_backward *b)
     b->f->dev->ops->release(b->f->dev->state, b->memory);
     b->f->dev->ops->release(b->f->dev->state, b->kept.memory);
     vptq_mem_free(b->f->dev->ctx->mem, b->kept.a);
-    vptq_mem_free(b->f->dev->ctx->mem, b->kept.fresh);
     vptq_mem_free(b->f->dev->ctx->mem, b->starts);
     vptq_mem_free(b->f->dev->ctx->mem, b);
 }
@@ -428,7 +424,7 @@ static vptq_status run_again(const block_pass *p, const float *hidden, vptq_err 
     return vptq_forward_run_block(b->f, &pass, err);
 }
 
-/* The activations that the forward pass has kept: x and act follow from them. */
+/* Computes x and act from the activations that the forward pass has kept. */
 static vptq_status complete(const block_pass *p, vptq_err *err)
 {
     const vptq_forward *f = p->b->f;
@@ -442,20 +438,18 @@ static vptq_status complete(const block_pass *p, vptq_err *err)
     return f->dev->ops->swiglu(f->dev->state, &s, err);
 }
 
-/* Whether p->a is what the forward pass has kept. */
+/* Takes the activations that the forward pass has kept; false if there are none.  They serve
+ * once: the gradients of gate and up take their place. */
 static bool take_kept(block_pass *p, const float *hidden)
 {
     vptq_backward *b = p->b;
     const size_t size = b->rows * b->f->d->hidden;
-    if (!b->kept.states || p->layer < b->kept.first ||
+    if (p->layer < b->kept.first || p->layer >= b->kept.end ||
         hidden != b->kept.states + p->layer * size)
         return false;
-    const size_t i = p->layer - b->kept.first;
-    const bool fresh = b->kept.fresh[i];
-    b->kept.fresh[i] = false; /* its gradients take the place of gate and up */
-    if (fresh)
-        p->a = &b->kept.a[i];
-    return fresh;
+    b->kept.end = p->layer;
+    p->a = &b->kept.a[p->layer - b->kept.first];
+    return true;
 }
 
 static vptq_status run_block(block_pass *p, const float *hidden, float *dhidden, vptq_err *err)
@@ -505,13 +499,11 @@ vptq_status vptq_backward_forward(vptq_backward *b, uint32_t layer, const vptq_w
     return run_forward(b, layer, weights, &b->a, hidden, err);
 }
 
-/* Where the forward pass of a block leaves its activations. */
-static const vptq_activations *activations_for(vptq_backward *b, uint32_t layer)
+/* Returns the arrays that the forward pass of a block writes. */
+static const vptq_activations *activations_for(const vptq_backward *b, uint32_t layer)
 {
-    if (!b->kept.memory || layer < b->kept.first)
-        return &b->a;
-    b->kept.fresh[layer - b->kept.first] = true;
-    return &b->kept.a[layer - b->kept.first];
+    const bool keep = b->kept.memory && layer >= b->kept.first;
+    return keep ? &b->kept.a[layer - b->kept.first] : &b->a;
 }
 
 vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_weight *weights,
@@ -520,7 +512,7 @@ vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_w
     const vptq_backend *ops = b->f->dev->ops;
     vptq_dev *dev = b->f->dev->state;
     const size_t size = b->rows * b->f->d->hidden, bytes = size * sizeof(float);
-    b->kept.states = NULL;
+    b->kept.end = 0;
     VPTQ_CHECK(vptq_forward_embed(b->f, ids, b->rows, embedded, err));
     VPTQ_CHECK(ops->upload(dev, states, embedded, bytes, err));
     for (uint32_t l = 0; l < b->f->d->layers; l++) {
@@ -529,7 +521,8 @@ vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_w
         VPTQ_CHECK(run_forward(b, l, weights ? weights + (size_t)l * VPTQ_LINEAR_COUNT : NULL,
                                activations_for(b, l), next, err));
     }
-    b->kept.states = b->kept.memory ? states : NULL;
+    b->kept.states = states;
+    b->kept.end = b->kept.memory ? b->f->d->layers : 0;
     return VPTQ_OK;
 }
 

@@ -28,7 +28,8 @@ void vptq_backward_close(vptq_backward *b); /* accepts NULL */
 size_t vptq_backward_bytes(const vptq_forward *f, size_t rows);
 /* Keeps the activations of as many blocks as `bytes` of device memory hold, from the last one
  * on, from vptq_backward_run to the backward pass, which does not compute them again; the
- * results are the same.  Fewer or none if there is no such memory.  Once at most. */
+ * results are the same.  Keeps fewer, or none, if there is no such memory.  Call it at most
+ * once. */
 void vptq_backward_keep(vptq_backward *b, size_t bytes);
 /* The following calls are for `count` windows, one after another in every array: `rows` =
  * count * length.  At first all `windows`. */
@@ -60,8 +61,8 @@ typedef struct vptq_backward_hooks {
     double *q_norm, *k_norm;        /* [head_dim] */
 } vptq_backward_hooks;
 
-/* hidden [rows, hidden]: what went into the block; if it is that of the last vptq_backward_run,
- * then unchanged, and with the same weights.  dhidden [rows, hidden]: the gradient of
+/* hidden [rows, hidden]: what went into the block.  In the states of the last vptq_backward_run
+ * it must be unchanged, and so must the weights.  dhidden [rows, hidden]: the gradient of
  * what came out; replaced by that of what went in.  Both in device memory. */
 vptq_status vptq_backward_block(vptq_backward *b, uint32_t layer, const float *hidden,
                                 float *dhidden, const vptq_backward_hooks *hooks,

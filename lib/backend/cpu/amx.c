@@ -36,11 +36,6 @@ AMX_TARGET static inline __m512 load_first(const float *x, size_t n)
     return _mm512_maskz_loadu_ps(n < HALF ? (__mmask16)((1u << n) - 1) : (__mmask16)0xffff, x);
 }
 
-static inline size_t after_half(size_t n)
-{
-    return n > HALF ? n - HALF : 0;
-}
-
 /* to[i] = 32 steps of row i, which are contiguous in memory; `rows` rows of `steps` exist. */
 AMX_TARGET static inline void load_rows(const float *from, size_t ld, size_t rows, size_t steps,
                                         float factor, __m512i to[HALF])
@@ -55,7 +50,7 @@ AMX_TARGET static inline void load_rows(const float *from, size_t ld, size_t row
         }
         const __m512i low = rounded(load_first(from, steps), factor);
         const __m512i high = steps > HALF
-                                 ? rounded(load_first(from + HALF, after_half(steps)), factor)
+                                 ? rounded(load_first(from + HALF, steps - HALF), factor)
                                  : _mm512_setzero_si512();
         to[i] = _mm512_permutex2var_epi16(low, upper, high);
     }
