@@ -307,9 +307,9 @@ static vptq_status tune_layers(vptq_tuner *t, vptq_err *err)
     VPTQ_CHECK(open_layers(t, err));
     while (!vptq_layerwise_done(t->layers)) {
         VPTQ_CHECK(vptq_layerwise_block(t->layers, &r, err));
-        VPTQ_CHECK(print_layer(t, &r, err));
         vptq_layerwise_get_state(t->layers, t->layer_state);
-        vptq_tuner_save_state(t);
+        vptq_tuner_save_state(t); /* before the row: a layer that is shown is kept */
+        VPTQ_CHECK(print_layer(t, &r, err));
     }
     sum_layers(t, t->result);
     vptq_layerwise_close(t->layers);
@@ -330,10 +330,10 @@ static vptq_status take_steps(vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
         if (st == VPTQ_E_CANCELLED)
             vptq_tuner_save_state(t);
         VPTQ_CHECK(st);
-        VPTQ_CHECK(print_step(t, &r, err));
-        vptq_progress(t->dev->ctx, "tune", r.step, t->plan.steps, NULL);
         if (r.step % SAVED_EVERY == 0 && !vptq_trainer_done(e2e))
             vptq_tuner_save_state(t);
+        VPTQ_CHECK(print_step(t, &r, err));
+        vptq_progress(t->dev->ctx, "tune", r.step, t->plan.steps, NULL);
     }
     return VPTQ_OK;
 }

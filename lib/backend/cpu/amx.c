@@ -33,7 +33,8 @@ AMX_TARGET static inline __m512i rounded(__m512 x, float factor)
 /* The first n of 16 numbers, then zeros. */
 AMX_TARGET static inline __m512 load_first(const float *x, size_t n)
 {
-    return _mm512_maskz_loadu_ps(n < HALF ? (__mmask16)((1u << n) - 1) : (__mmask16)0xffff, x);
+    const unsigned mask = n < HALF ? (1u << n) - 1 : 0xffffu;
+    return _mm512_maskz_loadu_ps((__mmask16)mask, x);
 }
 
 /* to[i] = 32 steps of row i, which are contiguous in memory; `rows` rows of `steps` exist. */
