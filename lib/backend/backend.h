@@ -229,6 +229,31 @@ typedef struct vptq_descend_args {
 typedef vptq_status vptq_op_vq_descend(vptq_dev *dev, const vptq_descend_args *d,
                                        vptq_err *err);
 
+/* The same for the loss tr(E H E^T K), where K [rows, rows], symmetric and positive, has only
+ * blocks of VPTQ_OUTPUT_ROWS rows on its diagonal, and G = K E H.  A change d of the rows R of
+ * one vector of column t adds
+ *     H_tt d^T K_RR d + 2 d^T G_Rt.
+ * For t = 0..cols-1, for each vector of the column in order, first for its main and then for
+ * its residual centroid: take the centroid that adds least to what it replaces, keeping it
+ * unless another adds strictly less (the lowest index wins on ties), and change G for the rows,
+ * vectors and columns that follow.  delta[t] = new q[t] - old q[t].  The array g is only read;
+ * the caller updates it.  Columns with h[t][t] <= 0 do not change. */
+enum { VPTQ_OUTPUT_ROWS = 64 };
+typedef struct vptq_descend_output_args {
+    size_t cols, rows;
+    uint32_t v, k, k_res;
+    const float *centroids, *res_centroids; /* [k, v]; [k_res, v], NULL if k_res is 0 */
+    const float *output;     /* [rows / 64, rounded up][64, 64] K; rows past the end not used */
+    const float *g;          /* [cols, rows] */
+    const float *h;          /* [cols, cols]; only the upper triangle is read */
+    uint32_t *idx, *idx_res; /* [cols, rows / v] in and out */
+    float *q;                /* [cols, rows] in and out: the decoded indices */
+    float *delta;            /* [cols, rows] out */
+    size_t ldg, ldh, ldi, ldq, ldd;
+} vptq_descend_output_args;
+typedef vptq_status vptq_op_vq_descend_output(vptq_dev *dev, const vptq_descend_output_args *d,
+                                              vptq_err *err);
+
 /* q = centroids[idx] + res_centroids[idx_res], in the layout of the column pass. */
 typedef struct vptq_gather_args {
     size_t cols, rows;
@@ -524,7 +549,7 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
     OP(gemm) OP(syrk_add) OP(potrf) OP(trtri) OP(quad_trace)                                   \
     OP(assign) OP(accumulate) OP(plus_plus)                                                    \
     OP(search_index_open) OP(search_index_close) OP(search)                                    \
-    OP(vq_pass) OP(vq_descend) OP(vq_gather) OP(vq_scatter)                                    \
+    OP(vq_pass) OP(vq_descend) OP(vq_descend_output) OP(vq_gather) OP(vq_scatter)              \
     OP(gemv) OP(library_gemv) OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)      \
     OP(embed) OP(rmsnorm) OP(rope) OP(attention) OP(attention_mass) OP(swiglu) OP(nll)         \
     OP(attention_grad) OP(rmsnorm_grad) OP(swiglu_grad) OP(kl_grad)                            \

@@ -1,13 +1,16 @@
-/* Measures the ops that choose indices (search, vq_pass, vq_descend) by the device's clock, at
- * v = 8 with 4096 + 256 centroids and a beam of 16, on matrices of several heights. `hash` is
- * that of the choices of the first call: a change of the kernels that keeps every bit keeps it.
+/* Measures the ops that choose indices (search, vq_pass, vq_descend, vq_descend_output) by the
+ * device's clock, at v = 8 with 4096 + 256 centroids and a beam of 16, on matrices of several
+ * heights. `hash` is that of the choices of the first call: a change of the kernels that keeps
+ * every bit keeps it.
  *     bench_columns [BACKEND [COLUMNS [ROWS..]]]      (default: cuda 128 2048 4096 11008) */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "lib/backend/mirror.h"
 #include "lib/base/file.h"
+#include "lib/base/parallel.h"
 #include "tests/bench/common.h"
 #include "tests/support/vnormal.h"
 
@@ -15,10 +18,12 @@ enum { V = 8, K = 4096, K_RES = 256, BEAM = 16, REPEATS = 5, COLUMNS = 128 };
 
 typedef struct bench {
     vptq_device dev;
+    vptq_codebooks codebooks;
     vptq_search_index *index;
     size_t rows, cols;
     float *x;            /* [cols, rows] z or g; vectors to search */
     float *h;            /* [cols, cols] u or h */
+    float *output;       /* [rows / 64, rounded up][64, 64] */
     float *q, *change;   /* [cols, rows] */
     uint32_t *idx, *res; /* [cols, rows / V] on the device */
     uint32_t *choices;   /* [2][cols, rows / V] on the host */
@@ -84,6 +89,31 @@ static vptq_status run_descend(void *arg, vptq_err *err)
     return b->dev.ops->vq_descend(b->dev.state, &d, err);
 }
 
+static vptq_status run_descend_output(void *arg, vptq_err *err)
+{
+    const bench *b = arg;
+    const vptq_descend_output_args d = {.cols = b->cols,
+                                        .rows = b->rows,
+                                        .v = V,
+                                        .k = K,
+                                        .k_res = K_RES,
+                                        .centroids = b->codebooks.centroids,
+                                        .res_centroids = b->codebooks.res_centroids,
+                                        .output = b->output,
+                                        .g = b->x,
+                                        .h = b->h,
+                                        .idx = b->idx,
+                                        .idx_res = b->res,
+                                        .q = b->q,
+                                        .delta = b->change,
+                                        .ldg = b->rows,
+                                        .ldh = b->cols,
+                                        .ldi = b->rows / V,
+                                        .ldq = b->rows,
+                                        .ldd = b->rows};
+    return b->dev.ops->vq_descend_output(b->dev.state, &d, err);
+}
+
 /* Hash of the choices after one call, then the best of several times. */
 static void measure(bench *b, const char *op, vptq_work_fn *fn)
 {
@@ -100,7 +130,7 @@ static void measure(bench *b, const char *op, vptq_work_fn *fn)
         bench_need(b->dev.ops->measure(b->dev.state, fn, b, &seconds, &err), &err);
         least = seconds < least ? seconds : least;
     }
-    printf("%-10s %6zu %6zu %9.3f %10.3f  %016" PRIx64 "\n", op, b->rows, b->cols, 1e3 * least,
+    printf("%-17s %6zu %6zu %9.3f %10.3f  %016" PRIx64 "\n", op, b->rows, b->cols, 1e3 * least,
            1e6 * least / (double)b->cols, hash);
     fflush(stdout);
 }
@@ -114,19 +144,33 @@ static float *factors(size_t cols)
     return h;
 }
 
-/* The sweep starts from zeros and the choices of the search; it and the pass continue from
+/* Blocks of K, identities, for `rows` rows. */
+static float *identities(size_t rows)
+{
+    const size_t n = VPTQ_OUTPUT_ROWS;
+    float *k = bench_alloc(rows * n, sizeof *k);
+    memset(k, 0, rows * n * sizeof *k);
+    for (size_t i = 0; i < rows; i++)
+        k[i * n + i % n] = 1;
+    return k;
+}
+
+/* The sweeps start from zeros and the choices of the search; they and the pass continue from
  * their results when they are repeated. */
 static void bench_shape(bench *b, size_t rows, size_t cols)
 {
     const size_t floats = rows * cols;
     vptq_mirror m = vptq_mirror_of(&b->dev);
     vptq_err err;
-    float *x = normals(floats, 1, 1), *h = factors(cols);
+    const size_t padded = (rows + VPTQ_OUTPUT_ROWS - 1) / VPTQ_OUTPUT_ROWS * VPTQ_OUTPUT_ROWS;
+    float *x = normals(floats, 1, 1), *h = factors(cols), *k = identities(padded);
     b->rows = rows;
     b->cols = cols;
     b->choices = bench_alloc(2 * floats / V, sizeof *b->choices);
     b->x = vptq_mirror_take(&m, x, floats, sizeof *x, VPTQ_MIRROR_UPLOAD);
     b->h = vptq_mirror_take(&m, h, cols * cols, sizeof *h, VPTQ_MIRROR_UPLOAD);
+    b->output =
+        vptq_mirror_take(&m, k, padded * VPTQ_OUTPUT_ROWS, sizeof *k, VPTQ_MIRROR_UPLOAD);
     b->q = vptq_mirror_alloc(&m, floats, sizeof *b->q);
     b->change = vptq_mirror_alloc(&m, floats, sizeof *b->change);
     b->idx = vptq_mirror_alloc(&m, floats / V, sizeof *b->idx);
@@ -135,10 +179,13 @@ static void bench_shape(bench *b, size_t rows, size_t cols)
     measure(b, "search", run_search);
     bench_need(b->dev.ops->clear(b->dev.state, b->q, floats * sizeof *b->q, &err), &err);
     measure(b, "vq_descend", run_descend);
+    bench_need(b->dev.ops->clear(b->dev.state, b->q, floats * sizeof *b->q, &err), &err);
+    measure(b, "vq_descend_output", run_descend_output);
     measure(b, "vq_pass", run_pass);
     bench_need(vptq_mirror_end(&m, VPTQ_OK, &err), &err);
     free(x);
     free(h);
+    free(k);
     free(b->choices);
 }
 
@@ -147,7 +194,7 @@ int main(int argc, char **argv)
     static const size_t heights[] = {2048, 4096, 11008};
     const size_t shapes = argc > 3 ? (size_t)argc - 3 : sizeof heights / sizeof *heights;
     const size_t cols = argc > 2 ? strtoull(argv[2], NULL, 10) : COLUMNS;
-    vptq_ctx ctx = {.threads = 0};
+    vptq_ctx ctx = {.threads = vptq_cpu_count()};
     bench b = {0};
     vptq_err err;
     char text[512];
@@ -155,17 +202,17 @@ int main(int argc, char **argv)
         return 0;
     vptq_mirror m = vptq_mirror_of(&b.dev);
     float *c = normals((size_t)K * V, 4, 0.9), *r = normals((size_t)K_RES * V, 5, 0.3);
-    const vptq_codebooks codebooks = {
-        .v = V,
-        .k = K,
-        .k_res = K_RES,
-        .beam = BEAM,
-        .centroids = vptq_mirror_in(&m, c, (size_t)K * V, sizeof *c),
-        .res_centroids = vptq_mirror_in(&m, r, (size_t)K_RES * V, sizeof *r)};
+    b.codebooks =
+        (vptq_codebooks){.v = V,
+                         .k = K,
+                         .k_res = K_RES,
+                         .beam = BEAM,
+                         .centroids = vptq_mirror_in(&m, c, (size_t)K * V, sizeof *c),
+                         .res_centroids = vptq_mirror_in(&m, r, (size_t)K_RES * V, sizeof *r)};
     bench_need(vptq_mirror_check(&m, &err), &err);
-    bench_need(b.dev.ops->search_index_open(b.dev.state, &codebooks, &b.index, &err), &err);
+    bench_need(b.dev.ops->search_index_open(b.dev.state, &b.codebooks, &b.index, &err), &err);
     b.dev.ops->describe(b.dev.state, text, sizeof text);
-    printf("%s\n%-10s %6s %6s %9s %10s  hash\n", text, "op", "rows", "cols", "ms", "us/column");
+    printf("%s\n%-17s %6s %6s %9s %10s  hash\n", text, "op", "rows", "cols", "ms", "us/column");
     for (size_t i = 0; i < shapes; i++) {
         const size_t rows = argc > 3 ? strtoull(argv[i + 3], NULL, 10) : heights[i];
         if (!cols || !rows || rows % V)

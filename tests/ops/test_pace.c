@@ -185,6 +185,29 @@ static vptq_status run_vq_descend(bench *b, vptq_err *err)
     return st ? st : b->dev.ops->vq_descend(b->dev.state, &d, err);
 }
 
+static vptq_status run_vq_descend_output(bench *b, vptq_err *err)
+{
+    static const uint32_t zeros[INDICES];
+    const vptq_descend_output_args d = {.cols = COLS,
+                                        .rows = ROWS,
+                                        .v = V,
+                                        .k = K,
+                                        .centroids = b->x,
+                                        .output = b->x + 2,
+                                        .g = b->x,
+                                        .h = b->x + 20001,
+                                        .idx = (void *)(b->y + 3 * MATRIX),
+                                        .q = b->y + MATRIX,
+                                        .delta = b->y + 2 * MATRIX,
+                                        .ldg = ROWS,
+                                        .ldh = COLS,
+                                        .ldi = VECTOR_ROWS,
+                                        .ldq = ROWS,
+                                        .ldd = ROWS};
+    vptq_status st = b->dev.ops->upload(b->dev.state, d.idx, zeros, sizeof zeros, err);
+    return st ? st : b->dev.ops->vq_descend_output(b->dev.state, &d, err);
+}
+
 /* More rows than a panel has, with a window and earlier keys. */
 static vptq_attention_args attention_of(const bench *b)
 {
@@ -283,6 +306,7 @@ static const struct {
     {.name = "search", .run = run_search},
     {.name = "vq_pass", .run = run_vq_pass},
     {.name = "vq_descend", .run = run_vq_descend},
+    {.name = "vq_descend_output", .run = run_vq_descend_output},
     {.name = "attention", .run = run_attention},
     {.name = "attention_mass", .run = run_attention_mass},
     {.name = "attention_paged", .run = run_attention_paged},

@@ -391,6 +391,22 @@ static void vq_descend_arrays(shadow *s, const vptq_descend_args *a, vptq_descen
 }
 SHADOW_OP(vq_descend, vptq_descend_args)
 
+static void vq_descend_output_arrays(shadow *s, const vptq_descend_output_args *a,
+                                     vptq_descend_output_args *d)
+{
+    const size_t vector_rows = a->rows / a->v, block = VPTQ_OUTPUT_ROWS;
+    IN(centroids, (size_t)a->k * a->v);
+    IN(res_centroids, (size_t)a->k_res * a->v);
+    IN(output, (a->rows + block - 1) / block * block * block);
+    IN(g, shadow_span(a->cols, a->rows, a->ldg));
+    IN(h, shadow_span(a->cols, a->cols, a->ldh));
+    OUT(idx, shadow_span(a->cols, vector_rows, a->ldi));
+    OUT(idx_res, shadow_span(a->cols, vector_rows, a->ldi));
+    OUT(q, shadow_span(a->cols, a->rows, a->ldq));
+    OUT(delta, shadow_span(a->cols, a->rows, a->ldd));
+}
+SHADOW_OP(vq_descend_output, vptq_descend_output_args)
+
 static void vq_gather_arrays(shadow *s, const vptq_gather_args *a, vptq_gather_args *d)
 {
     const size_t vector_rows = a->rows / a->v;

@@ -274,6 +274,27 @@ static vptq_status descend(vops *r, const vptq_search_index *f, vptq_err *err)
     return r->dev.ops->vq_descend(r->dev.state, &a, err);
 }
 
+static vptq_status run_vq_descend_output(vops *r, vptq_err *err)
+{
+    const vptq_descend_output_args a = {.cols = 2,
+                                        .rows = N / 2,
+                                        .v = V,
+                                        .k = K,
+                                        .centroids = r->x,
+                                        .output = r->x, /* [N / 2, 64] */
+                                        .g = r->x,
+                                        .h = r->x,
+                                        .idx = r->idx,
+                                        .q = r->y,
+                                        .delta = r->y + N,
+                                        .ldg = N / 2,
+                                        .ldh = 2,
+                                        .ldi = N / 2 / V,
+                                        .ldq = N / 2,
+                                        .ldd = N / 2};
+    return r->dev.ops->vq_descend_output(r->dev.state, &a, err);
+}
+
 static vptq_status run_vq_gather(vops *r, vptq_err *err)
 {
     const vptq_gather_args a = {.cols = C,
@@ -603,6 +624,7 @@ const vops_op vops_all[] = {
     {"search", .with_index = search},
     {"vq_pass", .with_index = pass},
     {"vq_descend", .with_index = descend},
+    {"vq_descend_output", .run = run_vq_descend_output},
     {"vq_gather", .run = run_vq_gather},
     {"vq_scatter", .run = run_vq_scatter},
     {"copy", .run = run_copy},
