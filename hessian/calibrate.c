@@ -88,13 +88,12 @@ out:
     return st;
 }
 
-void vptq_calibrator_release(vptq_calibrator *c)
+void vptq_calibrator_stop(vptq_calibrator *c)
 {
-    if (!c->dev)
-        return;
     vptq_hidden_states_close(&c->states);
     vptq_calibrator_close_second(c);
     vptq_forward_close(c->forward);
+    c->forward = NULL;
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
         vptq_hessian_sum_release(&c->sum[i]);
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
@@ -102,6 +101,15 @@ void vptq_calibrator_release(vptq_calibrator *c)
     vptq_hidden_states_close(&c->saliency);
     c->dev->ops->release(c->dev->state, c->mass);
     c->dev->ops->release(c->dev->state, c->weight);
+    c->mass = NULL;
+    c->weight = NULL;
+}
+
+void vptq_calibrator_release(vptq_calibrator *c)
+{
+    if (!c->dev)
+        return;
+    vptq_calibrator_stop(c);
     vptq_corpus_release(&c->corpus);
     vptq_arena_release(&c->arena);
     *c = (vptq_calibrator){.states = {.fd = -1}, .saliency = {.fd = -1}};

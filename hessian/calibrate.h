@@ -81,6 +81,9 @@ void vptq_calibrator_release(vptq_calibrator *c);
 vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t wanted,
                                   uint32_t last, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Frees what vptq_calibrator_start allocated; c is planned, as before it. */
+void vptq_calibrator_stop(vptq_calibrator *c);
+
 /* Called when all windows of a part have passed the block: c->sum and, with token weights,
  * c->term hold its sums. */
 typedef vptq_status (*vptq_calibrator_fn)(void *arg, vptq_calibrator *c, vptq_part part,

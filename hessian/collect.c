@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "hessian/dir.h"
+#include "hessian/outputs.h"
 #include "lib/base/file.h"
 
 typedef struct collector {
@@ -49,6 +50,7 @@ static vptq_status plan(collector *c, vptq_err *err)
         memcpy(c->meta[part].fingerprint, c->calibrator.fingerprint[part], 17);
     }
     c->meta[VPTQ_PART_MAIN].held_out_tokens = c->meta[VPTQ_PART_HELD_OUT].tokens;
+    c->meta[VPTQ_PART_MAIN].outputs = vptq_outputs_windows(&c->calibrator);
     return VPTQ_OK;
 }
 
@@ -59,6 +61,12 @@ static vptq_status settings_json(const collector *c, int part, json_t **out, vpt
                      (json_int_t)c->calibrator.windows[part], "window_length",
                      (json_int_t)c->opt->calibrate.length, "seed",
                      (json_int_t)c->opt->calibrate.seed);
+    const size_t outputs = c->meta[part].outputs;
+    if (*out && outputs &&
+        json_object_set_new(*out, "outputs", json_integer((json_int_t)outputs))) {
+        json_decref(*out);
+        *out = NULL;
+    }
     return *out ? VPTQ_OK : vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
 }
 
@@ -144,6 +152,11 @@ static vptq_status remove_hessians(const char *dir, uint32_t layers, vptq_err *e
     return VPTQ_OK;
 }
 
+static vptq_status outputs_path(const collector *c, char path[4096], vptq_err *err)
+{
+    return vptq_path_join(path, 4096, c->dir[VPTQ_PART_MAIN], VPTQ_OUTPUTS_FILE, err);
+}
+
 /* Removes everything that a collection writes, for both parts. */
 static vptq_status remove_old(const collector *c, vptq_err *err)
 {
@@ -151,6 +164,8 @@ static vptq_status remove_old(const collector *c, vptq_err *err)
     char path[4096];
 
     vptq_calibrator_forget(c->dir[VPTQ_PART_MAIN]);
+    VPTQ_CHECK(outputs_path(c, path, err));
+    VPTQ_CHECK(vptq_file_remove(path, err));
     VPTQ_CHECK(remove_hessians(c->dir[VPTQ_PART_MAIN], layers, err));
     VPTQ_CHECK(remove_hessians(c->dir[VPTQ_PART_HELD_OUT], layers, err));
     VPTQ_CHECK(
@@ -160,15 +175,20 @@ static vptq_status remove_old(const collector *c, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status compare_old(const collector *c, bool *same_factor, vptq_err *err)
+/* *same: hessian.json has everything.  Output Hessians that are not wanted stay. */
+static vptq_status compare_old(collector *c, bool *same, vptq_err *err)
 {
     vptq_hessian_dir old;
+    *same = true;
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         if (!has_part(c, part))
             continue;
         VPTQ_CHECK(vptq_hessian_dir_open(c->dir[part], &old, err));
         VPTQ_CHECK(compare_dir(c->dir[part], &old, &c->meta[part], err));
-        *same_factor = old.factor == c->meta[part].factor;
+        if (!c->opt->calibrate.outputs)
+            c->meta[part].outputs = old.outputs;
+        *same =
+            *same && old.factor == c->meta[part].factor && old.outputs == c->meta[part].outputs;
     }
     return VPTQ_OK;
 }
@@ -194,24 +214,26 @@ out:
 }
 
 /* Continues a directory of this run, or begins one. */
-static vptq_status open_dir(const collector *c, vptq_err *err)
+static vptq_status open_dir(collector *c, vptq_err *err)
 {
     char path[4096];
 
     VPTQ_CHECK(vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_MAIN], "hessian.json", err));
     if (vptq_path_exists(path)) {
         vptq_err why = {0};
-        bool same_factor = false;
-        const vptq_status st = compare_old(c, &same_factor, &why);
-        if (!st && same_factor)
+        bool same;
+        const vptq_status st = compare_old(c, &same, &why);
+        if (!st && same)
             return VPTQ_OK;
         if (st && !c->opt->force) {
             if (err)
                 *err = why;
             return st;
         }
-        if (st)
+        if (st) {
             VPTQ_CHECK(remove_old(c, err));
+            c->meta[VPTQ_PART_MAIN].outputs = vptq_outputs_windows(&c->calibrator);
+        }
     }
     return save_meta(c, err);
 }
@@ -322,6 +344,17 @@ static vptq_status run_layers(collector *c, uint32_t wanted, vptq_collect_result
     return VPTQ_OK;
 }
 
+/* The Hessians are finished. */
+static vptq_status run_outputs(collector *c, vptq_err *err)
+{
+    char path[4096];
+    if (!c->opt->calibrate.outputs)
+        return VPTQ_OK;
+    vptq_calibrator_stop(&c->calibrator);
+    VPTQ_CHECK(outputs_path(c, path, err));
+    return vptq_outputs_collect(&c->calibrator, path, err);
+}
+
 static uint64_t file_bytes(uint64_t n)
 {
     return (n * (n + 1) / 2 + n) * sizeof(float);
@@ -338,6 +371,9 @@ static void fill_result(const collector *c, vptq_collect_result *r)
         if (is_file(c->opt->calibrate.weights, i))
             r->bytes += file_bytes(file_columns(c->model->desc, i));
     r->bytes *= (d->last_layer - d->first_layer + 1) * (r->held_out ? 2 : 1);
+    if (c->opt->calibrate.outputs)
+        r->bytes +=
+            c->model->desc->layers * sizeof(float) * vptq_output_layer_entries(c->model->desc);
 }
 
 static vptq_status collect_locked(collector *c, vptq_collect_result *r, vptq_err *err)
@@ -358,7 +394,7 @@ static vptq_status collect_locked(collector *c, vptq_collect_result *r, vptq_err
     if (wanted != UINT32_MAX)
         VPTQ_CHECK(run_layers(c, wanted, r, err));
     vptq_calibrator_forget(c->dir[VPTQ_PART_MAIN]);
-    return VPTQ_OK;
+    return run_outputs(c, err);
 }
 
 vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,

@@ -16,7 +16,8 @@ typedef struct vptq_collect_result {
 } vptq_collect_result;
 
 /* Collects into `dir` (created if missing, locked while running); the held-out windows go into
- * "holdout" inside it, a Hessian directory of its own.  A directory of the same run
+ * "holdout" inside it, a Hessian directory of its own.  Output Hessians are written last, anew
+ * if those of the directory are of another number of windows.  A directory of the same run
  * (fingerprints of model, ids and settings in hessian.json) is continued; another run's is
  * VPTQ_E_MISMATCH naming the key, or replaced with force.  From time to time the hidden states
  * are written to a checkpoint file next to the Hessians, so that a killed run continues near
@@ -43,6 +44,7 @@ typedef struct vptq_hessian_dir {
     vptq_token_weights weights;       /* with terms unless plain */
     double factor;                    /* of the term, by default */
     uint64_t held_out_tokens;         /* of DIR/holdout; 0 = none */
+    uint64_t outputs;                 /* windows of DIR/outputs.safetensors; 0 = none */
 } vptq_hessian_dir;
 
 /* The directory of held-out Hessians inside a directory. */

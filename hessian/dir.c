@@ -70,6 +70,8 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err
     VPTQ_TRY(vptq_json_u64(doc, path, "tokens", UINT64_MAX >> 1, &h->tokens, err));
     VPTQ_TRY(vptq_json_bool_or(doc, path, "diagonal", false, &h->diagonal, err));
     VPTQ_TRY(get_weights(doc, path, h, err));
+    VPTQ_TRY(vptq_json_u64_or(json_object_get(doc, "settings"), path, "outputs",
+                              UINT64_MAX >> 1, 0, &h->outputs, err));
     if (first > last || last >= layers)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
                            "%s: layers %" PRIu64 "-%" PRIu64 " of a model of %" PRIu64

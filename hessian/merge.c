@@ -5,6 +5,7 @@
 
 #include "formats/json.h"
 #include "hessian/dir.h"
+#include "hessian/outputs.h"
 #include "lib/base/file.h"
 
 /* One part of some directories, pooled into the directory `to`. */
@@ -177,6 +178,18 @@ out:
     return st;
 }
 
+/* Logs which output Hessians are left out. */
+static vptq_status report_outputs(const merger *m, vptq_err *err)
+{
+    char path[4096];
+    for (size_t g = 0; g < m->count; g++) {
+        VPTQ_CHECK(vptq_path_join(path, sizeof path, m->dirs[g], VPTQ_OUTPUTS_FILE, err));
+        if (vptq_path_exists(path))
+            vptq_log(m->ctx, VPTQ_LOG_INFO, "%s: output Hessians are not merged", path);
+    }
+    return VPTQ_OK;
+}
+
 /* Fails unless `dir` and its held-out part hold only Hessians and may be replaced. */
 static vptq_status check_own(const vptq_ctx *ctx, const char *dir, vptq_err *err)
 {
@@ -198,6 +211,7 @@ vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, siz
     if (count < 2)
         return vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories");
     VPTQ_TRY(merge_check(&m, err));
+    VPTQ_TRY(report_outputs(&m, err));
     if (force)
         VPTQ_TRY(check_own(ctx, out_dir, err));
     VPTQ_TRY(vptq_dir_writer_open(out_dir, VPTQ_HESSIAN_HOLDOUT, force, &writer, err));

@@ -1,78 +1,41 @@
-/* Saliencies: windows forwards, labels drawn from the model, gradients back to every linear
- * layer. */
+/* Saliencies: squares of the gradients at every linear layer. */
 #include "hessian/saliency.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hessian/sampled.h"
 #include "lib/base/file.h"
-#include "lib/base/rng.h"
-#include "lib/model/backward.h"
 
 typedef struct saliency {
     vptq_device *dev;
     const vptq_saliency_options *o;
     vptq_hidden_states *s;
+    vptq_sampled pass;
     vptq_arena arena;
-    vptq_forward *f;
-    vptq_backward *b;
     char path[4096];
-    /* device memory */
-    float *states;  /* [layers + 1][length, hidden]: what went into every block */
-    float *dhidden; /* [length, hidden] */
-    double *sums;   /* [length] of squared gradients */
-    /* host memory */
-    float *embedded;   /* [length, hidden] */
-    double *draws;     /* [length] */
-    double *loss;      /* [length] */
+    double *sums;      /* [length] of squared gradients, device memory */
     double *host_sums; /* [length] */
     float *window;     /* [layers * VPTQ_LINEAR_COUNT, length] of the present window */
 } saliency;
 
 /* ---- memory ---- */
 
-static vptq_status on_device(saliency *a, size_t count, size_t size, void **p, vptq_err *err)
-{
-    return a->dev->ops->alloc(a->dev->state, count, size, p, err);
-}
-
-static vptq_status alloc_arrays(saliency *a, vptq_err *err)
-{
-    const vptq_model_desc *d = a->o->model->desc;
-    const size_t length = a->o->length, size = length * d->hidden;
-    void *p = NULL;
-    VPTQ_CHECK(on_device(a, (size_t)d->layers + 1, size * sizeof *a->states, &p, err));
-    a->states = p;
-    VPTQ_CHECK(on_device(a, size, sizeof *a->dhidden, &p, err));
-    a->dhidden = p;
-    VPTQ_CHECK(on_device(a, length, sizeof *a->sums, &p, err));
-    a->sums = p;
-    a->embedded = vptq_arena_alloc(&a->arena, size, sizeof *a->embedded, err);
-    a->draws = vptq_arena_alloc(&a->arena, length, sizeof *a->draws, err);
-    a->loss = vptq_arena_alloc(&a->arena, length, sizeof *a->loss, err);
-    a->host_sums = vptq_arena_alloc(&a->arena, length, sizeof *a->host_sums, err);
-    return a->embedded && a->draws && a->loss && a->host_sums ? VPTQ_OK : VPTQ_E_NOMEM;
-}
-
 static vptq_status open_pass(saliency *a, vptq_err *err)
 {
     const vptq_saliency_options *o = a->o;
-    vptq_status st = alloc_arrays(a, err);
-    if (st) {
-        vptq_err_context(err, "gradients of %zu tokens (shorter windows need less)", o->length);
-        return st;
-    }
-    VPTQ_CHECK(vptq_forward_open(o->model, a->dev, o->length, &a->f, err));
-    return vptq_backward_open(a->f, o->length, 1, &a->b, err);
+    void *p = NULL;
+    VPTQ_CHECK(vptq_sampled_open(a->dev, o->model, o->length, o->seed, &a->pass, err));
+    VPTQ_CHECK(a->dev->ops->alloc(a->dev->state, o->length, sizeof *a->sums, &p, err));
+    a->sums = p;
+    a->host_sums = vptq_arena_alloc(&a->arena, o->length, sizeof *a->host_sums, err);
+    return a->host_sums ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 static void close_pass(saliency *a)
 {
-    vptq_backward_close(a->b);
-    vptq_forward_close(a->f);
-    a->dev->ops->release(a->dev->state, a->states);
-    a->dev->ops->release(a->dev->state, a->dhidden);
+    vptq_sampled_close(&a->pass);
     a->dev->ops->release(a->dev->state, a->sums);
     vptq_arena_release(&a->arena);
 }
@@ -103,26 +66,6 @@ static vptq_status on_linear(void *arg, uint32_t layer, vptq_linear l, size_t ro
     return VPTQ_OK;
 }
 
-static vptq_status run_window(saliency *a, size_t w, vptq_err *err)
-{
-    const vptq_saliency_options *o = a->o;
-    const size_t size = o->length * o->model->desc->hidden;
-    const uint32_t layers = o->model->desc->layers;
-    const vptq_rng rng = vptq_rng_make(o->seed, 0, 0, VPTQ_RNG_LABELS);
-    const vptq_backward_hooks hooks = {.linear = on_linear, .arg = a};
-    const vptq_backward_loss loss = {
-        .hidden = a->states + layers * size, .draws = a->draws, .scale = 1};
-
-    for (size_t t = 0; t < o->length; t++)
-        a->draws[t] = vptq_rng_uniform(&rng, (uint64_t)w * o->length + t);
-    VPTQ_CHECK(
-        vptq_backward_run(a->b, o->ids + o->window[w], NULL, a->embedded, a->states, err));
-    VPTQ_CHECK(vptq_backward_head(a->b, &loss, a->loss, a->dhidden, err));
-    for (uint32_t l = layers; l-- > 0;)
-        VPTQ_CHECK(vptq_backward_block(a->b, l, a->states + l * size, a->dhidden, &hooks, err));
-    return VPTQ_OK;
-}
-
 /* ---- all windows ---- */
 
 /* Writes a checkpoint of the first `done` windows; a full disk costs time only. */
@@ -143,11 +86,7 @@ static vptq_status run_windows(saliency *a, size_t first, vptq_err *err)
         const size_t rows = (size_t)o->model->desc->layers * VPTQ_LINEAR_COUNT;
         VPTQ_CHECK(vptq_check_cancel(a->dev->ctx, err));
         VPTQ_CHECK(vptq_hidden_states_get(a->s, w * rows, rows, true, &a->window, err));
-        const vptq_status st = run_window(a, w, err);
-        if (st == VPTQ_E_NUMERIC)
-            vptq_err_context(err, "window %zu", w);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_sampled_run(&a->pass, w, o->ids + o->window[w], on_linear, a, err));
         VPTQ_CHECK(vptq_hidden_states_keep(a->s, w * rows, rows, err));
         vptq_progress(a->dev->ctx, "saliency", w + 1, o->windows, NULL);
         if (vptq_seconds() - saved < o->checkpoint_seconds && w + 1 < o->windows)

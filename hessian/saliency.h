@@ -2,10 +2,7 @@
  * depends on the layer's outputs there.
  *
  * The saliency of token t at a linear layer with outputs z is s(t) = mean over rows j of
- * (d loss / d z_j(t))^2.  The loss is -sum_t ln p_t(y_t) over a window, with labels y drawn
- * from the model's own distributions p: the gradient of the divergence from the model itself is
- * 0, but its curvature is the expectation of these squares (the Fisher information).  Labels of
- * the text would measure where the model is wrong instead.
+ * (d loss / d z_j(t))^2, for labels drawn from the model (hessian/sampled.h).
  *
  * Source: GuidedQuant (Kim et al. 2025) for the weighting, with sampled labels. */
 #ifndef VPTQ_HESSIAN_SALIENCY_H

@@ -226,6 +226,7 @@ typedef struct vptq_calibrate_options {
     bool sequential;   /* quantizing only: inputs have passed the quantized layers before */
     double correction; /* sequential: move targets to the original's outputs by at most this */
     double checkpoint_seconds; /* at least this long between checkpoints */
+    size_t outputs;            /* windows for output Hessians (docs/encoder.md), 0 = none */
 } vptq_calibrate_options;
 
 typedef struct vptq_collect_options {
@@ -238,8 +239,9 @@ typedef struct vptq_collect_options {
 } vptq_collect_options;
 
 /* Collects one Hessian E[x x^T] per input of a linear layer into directory `dir`; held-out
- * windows go to "holdout" inside it.  Continues a directory of the same model, text and
- * settings; VPTQ_E_MISMATCH names the key that differs.  `dir` may be NULL in a dry run. */
+ * windows go to "holdout" inside it, output Hessians to "outputs.safetensors".  Continues a
+ * directory of the same model, text and settings; VPTQ_E_MISMATCH names the key that differs.
+ * `dir` may be NULL in a dry run. */
 VPTQ_CALL vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
                                             const vptq_collect_options *opt, const char *dir,
                                             const vptq_output *out, vptq_err *err);
@@ -317,6 +319,7 @@ typedef struct vptq_quantize_options {
     const vptq_calibrate_options *calibrate; /* instead of `hessians` */
     double kv_factor; /* of token weights; 0 = none, NAN = as recorded in `hessians`, or the
                     default of calibrate->weights */
+    bool no_outputs;  /* do without the output Hessians of `hessians` */
     const char *tokenizer;         /* file; NULL = the model's own */
     const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
     const char *recipe;            /* JSON rules that override them per matrix; NULL = none */

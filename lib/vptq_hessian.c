@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "hessian/import.h"
+#include "hessian/outputs.h"
+#include "lib/base/file.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
 #include "lib/vptq_internal.h"
@@ -75,6 +77,7 @@ typedef struct show_row {
     const char *input;
     uint32_t layer;
     vptq_hessian_stats s;
+    uint64_t output_windows; /* of the output Hessians of the directory; 0 = none */
 } show_row;
 
 /* 0 tokens: unknown. */
@@ -110,20 +113,24 @@ static const vptq_column show_columns[] = {
     {.name = "constant", VPTQ_INTEGER(show_row, s.constant)},
     {.name = "nan", VPTQ_INTEGER(show_row, s.nan), .width = 4},
     {.name = "condition", VPTQ_REAL(show_row, s.condition), .decimals = -2},
-    {.name = "verdict", VPTQ_TEXT(show_row, s.verdict)}};
+    {.name = "verdict", VPTQ_TEXT(show_row, s.verdict)},
+    {.name = "output_windows",
+     VPTQ_INTEGER(show_row, output_windows),
+     .formats = VPTQ_IN_JSON}};
 
 typedef struct show_state {
     vptq_printer printer;
     uint64_t bad;
     double worst_condition;
     bool diagonal; /* at least one is only a diagonal */
+    uint64_t output_windows;
 } show_state;
 
 static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
                                const vptq_hessian_stats *s, vptq_err *err)
 {
     show_state *show = arg;
-    const show_row row = {input, layer, *s};
+    const show_row row = {input, layer, *s, show->output_windows};
     show->bad += strcmp(s->verdict, "good") != 0;
     show->diagonal = show->diagonal || s->diagonal;
     if (s->condition > show->worst_condition)
@@ -134,21 +141,43 @@ static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
 static const char only_diagonals[] =
     "only diagonals are known: they weight errors but cannot compensate them\n";
 
+/* *windows: of the output Hessians of the directory. */
+static vptq_status find_outputs(const vptq_ctx *ctx, const char *dir, uint64_t *windows,
+                                vptq_err *err)
+{
+    vptq_outputs o;
+    char path[4096];
+
+    *windows = 0;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_OUTPUTS_FILE, err));
+    if (!vptq_path_exists(path))
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_outputs_open(path, NULL, ctx->mem, &o, err));
+    *windows = o.windows;
+    vptq_outputs_close(&o);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output *out,
                                vptq_err *err)
 {
     vptq_device *dev;
+    char outputs[64] = "";
     show_state s = {.printer = vptq_printer_make(out, VPTQ_COLUMNS(show_columns))};
     s.printer.gap = 1;
 
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(find_outputs(ctx, dir, &s.output_windows, err));
     VPTQ_CHECK(vptq_hessian_show(dev, dir, print_stats, &s, err));
     if (is_json(out))
         return VPTQ_OK;
+    if (s.output_windows)
+        snprintf(outputs, sizeof outputs, "output Hessians of %" PRIu64 " windows\n",
+                 s.output_windows);
     VPTQ_CHECK(vptq_print_line(out, err,
                                "%s: %" PRIu64 " of %zu hessians are good, worst condition %.2g",
                                dir, s.printer.rows - s.bad, s.printer.rows, s.worst_condition));
-    return vptq_print_text(out, err, "%s", s.diagonal ? only_diagonals : "");
+    return vptq_print_text(out, err, "%s%s", s.diagonal ? only_diagonals : "", outputs);
 }
 
 /* ---- merge, import and export ---- */

@@ -9,7 +9,8 @@ vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
                                   .length = c->length,
                                   .seed = seed,
                                   .holdout = isnan(c->holdout) ? 0 : c->holdout,
-                                  .checkpoint_seconds = 60};
+                                  .checkpoint_seconds = 60,
+                                  .outputs = c->outputs};
     if (c->windows < 1 || c->length < 2)
         return vptq_fail(
             err, VPTQ_E_ARG,

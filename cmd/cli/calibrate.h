@@ -8,7 +8,7 @@
 
 typedef struct vptq_cli_calibrate {
     vptq_cli_strings texts, tokens;
-    uint64_t windows, length;
+    uint64_t windows, length, outputs;
     bool rows;
     const char *weights;
     double holdout; /* NAN = not given */
@@ -34,7 +34,9 @@ typedef struct vptq_cli_calibrate {
             "tokens that count more: plain, sink[:factor], attention[:factor] (for k and v), " \
             "guided[:factor] (for all linear layers)"),                                        \
         CLI_OPTION(0, "holdout", CLI_DOUBLE, &(c)->holdout, "SHARE",                           \
-                   "share of the windows to hold out; losses are also reported on them")
+                   "share of the windows to hold out; losses are also reported on them"),      \
+        CLI_OPTION(0, "outputs", CLI_U64, &(c)->outputs, "N",                                  \
+                   "windows whose gradients give output Hessians")
 
 /* Tells whether a calibration text was given. */
 static inline bool vptq_cli_calibrate_given(const vptq_cli_calibrate *c)

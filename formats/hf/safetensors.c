@@ -1,6 +1,7 @@
 /* Reads safetensors files and directories of them. */
 #include "formats/hf/safetensors.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -141,6 +142,24 @@ const char *vptq_metadata_find(const vptq_metadata_list *list, const char *key)
         if (strcmp(list->items[i].key, key) == 0)
             return list->items[i].value;
     return NULL;
+}
+
+vptq_status vptq_metadata_count(const char *path, const vptq_metadata_list *list,
+                                const char *key, uint64_t *out, vptq_err *err)
+{
+    const char *text = vptq_metadata_find(list, key);
+    if (!text)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: metadata '%s' is missing", path, key);
+    char *end = NULL;
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    if (text[0] < '1' || text[0] > '9' || *end || errno || n > INT64_MAX)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: metadata '%s' is '%.100s', expected a whole number above 0 and "
+                         "below 2^63",
+                         path, key, text);
+    *out = n;
+    return VPTQ_OK;
 }
 
 static vptq_status parse_metadata(const char *path, json_t *object, vptq_arena *arena,

@@ -22,6 +22,10 @@ typedef struct vptq_metadata_list {
 } vptq_metadata_list;
 /* Value of a key; NULL if there is none. */
 const char *vptq_metadata_find(const vptq_metadata_list *list, const char *key);
+/* *out = the value of a key; VPTQ_E_FORMAT unless it is a whole number above 0 and below 2^63.
+ */
+vptq_status vptq_metadata_count(const char *path, const vptq_metadata_list *list,
+                                const char *key, uint64_t *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Adds all tensors of one file to the set; the caller finishes it.  `meta` (may be NULL) gets
  * the strings of __metadata__, in the set's arena. */

@@ -1,7 +1,6 @@
 /* Reads and writes the files of a Hessian directory. */
 #include "formats/vptq/hessian_file.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,24 +81,6 @@ vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h
     return vptq_safetensors_save(path, tensors, count, meta.items, meta.count, err);
 }
 
-static vptq_status parse_count(const char *path, const vptq_metadata_list *meta,
-                               const char *key, uint64_t *out, vptq_err *err)
-{
-    const char *text = vptq_metadata_find(meta, key);
-    if (!text)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: metadata '%s' is missing", path, key);
-    char *end = NULL;
-    errno = 0;
-    unsigned long long n = strtoull(text, &end, 10);
-    if (text[0] < '1' || text[0] > '9' || *end || errno || n > INT64_MAX)
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: metadata '%s' is '%.100s', expected a whole number above 0 and "
-                         "below 2^63",
-                         path, key, text);
-    *out = n;
-    return VPTQ_OK;
-}
-
 /* Only a term has a kind. */
 static vptq_status parse_kind(const char *path, const vptq_metadata_list *meta,
                               vptq_hessian_file *h, vptq_err *err)
@@ -112,7 +93,7 @@ static vptq_status parse_kind(const char *path, const vptq_metadata_list *meta,
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: metadata '%s' is '%.100s', expected sink, attention or guided",
                          path, kind_key, text);
-    return parse_count(path, meta, windows_key, &h->windows, err);
+    return vptq_metadata_count(path, meta, windows_key, &h->windows, err);
 }
 
 /* The number of tokens may be unknown for a Hessian, but not for a term. */
@@ -122,7 +103,7 @@ static vptq_status parse_tokens(const char *path, const vptq_metadata_list *meta
     const char *text = vptq_metadata_find(meta, tokens_key);
     if (text && strcmp(text, unknown) == 0 && !vptq_metadata_find(meta, kind_key))
         return VPTQ_OK;
-    return parse_count(path, meta, tokens_key, &h->tokens, err);
+    return vptq_metadata_count(path, meta, tokens_key, &h->tokens, err);
 }
 
 static vptq_status require_vector(const vptq_tensor_set *set, const char *name, size_t n,

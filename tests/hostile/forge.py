@@ -132,13 +132,17 @@ class Safetensors:
                 entry["data_offsets"] = [x - (end - begin) for x in entry["data_offsets"]]
 
     def seal(self):
-        """The chain of checksums of Hessian and matrix files."""
+        """The chain of checksums of Hessian, output Hessian and matrix files."""
         meta = self.header.get("__metadata__", {})
         if "xxh3" not in meta:
             return
-        matrix = "entry" in meta
+        keys = ("kind", "tokens", "windows")
+        if "entry" in meta:
+            keys = ("format", "name", "entry", "fingerprint", "report")
+        elif "fingerprint" in meta:
+            keys = ("kind", "fingerprint", "windows", "tokens")
         h = 0
-        for key in ("format", "name", "entry", "fingerprint", "report") if matrix else ("kind", "tokens", "windows"):
+        for key in keys:
             if key in meta:
                 h = xxh3(meta[key].encode() + b"\0", xxh3(key.encode() + b"\0", h))
         for name in sorted(k for k in self.header if k != "__metadata__"):

@@ -259,7 +259,7 @@ def make(good, tools):
     put(good / "rows.json", [{"name": "a", "settings": {"centroids": 16}}])
     put(good / "messages.json", [{"role": "user", "content": "the cat"}])
     for command in [
-        "hessian -m m -c text -n 2 -l 32 -o h",
+        "hessian -m m -c text -n 2 -l 32 --outputs 1 -o h",
         "quantize -m m -H h -k 16 -o w",
         "quantize -m m -H h -b 6 -o wb",
         "pack w -o ps",

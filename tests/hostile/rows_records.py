@@ -137,7 +137,30 @@ kind.row("hessian.json: tool with control characters", settings(settings={"tool"
 kind.row(
     "hessian.json: of another model", settings(model_fingerprint="0123456789abcdef"), refused("another model"), QUANTIZE
 )
+kind.row("hessian.json: windows of output Hessians -1", settings(settings={"outputs": -1}), refused("hessian.json"))
 kind.row("hessian.json: a pipe", fifo("hessian.json"), refused("hessian.json|h"))
+
+# --- output Hessians ---
+
+OUTPUTS = "outputs.safetensors"
+for name, change in [
+    ("another kind", lambda s: s.header["__metadata__"].update(kind=BAD)),
+    ("a fingerprint with control characters", lambda s: s.header["__metadata__"].update(fingerprint=BAD)),
+    ("-1 windows", lambda s: s.header["__metadata__"].update(windows="-1")),
+    ("2^63 tokens", lambda s: s.header["__metadata__"].update(tokens=str(1 << 63))),
+    ("no kind", lambda s: s.header["__metadata__"].pop("kind")),
+    ("no checksum", lambda s: s.header["__metadata__"].pop("xxh3")),
+]:
+    kind.row(f"output Hessians: {name}", tensors(change, OUTPUTS), refused("outputs"), SHOW)
+kind.row(
+    "output Hessians: a changed number",
+    tensors(lambda s: s.floats("layer_000_q_proj", 0, [1.0]), OUTPUTS, False),
+    refused("outputs.*checksum"),
+    SHOW,
+)
+kind.row("output Hessians: a pipe", fifo(OUTPUTS), refused("outputs"), SHOW)
+kind.row("output Hessians: a folder", folder(OUTPUTS), refused("outputs"), SHOW)
+kind.row("output Hessians: cut short", cut(OUTPUTS, -8), refused("outputs"), SHOW)
 kind.row("hessian.json: depth 10^6", write("hessian.json", lambda: forge.deep(10**6)), refused("hessian.json"))
 kind.row("hessian.json: without a checksum", write("hessian.json", '{"format": 1}'), refused("hessian.json"))
 kind.row(

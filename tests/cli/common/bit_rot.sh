@@ -58,7 +58,7 @@ interrupted()
 mkdir good
 cd good || exit
 {
-    $collect -o h
+    $collect --outputs 1 -o h
     ${collect/--layers 0-0/} -o h5
     "$hessian" --export h -o pt
     "$hessian" --export h -o pt-inverse --inverse
@@ -249,6 +249,7 @@ again()
 
 row heal h/hessian.json "$collect -o h"
 row heal 'h/layer_*' "$collect -o h"
+row heal h/outputs.safetensors "$collect --outputs 1 -o h"
 row heal 'h/holdout/*' "$collect -o h"
 row heal h/lock "$collect -o h"
 row heal hs/hidden.state "${collect/0-0/0-1} -o hs"
