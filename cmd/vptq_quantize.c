@@ -67,6 +67,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
                                  .hessians = a->hessians,
                                  .held_out = a->held_out,
                                  .kv_factor = a->kv_factor,
+                                 .no_outputs = vptq_cli_given(cli, "outputs"),
                                  .work = a->output,
                                  .tokenizer = a->tokenizer,
                                  .settings = settings,
@@ -236,6 +237,11 @@ static int dispatch(vptq_cli *cli, void *arg)
             "missing option: -H/--hessians HDIR (from vptq-hessian) or -c/--calibration TEXT");
     if (a->hessians && text)
         return vptq_cli_usage_error(cli, "-H and a calibration text exclude each other");
+    if (!text && a->calibrate.outputs)
+        return vptq_cli_usage_error(
+            cli,
+            "--outputs needs a calibration text (-c TEXT); with -H those of HDIR are used, "
+            "or none with --outputs 0");
     if (!text && a->sequential)
         return vptq_cli_usage_error(cli, "--sequential needs a calibration text (-c TEXT)");
     if (!dry && !a->output)

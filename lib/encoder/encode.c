@@ -145,6 +145,13 @@ static vptq_status train_codebooks(vptq_encoder *enc, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* A change of scale changes the damping that H' needs, and with it the objective. */
+static bool can_refit_scales(const vptq_encoder *enc)
+{
+    return enc->settings->scales && enc->settings->metric == VPTQ_METRIC_SCALED &&
+           !(enc->problem.damping > 0);
+}
+
 /* The paper's column pass, then everything that lowers the objective further. */
 static vptq_status minimize_error(vptq_encoder *enc, vptq_err *err)
 {
@@ -164,9 +171,7 @@ static vptq_status minimize_error(vptq_encoder *enc, vptq_err *err)
         VPTQ_CHECK(vptq_sweeps(enc, s->sweeps, err));
         VPTQ_CHECK(end(enc, &step, err));
     }
-    /* With damping, another scale would mean another damping and another objective. */
-    if (s->refits && s->scales && s->metric == VPTQ_METRIC_SCALED &&
-        !(enc->problem.damping > 0)) {
+    if (s->refits && can_refit_scales(enc)) {
         VPTQ_CHECK(begin(enc, &step, "scales", REVERT_IF_WORSE, err));
         VPTQ_CHECK(vptq_refit_scales(enc, VPTQ_SCALE_ITERATIONS, err));
         VPTQ_CHECK(end(enc, &step, err));
@@ -176,6 +181,26 @@ static vptq_status minimize_error(vptq_encoder *enc, vptq_err *err)
         VPTQ_CHECK(vptq_refit(enc, NULL, NULL, VPTQ_REFIT_ITERATIONS, err));
         VPTQ_CHECK(vptq_encoder_update(enc, err));
         VPTQ_CHECK(vptq_sweeps(enc, VPTQ_REFIT_SWEEPS, err));
+        VPTQ_CHECK(end(enc, &step, err));
+    }
+    return VPTQ_OK;
+}
+
+/* Lowers the objective with the output Hessian in it. */
+static vptq_status minimize_with_output(vptq_encoder *enc, vptq_err *err)
+{
+    running_step step;
+
+    VPTQ_CHECK(vptq_output_open(enc, err));
+    for (int i = 0; enc->output.k && i < VPTQ_OUTPUT_ROUNDS; i++) {
+        VPTQ_CHECK(begin(enc, &step, "output", REVERT_IF_WORSE, err));
+        VPTQ_CHECK(vptq_refit(enc, NULL, NULL, VPTQ_OUTPUT_ITERATIONS, err));
+        VPTQ_CHECK(vptq_encoder_update(enc, err));
+        if (can_refit_scales(enc)) {
+            VPTQ_CHECK(vptq_refit_scales(enc, VPTQ_OUTPUT_SCALE_ITERATIONS, err));
+            VPTQ_CHECK(vptq_encoder_update(enc, err));
+        }
+        VPTQ_CHECK(vptq_sweeps(enc, 1, err));
         VPTQ_CHECK(end(enc, &step, err));
     }
     return VPTQ_OK;
@@ -225,6 +250,18 @@ static vptq_status round_for_storage(vptq_encoder *enc, vptq_err *err)
     return end(enc, &step, err);
 }
 
+/* The loss under the output Hessian of what is stored. */
+static vptq_status measure_output(vptq_encoder *enc, vptq_err *err)
+{
+    double *loss = &enc->report->output;
+
+    if (!enc->output.k)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_encoder_dot(enc, enc->problem.out, enc->e, enc->g, loss, err));
+    *loss = enc->output.norm > 0 ? *loss / enc->output.norm : 0;
+    return VPTQ_OK;
+}
+
 vptq_status vptq_encode_matrix(vptq_device *dev, const vptq_encoder_settings *settings,
                                const vptq_encoder_input *input, vptq_arena *arena,
                                vptq_encoder_result *result, vptq_err *err)
@@ -260,12 +297,15 @@ vptq_status vptq_encode_matrix(vptq_device *dev, const vptq_encoder_settings *se
         VPTQ_TRY(vptq_encoder_update(&enc, err));
     }
     VPTQ_TRY(minimize_error(&enc, err));
+    if (s->refits && input->output)
+        VPTQ_TRY(minimize_with_output(&enc, err));
     if (!enc.columns.rounded && s->codebook_grid == VPTQ_GRID_INT8 &&
         s->rounding == VPTQ_ROUND_LOOP)
         VPTQ_TRY(adapt_to_grid(&enc, err));
     if (!enc.columns.rounded)
         VPTQ_TRY(round_for_storage(&enc, err));
 
+    VPTQ_TRY(measure_output(&enc, err));
     VPTQ_TRY(vptq_store(&enc, result, err));
     VPTQ_TRY(vptq_losses_stored(&enc, &result->vq, err));
     report->seconds = vptq_seconds() - start;

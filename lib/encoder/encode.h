@@ -15,7 +15,7 @@
  * the encoder stopped there. */
 typedef struct vptq_encoder_step {
     const char *name; /* "k-means", "residual", "joint", "pass", "retrain", "sweeps", "scales",
-                         "refit", "grid", "repass", "adapt", "storage"; static */
+                         "refit", "output", "grid", "repass", "adapt", "storage"; static */
     double loss;      /* under the plain Hessian */
     double weighted;  /* under the Hessian that is minimized */
     double held_out;  /* 0 if there is none */
@@ -23,13 +23,18 @@ typedef struct vptq_encoder_step {
     double seconds;   /* never written to files */
 } vptq_encoder_step;
 
-enum { VPTQ_ENCODER_MAX_REFITS = 16, VPTQ_ENCODER_MAX_STEPS = 8 + 2 * VPTQ_ENCODER_MAX_REFITS };
+enum {
+    VPTQ_ENCODER_MAX_REFITS = 16,
+    VPTQ_ENCODER_MAX_STEPS = 12 + 2 * VPTQ_ENCODER_MAX_REFITS
+};
 
 typedef struct vptq_encoder_report {
     vptq_encoder_step steps[VPTQ_ENCODER_MAX_STEPS];
     uint32_t num_steps;
     double loss, weighted,
         held_out;             /* of the stored matrix as a reader of the file decodes it */
+    double output;            /* tr(E H E^T K) / tr(W H W^T K) with the K and H that were
+                                 minimized with; 0 without an output Hessian */
     double relative_mse;      /* |E|^2 / |W|^2 of the stored matrix */
     int kmeans_iterations;    /* of all codebooks together */
     uint32_t kmeans_repaired; /* empty clusters that were moved */
@@ -50,7 +55,10 @@ typedef struct vptq_encoder_input {
     const float *lower;    /* the plain Hessian: losses are reported with it */
     const float *metric;   /* the Hessian to minimize with; NULL = the plain one */
     const float *held_out; /* of other tokens, only reported; NULL = none */
-    vptq_step_fn on_step;  /* may be NULL */
+    /* Output Hessian: K [out / 64, rounded up][64, 64] in blocks of VPTQ_OUTPUT_ROWS rows, both
+     * triangles; NULL = none.  Used after the last refit; not without refits. */
+    const float *output;
+    vptq_step_fn on_step; /* may be NULL */
     void *on_step_arg;
 } vptq_encoder_input;
 

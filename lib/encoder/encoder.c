@@ -49,6 +49,16 @@ vptq_status vptq_encoder_multiply(const vptq_encoder *enc, const float *h, const
     return enc->dev->ops->gemm(enc->dev->state, &args, err);
 }
 
+vptq_status vptq_encoder_apply(vptq_encoder *enc, vptq_err *err)
+{
+    const vptq_problem *p = &enc->problem;
+
+    if (!enc->output.k)
+        return vptq_encoder_multiply(enc, p->h, enc->e, enc->g, err);
+    VPTQ_CHECK(vptq_encoder_multiply(enc, p->h, enc->e, enc->output.plain, err));
+    return vptq_output_multiply(enc, p->in, p->rows, enc->output.plain, enc->g, err);
+}
+
 vptq_status vptq_encoder_dots(const vptq_encoder *enc, size_t rows, const float *x,
                               const float *y, double *sums, vptq_err *err)
 {
@@ -88,7 +98,7 @@ vptq_status vptq_encoder_gradient(vptq_encoder *enc, vptq_err *err)
                                       .ldz = p->rows};
 
     VPTQ_CHECK(enc->dev->ops->subtract(enc->dev->state, &error, err));
-    VPTQ_CHECK(vptq_encoder_multiply(enc, p->h, enc->e, enc->g, err));
+    VPTQ_CHECK(vptq_encoder_apply(enc, err));
     return vptq_encoder_dot(enc, p->rows, enc->e, enc->g, &enc->objective, err);
 }
 

@@ -137,7 +137,12 @@ typedef struct vptq_encoder {
     float *q;         /* [in][rows] */
     float *e, *g;     /* [in][rows] E and G = H' E after vptq_encoder_gradient; scratch */
     double objective; /* of q, after vptq_encoder_gradient */
-    double *sums;     /* host: [2 in], mirrored as on_sums; scratch */
+    struct { /* set by vptq_output_open: then G = H' E K and the objective has K, too */
+        const float *k; /* [blocks][64, 64]; NULL: no K */
+        float *plain;   /* [in][rows] H' E */
+        double norm;    /* the objective of Q = 0 */
+    } output;
+    double *sums; /* host: [2 in], mirrored as on_sums; scratch */
     double *on_sums;
     struct {          /* the solution before a step, for reverting it; NULL before the first */
         float *norms; /* host: scale and bias */
@@ -151,7 +156,9 @@ typedef struct vptq_encoder {
 vptq_status vptq_encoder_open(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
 /* q = codebooks under indices. */
 vptq_status vptq_encoder_gather(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
-/* e = q - z, g = H' e, objective. */
+/* g = H' e or, under an output Hessian, H' e K. */
+vptq_status vptq_encoder_apply(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+/* e = q - z, g of it, objective. */
 vptq_status vptq_encoder_gradient(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
 /* Both of them. */
 vptq_status vptq_encoder_update(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
@@ -207,6 +214,13 @@ vptq_status vptq_refit_scales(vptq_encoder *enc, int iterations, vptq_err *err) 
 vptq_status vptq_refit(vptq_encoder *enc, const vptq_column_group *only, const float *target,
                        int iterations, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Takes the output Hessian of the input into the objective from here on (output.c); one that is
+ * 0 leaves enc->output.k NULL.  Needs q, leaves a fresh gradient. */
+vptq_status vptq_output_open(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+/* y [cols][problem.rows] = x K, of which only the first `rows` in every column count. */
+vptq_status vptq_output_multiply(const vptq_encoder *enc, size_t cols, size_t rows,
+                                 const float *x, float *y, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Moves the main codebooks, and with `residual` the residual ones, to int8 grids that are exact
  * in the storage type (grid.c); needs indices. */
 vptq_status vptq_grid_codebooks(vptq_encoder *enc, bool residual,
@@ -227,8 +241,13 @@ enum {
     VPTQ_REFIT_ITERATIONS = 10, /* of conjugate gradients; sweeps undo what more would gain */
     VPTQ_REFIT_SWEEPS = 2,      /* after each refit */
     VPTQ_SCALE_ITERATIONS = 8,  /* of conjugate gradients over scale and bias */
-    VPTQ_GRID_SWEEPS = 2,       /* after the second pass */
-    VPTQ_STORAGE_SWEEPS = 1     /* after rounding; a second one gains less than a thousandth */
+    /* Rounds under an output Hessian: refits of codebooks and of scale and bias, and a sweep.
+     */
+    VPTQ_OUTPUT_ROUNDS = 3,
+    VPTQ_OUTPUT_ITERATIONS = 6,       /* of conjugate gradients over the codebooks */
+    VPTQ_OUTPUT_SCALE_ITERATIONS = 4, /* over scale and bias */
+    VPTQ_GRID_SWEEPS = 2,             /* after the second pass */
+    VPTQ_STORAGE_SWEEPS = 1 /* after rounding; a second one gains less than a thousandth */
 };
 
 /* Brings down the stored form of columns and problem (store.c).  Codebooks must have been

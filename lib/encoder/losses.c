@@ -117,7 +117,8 @@ static vptq_status error_from_gradient(vptq_encoder *enc, double *sum, vptq_err 
     const double ridge = p->settings->ridge * p->mean_diag;
     double *product = enc->sums, *square = enc->sums + in;
 
-    VPTQ_CHECK(vptq_encoder_dots(enc, p->out, enc->e, enc->g, enc->on_sums, err));
+    VPTQ_CHECK(vptq_encoder_dots(
+        enc, p->out, enc->e, enc->output.k ? enc->output.plain : enc->g, enc->on_sums, err));
     VPTQ_CHECK(vptq_encoder_dots(enc, p->out, enc->e, enc->e, enc->on_sums + in, err));
     VPTQ_CHECK(vptq_mirror_pull(&enc->arrays, enc->sums, 2 * in * sizeof *enc->sums, err));
     *sum = 0;

@@ -79,12 +79,12 @@ static vptq_status gather(const solver *a, const float *codebooks, vptq_err *err
 static vptq_status apply(void *arg, vptq_err *err)
 {
     const solver *a = arg;
-    const vptq_encoder *enc = a->enc;
+    vptq_encoder *enc = a->enc;
 
     VPTQ_CHECK(vptq_check_cancel(enc->dev->ctx, err));
     VPTQ_CHECK(gather(a, a->cg.rounded, err));
     if (!a->diagonal)
-        VPTQ_CHECK(vptq_encoder_multiply(enc, enc->problem.h, enc->e, enc->g, err));
+        VPTQ_CHECK(vptq_encoder_apply(enc, err));
     return scatter(a, a->diagonal ? enc->e : enc->g, a->cg.ad, NULL, err);
 }
 

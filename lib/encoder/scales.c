@@ -26,7 +26,7 @@ typedef struct solver {
 static vptq_status apply(void *arg, vptq_err *err)
 {
     const solver *a = arg;
-    const vptq_encoder *enc = a->enc;
+    vptq_encoder *enc = a->enc;
     const size_t in = enc->problem.in, rows = enc->problem.rows;
     const vptq_affine_args error = {.cols = in,
                                     .rows = rows,
@@ -38,7 +38,7 @@ static vptq_status apply(void *arg, vptq_err *err)
                                     .ldx = rows,
                                     .ldy = rows};
     VPTQ_CHECK(enc->dev->ops->affine(enc->dev->state, &error, err));
-    VPTQ_CHECK(vptq_encoder_multiply(enc, enc->problem.h, enc->e, enc->g, err));
+    VPTQ_CHECK(vptq_encoder_apply(enc, err));
     return project(enc, enc->g, a->cg.ad, err);
 }
 

@@ -307,6 +307,28 @@ static vptq_input_shifts shifts_of(const calibration *k, const part_moments *m,
     return s;
 }
 
+/* Measures the output Hessians before the run's first matrix; measurements for a budget do
+ * without them. */
+static vptq_status open_outputs(calibration *k, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_quantizer *q = k->q;
+    const vptq_calibrate_options o = calibrate_options(q);
+    vptq_calibrator c;
+    char path[PATH_MAX];
+
+    if (!q->hessians.output_fingerprint[0] || !q->manifest)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_OUTPUTS_FILE, err));
+    VPTQ_TRY(vptq_calibrator_plan(q->dev, &q->model, &o, &c, err));
+    VPTQ_TRY(vptq_outputs_collect(&c, path, err));
+    VPTQ_TRY(
+        vptq_outputs_open(path, q->model.desc, q->dev->ctx->mem, &q->hessians.outputs, err));
+out:
+    vptq_calibrator_release(&c);
+    return st;
+}
+
 static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err)
 {
@@ -315,12 +337,15 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
     const part_moments *held_out = &k->part[VPTQ_PART_HELD_OUT];
 
     (void)columns;
+    if (!k->started || k->measuring)
+        VPTQ_CHECK(open_outputs(k, err));
     VPTQ_CHECK(advance(k, layer, input, err));
     *h = (vptq_input_hessians){.plain = main->lower[input],
                                .held_out = held_out->lower[input],
                                .shifts = shifts_of(k, main, input),
                                .held_out_shifts = shifts_of(k, held_out, input)};
     memcpy(h->metric, h->shifts.mixed, sizeof h->metric);
+    vptq_hessians_set_outputs(s, layer, input, h);
     return VPTQ_OK;
 }
 
@@ -339,6 +364,7 @@ static void close_source(vptq_hessian_source *s)
         vptq_calibrator_forget(work);
     else if (k->started && k->measuring && work)
         vptq_calibrator_forget_states(work);
+    vptq_outputs_close(&s->outputs);
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);
     vptq_mem_free(s->mem, k);
@@ -362,6 +388,8 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
     memcpy(s->fingerprint, k->calibrator.fingerprint[VPTQ_PART_MAIN], sizeof s->fingerprint);
     memcpy(s->held_out_fingerprint, k->calibrator.fingerprint[VPTQ_PART_HELD_OUT],
            sizeof s->held_out_fingerprint);
+    if (o.outputs)
+        vptq_outputs_fingerprint(&k->calibrator, s->output_fingerprint);
     s->tokens = (uint64_t)k->calibrator.windows[VPTQ_PART_MAIN] * o.length;
     s->weights = o.weights;
     s->kv_factor = s->weights ? q->opt->kv_factor : 0;

@@ -8,6 +8,19 @@
 #include "hessian/import.h"
 #include "lib/base/file.h"
 
+void vptq_hessians_set_outputs(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
+                               vptq_input_hessians *h)
+{
+    for (int l = 0; s->outputs.k && l < VPTQ_LINEAR_COUNT; l++)
+        if (vptq_linear_input((vptq_linear)l) == input)
+            h->output[l] = vptq_outputs_load(&s->outputs, layer, (vptq_linear)l);
+}
+
+static void dir_close(vptq_hessian_source *s)
+{
+    vptq_outputs_close(&s->outputs);
+}
+
 static void dir_release(const vptq_hessian_source *s, vptq_input_hessians *h)
 {
     vptq_hessian_file_release(&h->file);
@@ -67,6 +80,7 @@ static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_i
         VPTQ_TRY(load_file(s, s->held_out_dir, layer, input, columns, &h->held_out_file, err));
         h->held_out = h->held_out_file.lower;
     }
+    vptq_hessians_set_outputs(s, layer, input, h);
 out:
     if (st)
         dir_release(s, h);
@@ -118,19 +132,36 @@ static vptq_status find_held_out(const vptq_hessian_source_options *o,
     return VPTQ_OK;
 }
 
+/* Opens the output Hessians of the directory if it has some. */
+static vptq_status open_outputs(const vptq_hessian_source_options *o, vptq_hessian_source *s,
+                                vptq_err *err)
+{
+    char path[4096];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, o->dir, VPTQ_OUTPUTS_FILE, err));
+    if (o->no_outputs || !vptq_path_exists(path))
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_outputs_open(path, o->desc, s->mem, &s->outputs, err));
+    memcpy(s->output_fingerprint, s->outputs.fingerprint, sizeof s->output_fingerprint);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_mem *mem,
                                      vptq_hessian_source *s, vptq_err *err)
 {
     vptq_hessian_dir h, other;
 
-    *s = (vptq_hessian_source){
-        .load = dir_load, .release = dir_release, .mem = mem, .dir = o->dir};
+    *s = (vptq_hessian_source){.load = dir_load,
+                               .release = dir_release,
+                               .close = dir_close,
+                               .mem = mem,
+                               .dir = o->dir};
     VPTQ_CHECK(open_dir(o->dir, o, &h, err));
     VPTQ_CHECK(choose_factor(o, &h, &s->kv_factor, err));
     memcpy(s->fingerprint, h.fingerprint, sizeof s->fingerprint);
     s->weights = h.weights;
     s->tokens = h.tokens;
     s->diagonal = h.diagonal;
+    VPTQ_CHECK(open_outputs(o, s, err));
     VPTQ_CHECK(find_held_out(o, &h, s->held_out_dir, sizeof s->held_out_dir, err));
     if (!s->held_out_dir[0])
         return VPTQ_OK;
@@ -153,4 +184,5 @@ void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_
     input->lower = h->plain;
     input->metric = h->metric[l];
     input->held_out = h->held_out;
+    input->output = h->output[l];
 }

@@ -4,6 +4,7 @@
 #define VPTQ_QUANTIZE_HESSIANS_H
 
 #include "hessian/collect.h"
+#include "hessian/outputs.h"
 #include "lib/encoder/encode.h"
 
 /* Moments for the targets of a sequential calibration.  x and h are inputs and hidden states of
@@ -20,7 +21,8 @@ typedef struct vptq_input_hessians {
     const float *plain;
     /* what a linear layer minimizes; NULL = the plain one */
     const float *metric[VPTQ_LINEAR_COUNT];
-    const float *held_out; /* NULL = none */
+    const float *held_out;                  /* NULL = none */
+    const float *output[VPTQ_LINEAR_COUNT]; /* K of a linear layer; NULL = none */
     vptq_input_shifts shifts, held_out_shifts;
     /* owners of the arrays, if the source is a directory */
     vptq_hessian_file file, held_out_file;
@@ -32,6 +34,7 @@ struct vptq_hessian_source {
     /* for the manifest: everything that affects the bytes of a matrix */
     char fingerprint[17];
     char held_out_fingerprint[17]; /* "" = no held-out Hessians */
+    char output_fingerprint[17];   /* "" = no output Hessians */
     vptq_token_weights weights;
     double kv_factor; /* of the terms; 0 = all linear layers use the plain Hessian */
     uint64_t tokens;  /* 0 = unknown */
@@ -40,17 +43,20 @@ struct vptq_hessian_source {
     vptq_status (*load)(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err);
     void (*release)(const vptq_hessian_source *s, vptq_input_hessians *h);
-    void (*close)(vptq_hessian_source *s); /* NULL = nothing to close */
+    void (*close)(vptq_hessian_source *s);
     vptq_mem *mem;
     void *state; /* of a source that is not a directory */
     const char *dir;
     char held_out_dir[4096]; /* "" = none */
+    vptq_outputs outputs;    /* zeroed until they are there */
 };
 
 typedef struct vptq_hessian_source_options {
     const char *dir;
     const char *held_out; /* directory; NULL = the held-out Hessians that `dir` keeps */
     double kv_factor;     /* of the terms; NAN = that of `dir`, 0 = none */
+    bool no_outputs;      /* does without the output Hessians of `dir` */
+    const vptq_model_desc *desc;
     const char *model_fingerprint; /* of the model that the Hessians must belong to */
     uint32_t first_layer, last_layer;
 } vptq_hessian_source_options;
@@ -61,7 +67,10 @@ typedef struct vptq_hessian_source_options {
 vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_mem *mem,
                                      vptq_hessian_source *s, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Sets the three Hessians of `input` for linear layer `l`. */
+/* Sets h->output for the linear layers that read `input`. */
+void vptq_hessians_set_outputs(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
+                               vptq_input_hessians *h);
+/* Sets the Hessians of `input` for linear layer `l`. */
 void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input);
 
 #endif

@@ -113,6 +113,9 @@ vptq_status vptq_manifest_expect(const char *path, const json_t *want,
  * this run does not have. */
 vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Removes the output Hessians that a run has measured. */
+vptq_status vptq_work_forget_outputs(const char *work, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Fails if the output path holds anything but a work directory. */
 vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -17,6 +17,7 @@ static const char *const identity[] = {"tool",
                                        "base_fingerprint",
                                        "hessian_fingerprint",
                                        "held_out_fingerprint",
+                                       "output_fingerprint",
                                        "kv_factor",
                                        "calibration",
                                        "dtype",
@@ -30,8 +31,10 @@ static vptq_status hash_manifest(vptq_quantizer *q, vptq_err *err)
 {
     uint64_t h = 0;
     for (size_t i = 0; i < sizeof identity / sizeof identity[0]; i++) {
-        char *part = json_dumps(json_object_get(q->manifest, identity[i]),
-                                JSON_COMPACT | JSON_ENCODE_ANY);
+        const json_t *value = json_object_get(q->manifest, identity[i]);
+        if (!value)
+            continue;
+        char *part = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
         if (!part)
             return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
         h = vptq_hash(part, strlen(part), h);
@@ -97,7 +100,9 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
         q->opt->tokenizer ? tokenizer : NULL, "dtype", s->storage == VPTQ_BF16 ? "bf16" : "f16",
         "settings", vptq_settings_json(s, NULL), "recipe", q->rules, "matrices",
         matrices_json(q));
-    if (!q->manifest)
+    if (!q->manifest ||
+        (h->output_fingerprint[0] && json_object_set_new(q->manifest, "output_fingerprint",
+                                                         json_string(h->output_fingerprint))))
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     return hash_manifest(q, err);
 }
@@ -217,6 +222,11 @@ static vptq_status remove_file(const char *work, const char *name, vptq_err *err
     return vptq_path_exists(path) ? vptq_file_remove(path, err) : VPTQ_OK;
 }
 
+vptq_status vptq_work_forget_outputs(const char *work, vptq_err *err)
+{
+    return remove_file(work, VPTQ_OUTPUTS_FILE, err);
+}
+
 vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -228,6 +238,7 @@ vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err)
     VPTQ_TRY(remove_file(work, "report.jsonl", err));
     VPTQ_TRY(remove_file(work, VPTQ_TUNE_STATE_FILE, err));
     VPTQ_TRY(remove_file(work, VPTQ_E2E_ORIGINAL_FILE, err));
+    VPTQ_TRY(vptq_work_forget_outputs(work, err));
     VPTQ_TRY(vptq_dir_list(work, &arena, &names, &count, err));
     for (size_t i = 0; i < count; i++)
         if (vptq_layer_file_is(names[i]))

@@ -75,6 +75,8 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
             &(vptq_hessian_source_options){.dir = o->hessians,
                                            .held_out = o->held_out,
                                            .kv_factor = o->kv_factor,
+                                           .no_outputs = o->no_outputs,
+                                           .desc = q->model.desc,
                                            .model_fingerprint = q->base_fingerprint,
                                            .first_layer = first,
                                            .last_layer = last},
@@ -218,9 +220,24 @@ out:
     return st;
 }
 
+/* Output Hessians come into play after the last refit. */
+static void warn_unused_outputs(const vptq_quantizer *q)
+{
+    size_t unused = 0;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            unused += !vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings.refits;
+    if (unused && q->hessians.output_fingerprint[0])
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+                 "%zu matrices are quantized without refits: output Hessians have no effect on "
+                 "them",
+                 unused);
+}
+
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
 {
     VPTQ_CHECK(vptq_settings_check(q->model.desc, q->matrix, err));
+    warn_unused_outputs(q);
     if (!q->opt->no_size_warnings)
         warn_large_codebooks(q);
     return VPTQ_OK;

@@ -194,7 +194,7 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
     VPTQ_TRY(vptq_weight_read(weight, t->dev, 0, weight->rows, w, err));
     vptq_weight_forget(weight);
     vptq_hessians_of(h, l, &input);
-    input.held_out = NULL;
+    input.held_out = input.output = NULL;
     input.w = w;
     const vptq_encoder_settings probe =
         vptq_rate_probe(input.out, input.in, t->opt->seed, t->opt->storage);
