@@ -190,6 +190,10 @@ static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
     if (costs && q->opt->calibrate)
         q->result->predicted_calibration = vptq_predict_calibration(q, costs);
     q->result->predicted_seconds = q->result->predicted_calibration;
+    if (costs && (q->hessians.output_fingerprint[0] ||
+                  (q->opt->calibrate && q->opt->calibrate->outputs)))
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+                 "the predicted time leaves out output Hessians and the steps under them");
 
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {

@@ -59,6 +59,9 @@ expect_error 1 "one/quantize.json belongs to another run: its key 'output_finger
     2> err.txt
 expect_line err.txt '7 matrices are quantized without refits: output Hessians have no effect on them'
 
+"$BIN/vptq-quantize" "${from[@]}" -v 2 -k 64 -H h --dry-run --backend cuda > /dev/null 2> err.txt
+expect_line err.txt 'the predicted time leaves out output Hessians and the steps under them'
+
 # Bad input.
 expect_error 2 '--outputs needs a calibration text .*' quantize -H h --outputs 2 -o new
 printf x | dd of=h/outputs.safetensors bs=1 seek=9000 conv=notrunc 2> /dev/null
