@@ -64,6 +64,10 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
     *c = (vptq_calibrator){
         .dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}, .saliency = {.fd = -1}};
     vptq_arena_init(&c->arena, dev->ctx->mem);
+    if (opt->outputs && opt->length < 2) /* the first token of a window does not count */
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG,
+                           "output Hessians of windows of %zu tokens, expected at least 2",
+                           opt->length));
     VPTQ_TRY(vptq_corpus_load(dev->ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c->corpus,
                               err));
     VPTQ_TRY(vptq_corpus_sample(&c->corpus, opt->length, opt->windows, opt->seed, &c->arena,

@@ -25,7 +25,7 @@ typedef struct collector {
     /* device memory */
     double *sums;  /* [layers * entries]: lower triangles; a last block of n < ROWS rows is
                       [n, n] */
-    double *rows;  /* [ROWS] sums of gradients, not used */
+    double *rows;  /* [ROWS] sums of gradients, which syrk_add takes; not read */
     double *dots;  /* [length] */
     float *weight; /* [length] */
     /* host memory */
@@ -272,6 +272,7 @@ static vptq_status write_file(collector *o, const char *path, vptq_err *err)
 {
     const vptq_outputs_data data = {.desc = o->desc,
                                     .fingerprint = o->fingerprint,
+                                    .model_fingerprint = o->c->model_fingerprint,
                                     .windows = o->windows,
                                     .tokens = token_count(o),
                                     .k = o->k};

@@ -43,10 +43,11 @@ vptq_status vptq_outputs_collect(const vptq_calibrator *c, const char *path,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 typedef struct vptq_outputs {
-    vptq_tensor_set set;      /* owns everything below */
-    const char *fingerprint;  /* 16 hexadecimal digits */
-    uint64_t windows, tokens; /* averaged */
-    const float **k;          /* [layers * VPTQ_LINEAR_COUNT] */
+    vptq_tensor_set set;           /* owns everything below */
+    const char *fingerprint;       /* 16 hexadecimal digits */
+    const char *model_fingerprint; /* the same */
+    uint64_t windows, tokens;      /* averaged */
+    const float **k;               /* [layers * VPTQ_LINEAR_COUNT] */
 } vptq_outputs;
 
 /* Opens a file and checks its tensors (names, types, shapes of a model; finite, symmetric, no
@@ -66,7 +67,7 @@ void vptq_outputs_close(vptq_outputs *o); /* accepts a zeroed struct */
 /* Values to write. */
 typedef struct vptq_outputs_data {
     const vptq_model_desc *desc;
-    const char *fingerprint;
+    const char *fingerprint, *model_fingerprint;
     uint64_t windows, tokens;
     const float *k; /* [layers][vptq_output_layer_entries], linear layers in order */
 } vptq_outputs_data;

@@ -7,9 +7,9 @@
 #include "hessian/outputs.h"
 
 enum { ROWS = VPTQ_OUTPUT_ROWS, BLOCK = ROWS * ROWS, NAME_SIZE = 48 };
-enum { KIND, FINGERPRINT, WINDOWS, TOKENS, SUM, META_COUNT };
-static const char *const keys[META_COUNT] = {"kind", "fingerprint", "windows", "tokens",
-                                             "xxh3"};
+enum { KIND, FINGERPRINT, MODEL, WINDOWS, TOKENS, SUM, META_COUNT };
+static const char *const keys[META_COUNT] = {"kind",    "fingerprint", "model_fingerprint",
+                                             "windows", "tokens",      "xxh3"};
 static const char kind[] = "outputs";
 
 size_t vptq_output_entries(const vptq_model_desc *d, vptq_linear l)
@@ -65,7 +65,8 @@ vptq_status vptq_outputs_write(const char *path, const vptq_outputs_data *data, 
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     char windows[24], tokens[24], sum[VPTQ_SAFETENSORS_SUM];
-    const char *const values[META_COUNT] = {kind, data->fingerprint, windows, tokens, sum};
+    const char *const values[META_COUNT] = {
+        kind, data->fingerprint, data->model_fingerprint, windows, tokens, sum};
     vptq_metadata meta[META_COUNT];
 
     snprintf(windows, sizeof windows, "%" PRIu64, data->windows);
@@ -103,11 +104,13 @@ static vptq_status parse_metadata(const char *path, const vptq_metadata_list *fo
     if (strcmp(meta[KIND].value, kind) != 0)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: metadata '%s' is '%.40s', expected %s", path,
                          keys[KIND], meta[KIND].value, kind);
+    for (int i = FINGERPRINT; i <= MODEL; i++)
+        if (strlen(meta[i].value) != 16 || strspn(meta[i].value, "0123456789abcdef") != 16)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: metadata '%s' is '%.40s', expected 16 hex digits", path,
+                             keys[i], meta[i].value);
     o->fingerprint = meta[FINGERPRINT].value;
-    if (strlen(o->fingerprint) != 16)
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: metadata '%s' is '%.40s', expected 16 hex digits", path,
-                         keys[FINGERPRINT], o->fingerprint);
+    o->model_fingerprint = meta[MODEL].value;
     VPTQ_CHECK(vptq_metadata_count(path, found, keys[WINDOWS], &o->windows, err));
     return vptq_metadata_count(path, found, keys[TOKENS], &o->tokens, err);
 }

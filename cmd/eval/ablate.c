@@ -96,6 +96,10 @@ static int check_usage(const vptq_cli *cli, const ablate_command *c)
         return vptq_cli_usage_error(cli, "missing option: --text FILE or --text-tokens FILE");
     if (cli->common.dry_run)
         return CLI_OK;
+    if (!calibration && vptq_cli_given(cli, "outputs"))
+        return vptq_cli_usage_error(
+            cli,
+            "--outputs needs a calibration text (-c TEXT); with -H those of HDIR are used");
     if (!c->dir)
         return vptq_cli_missing_option(cli, "output");
     if (!calibration && !c->hessians)

@@ -34,7 +34,8 @@ typedef struct vptq_encoder_report {
     double loss, weighted,
         held_out;             /* of the stored matrix as a reader of the file decodes it */
     double output;            /* tr(E H E^T K) / tr(W H W^T K) with the K and H that were
-                                 minimized with; 0 without an output Hessian */
+                                 minimized with; 0 without an output Hessian.  With the
+                                 metric raw, E and W are normalized */
     double relative_mse;      /* |E|^2 / |W|^2 of the stored matrix */
     int kmeans_iterations;    /* of all codebooks together */
     uint32_t kmeans_repaired; /* empty clusters that were moved */

@@ -39,6 +39,13 @@ static vptq_status check(const float *k, size_t out, double *mean, vptq_err *err
         sum += (double)diagonal;
     }
     *mean = sum / (double)out;
+    for (size_t i = 0; i < num_blocks(out) * BLOCK * BLOCK; i++)
+        if (sum > 0 && fabs((double)k[i]) > 1.001 * sum) /* Cauchy and Schwarz */
+            return vptq_fail(
+                err, VPTQ_E_NUMERIC,
+                "the output hessian of rows %zu and %zu is %g, expected at most the "
+                "sum of its diagonal, %g",
+                i / BLOCK, i / BLOCK / BLOCK * BLOCK + i % BLOCK, (double)k[i], sum);
     return VPTQ_OK;
 }
 
@@ -57,7 +64,7 @@ static void regularize(const float *k, size_t out, double mean, size_t rows, flo
         }
 }
 
-/* enc->output_norm = tr(W H W^T K) with the ridges of H' and K. */
+/* enc->output.norm = tr(W H W^T K) with the ridges of H' and K. */
 static vptq_status measure_weights(vptq_encoder *enc, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;

@@ -319,6 +319,8 @@ static vptq_status open_outputs(calibration *k, vptq_err *err)
 
     if (!q->hessians.output_fingerprint[0] || !q->manifest)
         return VPTQ_OK;
+    if (k->started) /* for measurements, whose memory is needed here */
+        vptq_calibrator_stop(&k->calibrator);
     VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_OUTPUTS_FILE, err));
     VPTQ_TRY(vptq_calibrator_plan(q->dev, &q->model, &o, &c, err));
     VPTQ_TRY(vptq_outputs_collect(&c, path, err));

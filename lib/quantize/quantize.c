@@ -229,10 +229,9 @@ static vptq_status run(vptq_quantizer *q, vptq_err *err)
     VPTQ_TRY(vptq_lock_take(work, &lock, err));
     VPTQ_TRY(vptq_manifest_open(q, err));
     VPTQ_TRY(quantize_layers(q, err));
-    if (q->opt->calibrate) {
-        vptq_calibrator_forget(work);
-        VPTQ_TRY(vptq_work_forget_outputs(work, err));
-    }
+    vptq_calibrator_forget(
+        work); /* also those of a run that was finished with other Hessians */
+    VPTQ_TRY(vptq_work_forget_outputs(work, err));
     q->result->mean_loss = q->loss / q->result->matrices;
     q->result->mean_held_out = q->held_out / q->result->matrices;
 out:

@@ -128,7 +128,7 @@ static bool put_losses(json_t *doc, const vptq_quantize_row *r)
            put_f64(doc, "proxy_loss", p->loss) &&
            (!r->weighted || put_f64(doc, "proxy_loss_weighted", p->weighted)) &&
            (!r->held_out || put_f64(doc, "proxy_loss_held_out", p->held_out)) &&
-           (!(p->output > 0) || put_f64(doc, "output_loss", p->output)) &&
+           (p->output == 0 || put_f64(doc, "output_loss", p->output)) &&
            (!r->corrected || (put_f64(doc, "alpha", r->alpha) &&
                               put_f64(doc, "alpha_damping", r->alpha_damping) &&
                               put_f64(doc, "alpha_gain", r->alpha_gain))) &&
@@ -178,7 +178,9 @@ static const char *not_finite(const vptq_quantize_row *r)
             (r->held_out && !isfinite(s->held_out)))
             return s->name;
     }
-    return isfinite(p->loss) && isfinite(p->relative_mse) ? NULL : "the last step";
+    return isfinite(p->loss) && isfinite(p->relative_mse) && isfinite(p->output)
+               ? NULL
+               : "the last step";
 }
 
 vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text, vptq_err *err)

@@ -62,7 +62,18 @@ expect_line err.txt '7 matrices are quantized without refits: output Hessians ha
 "$BIN/vptq-quantize" "${from[@]}" -v 2 -k 64 -H h --dry-run --backend cuda > /dev/null 2> err.txt
 expect_line err.txt 'the predicted time leaves out output Hessians and the steps under them'
 
-# Bad input.
+# Bad input: an interrupted collection, the output Hessians of another model or run.
+cp -r h damaged
+rm damaged/outputs.safetensors
+expect_error 1 "'damaged' has no output Hessians of 8 windows (outputs.safetensors is missing; .*" quantize -H damaged -o new
+"$BIN/vptq-hessian" "${from[@]}" "${text[@]}" --outputs 3 -o h3 -q
+cp h3/outputs.safetensors damaged
+expect_error 1 'damaged/outputs.safetensors: has output Hessians of 3 windows, hessian.json expects 8 (.*' \
+    quantize -H damaged -o new
+sed 's/8262ec3d841f9595/8262ec3d841f9596/' h/outputs.safetensors > damaged/outputs.safetensors
+expect_error 1 'damaged/outputs.safetensors: .*checksum.*' quantize -H damaged -o new
+quantize -H damaged --outputs 0 --layers 0-0 -o without_k
+expect_error 2 '--outputs needs a calibration text .*' "$BIN/vptq-eval" ablate -m "$model" -H h --outputs 2 --text "$other" -o new
 expect_error 2 '--outputs needs a calibration text .*' quantize -H h --outputs 2 -o new
 printf x | dd of=h/outputs.safetensors bs=1 seek=9000 conv=notrunc 2> /dev/null
 expect_error 1 'h/outputs.safetensors: .*' quantize -H h -o new

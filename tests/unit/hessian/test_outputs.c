@@ -327,7 +327,8 @@ static void forged_close(forged *f)
 static void forged_write(const forged *f)
 {
     vptq_err err = {0};
-    const vptq_outputs_data data = {&f->d, "0123456789abcdef", 1, LENGTH - 1, f->k};
+    const vptq_outputs_data data = {&f->d, "0123456789abcdef", "fedcba9876543210",
+                                    1,     LENGTH - 1,         f->k};
     assert_ok(vptq_outputs_write(f->r.path, &data, NULL, &err), &err);
 }
 
@@ -404,7 +405,7 @@ static void save_again(const forged *f, const vptq_metadata *meta, vptq_dtype ty
     if (name)
         set.tensors[0].name = name;
     set.tensors[0].type = type;
-    assert_ok(vptq_safetensors_save(path, set.tensors, set.count, meta, 5, &err), &err);
+    assert_ok(vptq_safetensors_save(path, set.tensors, set.count, meta, 6, &err), &err);
     vptq_tensor_set_release(&set);
     assert_int_equal(rename(path, f->r.path), 0);
 }
@@ -413,6 +414,7 @@ static void test_bad_metadata(void **state)
 {
     static const vptq_metadata good[] = {{"kind", "outputs"},
                                          {"fingerprint", "0123456789abcdef"},
+                                         {"model_fingerprint", "fedcba9876543210"},
                                          {"windows", "1"},
                                          {"tokens", "11"},
                                          {"xxh3", "0123456789abcdef"}};
@@ -423,14 +425,15 @@ static void test_bad_metadata(void **state)
     } bad[] = {
         {0, {"kind", "sink"}, "metadata 'kind' is 'sink', expected outputs"},
         {1, {"fingerprint", "0123"}, "metadata 'fingerprint' is '0123', expected 16 hex"},
-        {2, {"windows", "-1"}, "metadata 'windows' is '-1', expected a whole number"},
-        {3, {"token", "1"}, "is not a file of output Hessians: 'tokens' is missing"},
-        {4, {"xxh", ""}, "is not a file of output Hessians: 'xxh3' is missing"},
+        {2, {"model_fingerprint", "fedcba987654321 "}, "metadata 'model_fingerprint' is 'fedc"},
+        {3, {"windows", "-1"}, "metadata 'windows' is '-1', expected a whole number"},
+        {4, {"token", "1"}, "is not a file of output Hessians: 'tokens' is missing"},
+        {5, {"xxh", ""}, "is not a file of output Hessians: 'xxh3' is missing"},
     };
     forged f;
     forged_open(&f, *state);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        vptq_metadata meta[5];
+        vptq_metadata meta[6];
         memcpy(meta, good, sizeof meta);
         meta[bad[i].at] = bad[i].with;
         save_again(&f, meta, VPTQ_F32, NULL);
