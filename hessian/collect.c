@@ -344,7 +344,7 @@ static vptq_status run_layers(collector *c, uint32_t wanted, vptq_collect_result
     return VPTQ_OK;
 }
 
-/* The Hessians are finished. */
+/* Measures the output Hessians, after the Hessians are finished. */
 static vptq_status run_outputs(collector *c, vptq_err *err)
 {
     char path[4096];

@@ -14,7 +14,7 @@
 #define VPTQ_HESSIAN_OUTPUTS_H
 
 #include "formats/hf/safetensors.h"
-#include "hessian/calibrate.h"
+#include "hessian/collect.h"
 
 /* In a Hessian directory. */
 #define VPTQ_OUTPUTS_FILE "outputs.safetensors"
@@ -55,6 +55,12 @@ typedef struct vptq_outputs {
  * checked, and nothing can be loaded. */
 vptq_status vptq_outputs_open(const char *path, const vptq_model_desc *d, vptq_mem *mem,
                               vptq_outputs *o, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same for the file of a Hessian directory with hessian.json `h`; *o is zeroed if it has
+ * none.  VPTQ_E_FORMAT if the file is missing, VPTQ_E_MISMATCH if it is of another model or
+ * number of windows than `h`. */
+vptq_status vptq_outputs_open_dir(const char *dir, const vptq_hessian_dir *h,
+                                  const vptq_model_desc *d, vptq_mem *mem, vptq_outputs *o,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 /* K [vptq_output_blocks(out), VPTQ_OUTPUT_ROWS, VPTQ_OUTPUT_ROWS] of a linear layer, both
  * triangles, 0 in rows from `out` on; valid until the file is closed. */
 static inline const float *vptq_outputs_load(const vptq_outputs *o, uint32_t layer,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "hessian/outputs.h"
+#include "lib/base/file.h"
 
 enum { ROWS = VPTQ_OUTPUT_ROWS, BLOCK = ROWS * ROWS, NAME_SIZE = 48 };
 enum { KIND, FINGERPRINT, MODEL, WINDOWS, TOKENS, SUM, META_COUNT };
@@ -199,6 +200,48 @@ vptq_status vptq_outputs_open(const char *path, const vptq_model_desc *d, vptq_m
     VPTQ_TRY(vptq_safetensors_check_sum(path, sum, meta[SUM].value, err));
     vptq_tensor_set_forget(&o->set);
 out:
+    if (st)
+        vptq_outputs_close(o);
+    return st;
+}
+
+/* Fails unless the file is the one that hessian.json knows of. */
+static vptq_status check_own(const char *path, const vptq_outputs *o, const vptq_hessian_dir *h,
+                             vptq_err *err)
+{
+    if (o->windows != h->outputs)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: has output Hessians of %" PRIu64
+                         " windows, hessian.json expects %" PRIu64
+                         " (if its collection was interrupted, run vptq-hessian again)",
+                         path, o->windows, h->outputs);
+    if (strcmp(o->model_fingerprint, h->model_fingerprint) != 0)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: is of another model: its model_fingerprint is %s, that of "
+                         "hessian.json is %s",
+                         path, o->model_fingerprint, h->model_fingerprint);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_outputs_open_dir(const char *dir, const vptq_hessian_dir *h,
+                                  const vptq_model_desc *d, vptq_mem *mem, vptq_outputs *o,
+                                  vptq_err *err)
+{
+    char path[4096];
+
+    *o = (vptq_outputs){0};
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_OUTPUTS_FILE, err));
+    if (!vptq_path_exists(path)) {
+        if (!h->outputs)
+            return VPTQ_OK;
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "'%s' has no output Hessians of %" PRIu64
+                         " windows (%s is missing; if its collection was interrupted, run "
+                         "vptq-hessian again)",
+                         dir, h->outputs, VPTQ_OUTPUTS_FILE);
+    }
+    VPTQ_CHECK(vptq_outputs_open(path, d, mem, o, err));
+    const vptq_status st = check_own(path, o, h, err);
     if (st)
         vptq_outputs_close(o);
     return st;

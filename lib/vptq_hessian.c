@@ -141,18 +141,15 @@ static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
 static const char only_diagonals[] =
     "only diagonals are known: they weight errors but cannot compensate them\n";
 
-/* *windows: of the output Hessians of the directory. */
+/* *windows: of the output Hessians of the directory; 0 = none. */
 static vptq_status find_outputs(const vptq_ctx *ctx, const char *dir, uint64_t *windows,
                                 vptq_err *err)
 {
+    vptq_hessian_dir h;
     vptq_outputs o;
-    char path[4096];
 
-    *windows = 0;
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_OUTPUTS_FILE, err));
-    if (!vptq_path_exists(path))
-        return VPTQ_OK;
-    VPTQ_CHECK(vptq_outputs_open(path, NULL, ctx->mem, &o, err));
+    VPTQ_CHECK(vptq_hessian_dir_open(dir, &h, err));
+    VPTQ_CHECK(vptq_outputs_open_dir(dir, &h, NULL, ctx->mem, &o, err));
     *windows = o.windows;
     vptq_outputs_close(&o);
     return VPTQ_OK;

@@ -28,8 +28,8 @@ void vptq_backward_close(vptq_backward *b); /* accepts NULL */
 size_t vptq_backward_bytes(const vptq_forward *f, size_t rows);
 /* Keeps the activations of as many blocks as `bytes` of device memory hold, from the last one
  * on, from vptq_backward_run to the backward pass, which does not compute them again; the
- * results are the same.  Keeps fewer, or none, if there is no such memory.  Call it at most
- * once. */
+ * results are the same.  Where memory is short it keeps fewer blocks, or none.  Call it once,
+ * if at all. */
 void vptq_backward_keep(vptq_backward *b, size_t bytes);
 /* The following calls are for `count` windows, one after another in every array: `rows` =
  * count * length.  At first all `windows`. */

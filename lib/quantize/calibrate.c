@@ -311,24 +311,15 @@ static vptq_input_shifts shifts_of(const calibration *k, const part_moments *m,
  * without them. */
 static vptq_status open_outputs(calibration *k, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_quantizer *q = k->q;
-    const vptq_calibrate_options o = calibrate_options(q);
-    vptq_calibrator c;
     char path[PATH_MAX];
 
     if (!q->hessians.output_fingerprint[0] || !q->manifest)
         return VPTQ_OK;
-    if (k->started) /* for measurements, whose memory is needed here */
-        vptq_calibrator_stop(&k->calibrator);
+    vptq_calibrator_stop(&k->calibrator); /* measurements may have started it */
     VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_OUTPUTS_FILE, err));
-    VPTQ_TRY(vptq_calibrator_plan(q->dev, &q->model, &o, &c, err));
-    VPTQ_TRY(vptq_outputs_collect(&c, path, err));
-    VPTQ_TRY(
-        vptq_outputs_open(path, q->model.desc, q->dev->ctx->mem, &q->hessians.outputs, err));
-out:
-    vptq_calibrator_release(&c);
-    return st;
+    VPTQ_CHECK(vptq_outputs_collect(&k->calibrator, path, err));
+    return vptq_outputs_open(path, q->model.desc, q->dev->ctx->mem, &q->hessians.outputs, err);
 }
 
 static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,

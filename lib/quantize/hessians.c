@@ -1,7 +1,6 @@
 /* A directory of Hessians as the source of a quantize run. */
 #include "lib/quantize/hessians.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -133,39 +132,6 @@ static vptq_status find_held_out(const vptq_hessian_source_options *o,
     return VPTQ_OK;
 }
 
-/* Opens the output Hessians of the directory if it has some, which must be those that
- * hessian.json knows of. */
-static vptq_status open_outputs(const vptq_hessian_source_options *o, const vptq_hessian_dir *h,
-                                vptq_hessian_source *s, vptq_err *err)
-{
-    char path[4096];
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, o->dir, VPTQ_OUTPUTS_FILE, err));
-    const bool exists = vptq_path_exists(path);
-    if (o->no_outputs || (!exists && !h->outputs))
-        return VPTQ_OK;
-    if (!exists)
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "'%s' has no output Hessians of %" PRIu64
-                         " windows (%s is missing; if "
-                         "its collection was interrupted, run vptq-hessian again)",
-                         o->dir, h->outputs, VPTQ_OUTPUTS_FILE);
-    VPTQ_CHECK(vptq_outputs_open(path, o->desc, s->mem, &s->outputs, err));
-    if (s->outputs.windows != h->outputs)
-        return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "%s: has output Hessians of %" PRIu64 " windows, hessian.json expects "
-                         "%" PRIu64
-                         " (if its collection was interrupted, run vptq-hessian again)",
-                         path, s->outputs.windows, h->outputs);
-    if (strcmp(s->outputs.model_fingerprint, o->model_fingerprint) != 0)
-        return vptq_fail(
-            err, VPTQ_E_MISMATCH,
-            "%s: is of another model: its model_fingerprint is %s, this model's is "
-            "%s",
-            path, s->outputs.model_fingerprint, o->model_fingerprint);
-    memcpy(s->output_fingerprint, s->outputs.fingerprint, sizeof s->output_fingerprint);
-    return VPTQ_OK;
-}
-
 vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_mem *mem,
                                      vptq_hessian_source *s, vptq_err *err)
 {
@@ -182,7 +148,10 @@ vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_
     s->weights = h.weights;
     s->tokens = h.tokens;
     s->diagonal = h.diagonal;
-    VPTQ_CHECK(open_outputs(o, &h, s, err));
+    if (!o->no_outputs)
+        VPTQ_CHECK(vptq_outputs_open_dir(o->dir, &h, o->desc, mem, &s->outputs, err));
+    if (s->outputs.k)
+        memcpy(s->output_fingerprint, s->outputs.fingerprint, sizeof s->output_fingerprint);
     VPTQ_CHECK(find_held_out(o, &h, s->held_out_dir, sizeof s->held_out_dir, err));
     if (!s->held_out_dir[0])
         return VPTQ_OK;

@@ -281,7 +281,7 @@ const vencoder_case vencoder_cases[VENCODER_CASES] = {
      true}, /* more than one block of columns */
 };
 
-static vptq_encoder_settings settings_of(const vencoder_case *q)
+vptq_encoder_settings vencoder_case_settings(const vencoder_case *q)
 {
     vptq_encoder_settings s = vencoder_settings(q->v, q->k, q->k_res);
     s.groups = q->groups;
@@ -298,7 +298,7 @@ void vencoder_state_train(vencoder_state *e, const problem *p, const vencoder_ca
                           int threads)
 {
     vptq_err err = {0};
-    vptq_encoder_settings s = settings_of(q);
+    vptq_encoder_settings s = vencoder_case_settings(q);
     const vptq_encoder_input input = vencoder_input(p);
     vencoder_state_open(e, "cpu", threads, &s, &input);
     assert_ok(vptq_train_main(&e->enc, &err), &err);

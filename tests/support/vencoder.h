@@ -93,6 +93,8 @@ extern const vencoder_case vencoder_cases[VENCODER_CASES];
 vptq_encoder_settings vencoder_settings(uint32_t v, uint32_t k, uint32_t k_res);
 /* Returns the settings of the published recipe with the stored shape of `like`. */
 vptq_encoder_settings vencoder_upstream(const vptq_encoder_settings *like);
+/* Returns these settings with the shape of a case. */
+vptq_encoder_settings vencoder_case_settings(const vencoder_case *q);
 /* Opens a state with trained codebooks and the indices of the nearest centroids. */
 void vencoder_state_train(vencoder_state *e, const problem *p, const vencoder_case *q,
                           int threads);

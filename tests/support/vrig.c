@@ -67,6 +67,17 @@ bool vrig_open_demo(vrig *r, size_t length)
     return true;
 }
 
+void vrig_set_final_norm(vrig *r, vrig_norm *norm, float value)
+{
+    for (size_t i = 0; i < VRIG_HIDDEN; i++)
+        norm->values[i] = value;
+    norm->tensor = *r->m.final_norm;
+    norm->tensor.type = VPTQ_F32;
+    norm->tensor.data = (const uint8_t *)norm->values;
+    norm->tensor.bytes = sizeof norm->values;
+    r->m.final_norm = &norm->tensor;
+}
+
 void vrig_close(vrig *r)
 {
     vptq_forward_close(r->f);

@@ -31,6 +31,14 @@ void vrig_open_forward(vrig *r, const char *path, const char *backend, int threa
 /* The same with the demo model in float16: unpacked ($VPTQ_DEMO_F16), or a GGUF file
  * ($VPTQ_DEMO_GGUF) with every value rounded when read.  Returns false if neither is set. */
 bool vrig_open_demo(vrig *r, size_t length);
+/* Puts a final norm of equal values in place of that of a tiny model, for as long as *norm
+ * lives.
+ */
+typedef struct vrig_norm {
+    vptq_tensor tensor;
+    float values[VRIG_HIDDEN];
+} vrig_norm;
+void vrig_set_final_norm(vrig *r, vrig_norm *norm, float value);
 /* Closes everything and asserts that no memory is still allocated. */
 void vrig_close(vrig *r);
 

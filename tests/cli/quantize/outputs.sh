@@ -70,6 +70,13 @@ expect_error 1 "'damaged' has no output Hessians of 8 windows (outputs.safetenso
 cp h3/outputs.safetensors damaged
 expect_error 1 'damaged/outputs.safetensors: has output Hessians of 3 windows, hessian.json expects 8 (.*' \
     quantize -H damaged -o new
+expect_error 1 'damaged/outputs.safetensors: has output Hessians of 3 windows, .*' "$BIN/vptq-hessian" --show damaged
+cp "$model" other.bin
+printf x | dd of=other.bin bs=1 seek=5000 conv=notrunc 2> /dev/null
+"$BIN/vptq-hessian" -m other.bin --tokenizer "$tok" "${text[@]}" --outputs 8 -o h_other -q
+cp h_other/outputs.safetensors damaged
+expect_error 1 'damaged/outputs.safetensors: is of another model: its model_fingerprint is .*' \
+    quantize -H damaged -o new
 sed 's/8262ec3d841f9595/8262ec3d841f9596/' h/outputs.safetensors > damaged/outputs.safetensors
 expect_error 1 'damaged/outputs.safetensors: .*checksum.*' quantize -H damaged -o new
 quantize -H damaged --outputs 0 --layers 0-0 -o without_k

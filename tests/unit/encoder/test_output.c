@@ -83,28 +83,15 @@ static double plain_loss(const problem *p, const vptq_vq *vq)
     return loss;
 }
 
-static vptq_encoder_settings settings_of(const vencoder_case *q)
-{
-    vptq_encoder_settings s = vencoder_settings(q->v, q->k, q->k_res);
-    s.groups = q->groups;
-    s.outliers = q->outliers;
-    s.v0 = q->v0;
-    s.k0 = q->k0;
-    s.beam = q->beam;
-    s.norm = q->norm;
-    s.perm = q->perm;
-    s.ridge = 0;
-    return s;
-}
-
 static void check_loss(const vencoder_case *q, uint64_t seed)
 {
     problem p = problem_make(q->out, q->in, seed);
-    const vptq_encoder_settings s = settings_of(q);
+    vptq_encoder_settings s = vencoder_case_settings(q);
     vptq_encoder_input input = vencoder_input(&p);
     float *k = make_output(p.out, seed + 100);
     vencoder_run plain, with;
 
+    s.ridge = 0; /* the loss has none */
     vencoder_open(&plain, "cpu", 2);
     vencoder_open(&with, "cpu", 2);
     vencoder_quantize(&plain, &s, &input);
@@ -154,7 +141,7 @@ static void test_bytes(void **state)
 {
     const vencoder_case q = {150, 140, 4, 16, 8, 2, 3, 8, 16, 4, VPTQ_NORM_STD, true};
     problem p = problem_make(q.out, q.in, 730);
-    vptq_encoder_settings s = settings_of(&q);
+    vptq_encoder_settings s = vencoder_case_settings(&q);
     vptq_encoder_input input = vencoder_input(&p);
     float *k = make_output(p.out, 731), *zero = calloc(k_size(p.out), sizeof *zero);
 

@@ -281,15 +281,9 @@ static void check_norm(void **state, float value, const char *want)
 {
     rig r;
     vptq_err err = {0};
-    float all[VRIG_HIDDEN];
+    vrig_norm norm;
     rig_open(&r, VRIG_TINY_OF("qwen3"), *state, "cpu", 1);
-    vptq_tensor norm = *r.v.m.final_norm;
-    for (int i = 0; i < VRIG_HIDDEN; i++)
-        all[i] = value;
-    norm.type = VPTQ_F32;
-    norm.data = (const uint8_t *)all;
-    norm.bytes = sizeof all;
-    r.v.m.final_norm = &norm;
+    vrig_set_final_norm(&r.v, &norm, value);
     assert_fails(collect(&r, 1, &err), VPTQ_E_NUMERIC, &err, want);
     assert_false(vptq_path_exists(r.path));
     rig_close(&r);

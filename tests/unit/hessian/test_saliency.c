@@ -292,16 +292,10 @@ static void check_norm(void **state, float value, const char *want)
     rig r;
     vptq_err err = {0};
     vptq_hidden_states s;
-    float all[VRIG_HIDDEN];
+    vrig_norm norm;
     rig_open(&r, *state, "cpu", 1);
     const vptq_saliency_options o = options(&r, *state);
-    vptq_tensor norm = *r.v.m.final_norm;
-    for (int i = 0; i < VRIG_HIDDEN; i++)
-        all[i] = value;
-    norm.type = VPTQ_F32;
-    norm.data = (const uint8_t *)all;
-    norm.bytes = sizeof all;
-    r.v.m.final_norm = &norm;
+    vrig_set_final_norm(&r.v, &norm, value);
     assert_fails(vptq_saliency_collect(&r.v.dev, &o, &s, &err), VPTQ_E_NUMERIC, &err, want);
     assert_non_null(strstr(err.text, "window 0"));
     rig_close(&r);
