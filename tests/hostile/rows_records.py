@@ -133,9 +133,15 @@ for name, values in [
     kind.row(f"hessian.json: {name}", settings(**values), refused("hessian.json"))
 kind.row("hessian.json: diagonal", settings(diagonal=True), shown("only the diagonals"), MEASURE)
 kind.row("hessian.json: held out, which is missing", settings(held_out_tokens=64), refused("holdout", BEGUN), QUANTIZE)
-kind.row("hessian.json: tool with control characters", settings(settings={"tool": BAD}), shown("qkv"), SHOW)
+kind.row("hessian.json: tool with control characters", settings(settings={"tool": BAD, "outputs": 1}), shown("qkv"), SHOW)
 kind.row(
     "hessian.json: of another model", settings(model_fingerprint="0123456789abcdef"), refused("another model"), QUANTIZE
+)
+kind.row(
+    "hessian.json: another number of windows of output Hessians",
+    settings(settings={"outputs": 2}),
+    refused("outputs.*of 1 windows, hessian.json expects 2"),
+    QUANTIZE,
 )
 kind.row("hessian.json: windows of output Hessians -1", settings(settings={"outputs": -1}), refused("hessian.json"))
 kind.row("hessian.json: a pipe", fifo("hessian.json"), refused("hessian.json|h"))
