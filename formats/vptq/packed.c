@@ -11,7 +11,7 @@ typedef struct matrix_reader {
     const vptq_packed_source *source;
     vptq_arena *arena;
     vptq_dtype storage;
-    bool as_float;
+    bool as_float, int8;
     vptq_packed_mode mode;
     vptq_err *err;
     size_t faults;
@@ -125,13 +125,59 @@ static vptq_status read_numbers(const matrix_reader *r, const char *part,
     return VPTQ_OK;
 }
 
-/* Sets r->storage: every number is stored in the type of the codebook. */
+/* Reads codebooks stored as int8.  Readers round numbers to the storage type without looking,
+ * so every product must be exact in it. */
+static vptq_status read_int8(const matrix_reader *r, const char *part, const char *scale_part,
+                             const part_shape *want, const float **out)
+{
+    const part_shape groups = {1, {want->size[0]}};
+    const float *scale;
+    vptq_tensor t;
+    VPTQ_CHECK(read_numbers(r, scale_part, &groups, &scale));
+    VPTQ_CHECK(require_part(r, part, VPTQ_I8, VPTQ_I8, want, &t));
+    if (r->mode.shapes_only)
+        return VPTQ_OK;
+    const int8_t *codes = (const int8_t *)t.data;
+    float *x = vptq_arena_alloc(r->arena, t.bytes, sizeof *x, r->err);
+    if (!x)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < t.bytes; i++) {
+        x[i] = (float)codes[i] * scale[i / (size_t)want->size[1]];
+        if (!(fabsf(vptq_round_to(r->storage, x[i]) - x[i]) <= 0))
+            return vptq_fail(r->err, VPTQ_E_NUMERIC,
+                             "%s: tensor '%s': element %zu times its scale is %g, which %s "
+                             "cannot hold exactly",
+                             r->source->file, t.name, i, (double)x[i],
+                             vptq_dtype_get(r->storage)->name);
+    }
+    *out = x;
+    return VPTQ_OK;
+}
+
+/* Reads the codebooks [groups, n] of a part. */
+static vptq_status read_codebooks(const matrix_reader *r, const char *part,
+                                  const char *scale_part, uint32_t groups, uint64_t n,
+                                  const float **out)
+{
+    const part_shape want = {2, {groups, n}};
+    return r->int8 ? read_int8(r, part, scale_part, &want, out)
+                   : read_numbers(r, part, &want, out);
+}
+
+/* Sets r->storage, the type in which every number is stored, and r->int8: codebooks are whole
+ * numbers, and their scales have that type. */
 static vptq_status read_storage(matrix_reader *r)
 {
-    const vptq_tensor *t = find_part(r, "centroids.weight");
+    const char *part = "centroids.weight";
+    const vptq_tensor *t = find_part(r, part);
+    r->int8 = t && t->type == VPTQ_I8;
+    if (r->int8) {
+        part = "centroids.scale";
+        t = find_part(r, part);
+    }
     if (!t)
-        return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s.centroids.weight' is missing",
-                         r->source->file, r->source->name);
+        return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s.%s' is missing",
+                         r->source->file, r->source->name, part);
     r->storage = t->type;
     if (t->type != VPTQ_F16 && t->type != VPTQ_BF16)
         return vptq_fail(r->err, VPTQ_E_UNSUPPORTED,
@@ -266,10 +312,10 @@ static vptq_status read_norm(matrix_reader *r, vptq_vq *q)
 static vptq_status read_outliers(matrix_reader *r, vptq_vq *q)
 {
     const vptq_vq_shape *s = &q->shape;
-    part_shape codebook = {2, {1, (uint64_t)s->k0 * s->v0}};
     part_shape indices = {3, {1, (s->out + s->v0 - 1) / s->v0, s->outliers}};
-    VPTQ_CHECK(end_part(
-        r, read_numbers(r, "outlier_centroids.weight", &codebook, &q->outlier_centroids)));
+    VPTQ_CHECK(
+        end_part(r, read_codebooks(r, "outlier_centroids.weight", "outlier_centroids.scale", 1,
+                                   (uint64_t)s->k0 * s->v0, &q->outlier_centroids)));
     return end_part(r, read_u16(r, "outlier_indices", &indices, s->k0, &q->outlier_indices));
 }
 
@@ -285,6 +331,21 @@ static vptq_status check_absent(const matrix_reader *r, const char *part, const 
                      r->source->file, r->source->name, part, key);
 }
 
+/* Rejects scales of codebooks that have none. */
+static vptq_status check_scales(matrix_reader *r, const vptq_vq_shape *s)
+{
+    static const char *const scales[] = {"centroids.scale", "res_centroids.scale",
+                                         "outlier_centroids.scale"};
+    const bool used[] = {true, s->k_res > 0, s->outliers > 0};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++)
+        if (find_part(r, scales[i]) && !(r->int8 && used[i]))
+            VPTQ_CHECK(end_part(r, vptq_fail(r->err, VPTQ_E_FORMAT,
+                                             "%s: tensor '%s.%s' is present, but the layer has "
+                                             "no such codebook of type I8",
+                                             r->source->file, r->source->name, scales[i])));
+    return VPTQ_OK;
+}
+
 /* Rejects parts that no reader uses; only checking does this. */
 static vptq_status check_leftovers(matrix_reader *r, const vptq_packed_layout *layout)
 {
@@ -293,6 +354,7 @@ static vptq_status check_leftovers(matrix_reader *r, const vptq_packed_layout *l
         VPTQ_CHECK(end_part(r, check_absent(r, "weight_bias", "enable_norm")));
     if (!s->outliers)
         VPTQ_CHECK(end_part(r, check_absent(r, "outlier_centroids.weight", "outlier_size")));
+    VPTQ_CHECK(check_scales(r, s));
     if (layout->bit_packed)
         VPTQ_CHECK(end_part(r, check_absent(r, "res_indices", "is_indice_packed")));
     else if (!s->k_res)
@@ -324,12 +386,12 @@ static vptq_status match_flags(matrix_reader *r, const vptq_packed_layout *layou
 static vptq_status read_parts(matrix_reader *r, const vptq_packed_layout *layout, vptq_vq *q)
 {
     const vptq_vq_shape *s = &q->shape;
-    part_shape codebook = {2, {s->groups, (uint64_t)s->k * s->v}};
-    part_shape res_codebook = {2, {s->groups, (uint64_t)s->k_res * s->v}};
-    VPTQ_CHECK(end_part(r, read_numbers(r, "centroids.weight", &codebook, &q->centroids)));
+    VPTQ_CHECK(end_part(r, read_codebooks(r, "centroids.weight", "centroids.scale", s->groups,
+                                          (uint64_t)s->k * s->v, &q->centroids)));
     if (s->k_res)
-        VPTQ_CHECK(end_part(
-            r, read_numbers(r, "res_centroids.weight", &res_codebook, &q->res_centroids)));
+        VPTQ_CHECK(end_part(r, read_codebooks(r, "res_centroids.weight", "res_centroids.scale",
+                                              s->groups, (uint64_t)s->k_res * s->v,
+                                              &q->res_centroids)));
     if (layout->bit_packed)
         VPTQ_CHECK(end_part(r, read_packed_indices(r, s, &q->indices)));
     else
@@ -354,6 +416,7 @@ static vptq_status read_matrix(matrix_reader *r, vptq_packed_matrix *out)
     if (r->faults != faults_before)
         return VPTQ_OK; /* nothing can be checked without the entry and the storage type */
     vptq_vq q = {.shape = layout.shape};
+    q.shape.int8 = r->int8;
     r->as_float = layout.as_float;
     VPTQ_CHECK(match_flags(r, &layout, &q.shape));
     VPTQ_CHECK(read_parts(r, &layout, &q));
@@ -384,10 +447,18 @@ vptq_status vptq_packed_read(const vptq_packed_source *source, vptq_arena *arena
 
 size_t vptq_packed_module_length(const char *tensor_name)
 {
-    static const char *const parts[] = {
-        ".centroids.weight", ".res_centroids.weight",     ".indices", ".res_indices",
-        ".outlier_indices",  ".outlier_centroids.weight", ".perm",    ".weight_scale",
-        ".weight_bias"};
+    static const char *const parts[] = {".centroids.weight",
+                                        ".centroids.scale",
+                                        ".res_centroids.weight",
+                                        ".res_centroids.scale",
+                                        ".indices",
+                                        ".res_indices",
+                                        ".outlier_indices",
+                                        ".outlier_centroids.weight",
+                                        ".outlier_centroids.scale",
+                                        ".perm",
+                                        ".weight_scale",
+                                        ".weight_bias"};
     size_t len = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && !len; i++)
         len = vptq_text_before(tensor_name, parts[i]);

@@ -3,6 +3,10 @@
  * P.outlier_indices, P.perm, P.weight_scale, P.weight_bias and P.bias, described by the
  * `quantization_config` of config.json.  Byte layout and quirks: docs/formats/vptq-layout.md.
  *
+ * Archives and work directories, which only this project reads, may store codebooks as int8: a
+ * P.*centroids.weight of type I8, and a P.*centroids.scale [G] in the type of the other
+ * numbers.
+ *
  * Reads every form that upstream or its forks wrote (shared_layer_config, text_config, the two
  * extra keys, indices_as_float null or true, unpacked I16 indices, k_res > k); writes only the
  * portable form. */
@@ -90,12 +94,17 @@ vptq_status vptq_packed_check(const vptq_packed_source *source, const vptq_packe
 /* Number of rows of `indices` with bits set after the last index. */
 size_t vptq_packed_count_dirty_rows(const vptq_vq *q);
 
+/* Whether the codebooks of *m can be stored as int8 (vq.shape.int8) with every bit of every
+ * number kept: each lies on an int8 grid and is exact in the storage type. */
+bool vptq_packed_fits_int8(const vptq_packed_matrix *m);
+
 /* Appends the stored tensors of a matrix (names and data in `arena`) to list[*count]; the list
  * has space for VPTQ_PACKED_MAX_TENSORS more.  With G = 1 and no outliers the permutation is
  * absorbed into the indices.  Bits after the last index of a row are cleared.  A matrix without
  * normalization gets scale 1 and bias 0, which upstream's kernels require (x * 1 + 0 is x).
- * VPTQ_E_UNSUPPORTED for k_res > k, because upstream's readers truncate such indices. */
-enum { VPTQ_PACKED_MAX_TENSORS = 8 };
+ * VPTQ_E_UNSUPPORTED for k_res > k, because upstream's readers truncate such indices.  With
+ * vq.shape.int8 the matrix must fit (vptq_packed_fits_int8). */
+enum { VPTQ_PACKED_MAX_TENSORS = 11 };
 vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
                                 vptq_tensor *list, size_t *count,
                                 vptq_err *err) VPTQ_MUST_CHECK;

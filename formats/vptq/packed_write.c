@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "formats/vptq/packed.h"
+#include "lib/base/grid.h"
 #include "lib/base/half.h"
 
 /* Zeroed words for the indices of a matrix. */
@@ -148,6 +149,72 @@ static vptq_status add_numbers(const matrix_writer *w, const char *part, uint64_
     return add_part(w, part, t, stored);
 }
 
+/* ---- codebooks ---- */
+
+/* Whether n numbers, codebooks of n / groups each, can be stored as int8. */
+static bool fits_int8(vptq_dtype storage, uint32_t groups, size_t n, const float *x)
+{
+    float scale;
+    for (size_t i = 0; i < n; i++)
+        if (vptq_round_to(storage, x[i]) < x[i] || vptq_round_to(storage, x[i]) > x[i] ||
+            (fabsf(x[i]) <= 0 && signbit(x[i])))
+            return false;
+    for (uint32_t g = 0; g < groups; g++)
+        if (!vptq_grid_find(x + g * (n / groups), n / groups, &scale, NULL))
+            return false;
+    return true;
+}
+
+bool vptq_packed_fits_int8(const vptq_packed_matrix *m)
+{
+    const vptq_vq *q = &m->vq;
+    const vptq_vq_shape *s = &q->shape;
+    const size_t n = (size_t)s->groups * s->v;
+    return fits_int8(m->storage, s->groups, n * s->k, q->centroids) &&
+           (!s->k_res || fits_int8(m->storage, s->groups, n * s->k_res, q->res_centroids)) &&
+           (!s->outliers ||
+            fits_int8(m->storage, 1, (size_t)s->k0 * s->v0, q->outlier_centroids));
+}
+
+/* Adds x, codebooks [groups, n], as codes and scales. */
+static vptq_status add_int8(const matrix_writer *w, const char *part, const char *scale_part,
+                            uint32_t groups, uint64_t n, const float *x)
+{
+    int8_t *codes = vptq_arena_alloc(w->arena, (size_t)(groups * n), sizeof *codes, w->err);
+    float *scales = vptq_arena_alloc(w->arena, groups, sizeof *scales, w->err);
+    if (!codes || !scales)
+        return VPTQ_E_NOMEM;
+    for (size_t g = 0; g < groups; g++)
+        VPTQ_BUG_IF(!vptq_grid_find(x + g * n, (size_t)n, &scales[g], codes + g * n));
+    const vptq_tensor t = {.type = VPTQ_I8, .dims = 2, .shape = {groups, n}};
+    VPTQ_CHECK(add_part(w, part, t, codes));
+    return add_numbers(w, scale_part, 0, groups, scales);
+}
+
+static vptq_status add_codebooks(const matrix_writer *w, const vptq_vq *q)
+{
+    const vptq_vq_shape *s = &q->shape;
+    const struct codebooks {
+        const char *part, *scale;
+        uint32_t groups;
+        uint64_t n;
+        const float *x;
+    } all[] = {
+        {"centroids.weight", "centroids.scale", s->groups, (uint64_t)s->k * s->v, q->centroids},
+        {"res_centroids.weight", "res_centroids.scale", s->groups, (uint64_t)s->k_res * s->v,
+         q->res_centroids},
+        {"outlier_centroids.weight", "outlier_centroids.scale", 1, (uint64_t)s->k0 * s->v0,
+         q->outlier_centroids}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        const struct codebooks *b = &all[i];
+        if (!b->n)
+            continue;
+        VPTQ_CHECK(s->int8 ? add_int8(w, b->part, b->scale, b->groups, b->n, b->x)
+                           : add_numbers(w, b->part, b->groups, b->n, b->x));
+    }
+    return VPTQ_OK;
+}
+
 static vptq_status add_norm(const matrix_writer *w, const vptq_vq *q)
 {
     const float *scale = q->scale, *bias = q->bias;
@@ -170,9 +237,7 @@ static vptq_status add_outliers(const matrix_writer *w, const vptq_vq *q)
     const vptq_vq_shape *s = &q->shape;
     vptq_tensor indices = {
         .type = VPTQ_I16, .dims = 3, .shape = {1, (s->out + s->v0 - 1) / s->v0, s->outliers}};
-    VPTQ_CHECK(add_part(w, "outlier_indices", indices, q->outlier_indices));
-    return add_numbers(w, "outlier_centroids.weight", 1, (uint64_t)s->k0 * s->v0,
-                       q->outlier_centroids);
+    return add_part(w, "outlier_indices", indices, q->outlier_indices);
 }
 
 vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
@@ -195,11 +260,7 @@ vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
     VPTQ_CHECK(add_part(&w, "indices", indices, q.indices));
     if (s->outliers)
         VPTQ_CHECK(add_outliers(&w, &q));
-    VPTQ_CHECK(
-        add_numbers(&w, "centroids.weight", s->groups, (uint64_t)s->k * s->v, q.centroids));
-    if (s->k_res)
-        VPTQ_CHECK(add_numbers(&w, "res_centroids.weight", s->groups, (uint64_t)s->k_res * s->v,
-                               q.res_centroids));
+    VPTQ_CHECK(add_codebooks(&w, &q));
     VPTQ_CHECK(add_norm(&w, &q));
     if (s->has_perm) {
         vptq_tensor perm = {.type = VPTQ_I16, .dims = 1, .shape = {s->in}};

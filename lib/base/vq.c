@@ -1,7 +1,7 @@
 /* Checks and sizes of a vector-quantized matrix (vq.h). */
 #include "lib/base/vq.h"
 
-enum { STORED_BITS = 16, WORD_BITS = 32, MAX_INDEX_BITS = 32 };
+enum { STORED_BITS = 16, INT8_BITS = 8, WORD_BITS = 32, MAX_INDEX_BITS = 32 };
 
 static bool is_codebook_size(uint32_t k)
 {
@@ -62,12 +62,19 @@ vptq_status vptq_vq_shape_check(const vptq_vq_shape *s, vptq_err *err)
     return check_outliers(s, err);
 }
 
+static uint64_t codebook_bits(const vptq_vq_shape *s, uint64_t numbers)
+{
+    return s->int8 ? numbers * INT8_BITS + STORED_BITS : numbers * STORED_BITS;
+}
+
 vptq_vq_bits vptq_vq_count_bits(const vptq_vq_shape *s)
 {
     vptq_vq_bits b = {0};
     uint64_t rows = (uint64_t)s->groups * vptq_vq_vector_rows(s);
     b.indices = rows * vptq_vq_row_words(s) * WORD_BITS;
-    b.codebooks = (uint64_t)s->groups * (s->k + s->k_res) * s->v * STORED_BITS;
+    b.codebooks = s->groups * codebook_bits(s, (uint64_t)s->k * s->v);
+    if (s->k_res)
+        b.codebooks += s->groups * codebook_bits(s, (uint64_t)s->k_res * s->v);
     if (s->has_norm)
         b.norm = (uint64_t)s->in * 2 * STORED_BITS;
     if (s->has_perm)
@@ -75,7 +82,7 @@ vptq_vq_bits vptq_vq_count_bits(const vptq_vq_shape *s)
     if (s->outliers) {
         uint64_t vector_rows = (s->out + s->v0 - 1) / s->v0;
         b.outlier_indices = vector_rows * s->outliers * STORED_BITS;
-        b.outlier_codebook = (uint64_t)s->k0 * s->v0 * STORED_BITS;
+        b.outlier_codebook = codebook_bits(s, (uint64_t)s->k0 * s->v0);
     }
     b.total =
         b.indices + b.codebooks + b.norm + b.perm + b.outlier_indices + b.outlier_codebook;

@@ -35,6 +35,8 @@ typedef struct vptq_vq_shape {
     uint32_t groups, group_size; /* in = outliers + groups * group_size */
     uint32_t outliers, v0, k0;   /* outlier columns, vector length and centroids of theirs */
     bool has_perm, has_norm;     /* whether perm, and scale and bias, are stored */
+    bool int8;                   /* codebooks are stored as whole numbers of 8 bits and a scale
+                                    each (lib/base/grid.h) */
 } vptq_vq_shape;
 
 /* Every stored bit of a matrix, by part. */

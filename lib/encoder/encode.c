@@ -222,11 +222,13 @@ static vptq_status adapt_to_grid(vptq_encoder *enc, vptq_err *err)
     VPTQ_CHECK(begin(enc, &step, "grid", KEEP, err));
     VPTQ_CHECK(vptq_grid_codebooks(enc, false, err));
     VPTQ_CHECK(end(enc, &step, err));
-    VPTQ_CHECK(begin(enc, &step, "repass", REVERT_IF_WORSE, err));
-    VPTQ_CHECK(vptq_column_pass(enc, false, err));
-    VPTQ_CHECK(vptq_encoder_update(enc, err));
-    VPTQ_CHECK(vptq_sweeps(enc, VPTQ_GRID_SWEEPS, err));
-    VPTQ_CHECK(end(enc, &step, err));
+    if (!enc->output.k) { /* which the pass would ignore */
+        VPTQ_CHECK(begin(enc, &step, "repass", REVERT_IF_WORSE, err));
+        VPTQ_CHECK(vptq_column_pass(enc, false, err));
+        VPTQ_CHECK(vptq_encoder_update(enc, err));
+        VPTQ_CHECK(vptq_sweeps(enc, VPTQ_GRID_SWEEPS, err));
+        VPTQ_CHECK(end(enc, &step, err));
+    }
     if (!enc->settings->k_res)
         return VPTQ_OK;
     VPTQ_CHECK(begin(enc, &step, "adapt", REVERT_IF_WORSE, err));

@@ -414,7 +414,8 @@ vptq_vq_shape vptq_encoder_shape(const vptq_encoder_settings *s, uint32_t out, u
                            .v0 = outliers ? s->v0 : 0,
                            .k0 = outliers ? s->k0 : 0,
                            .has_perm = outliers || (groups > 1 && s->perm),
-                           .has_norm = true};
+                           .has_norm = true,
+                           .int8 = s->codebook_grid == VPTQ_GRID_INT8};
 }
 
 static vptq_status check_ranges(const vptq_encoder_settings *s, vptq_err *err)

@@ -158,6 +158,15 @@ out:
     return st;
 }
 
+/* Codebooks stored as int8 decode to the same numbers, and have the digest of these. */
+static bool has_int8(const vptq_checkpoint *c)
+{
+    for (size_t i = 0; i < c->quantized_count; i++)
+        if (c->quantized[i].vq.shape.int8)
+            return true;
+    return false;
+}
+
 vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
                               const vptq_checkpoint_options *open, vptq_digest_result *r,
                               vptq_err *err)
@@ -172,15 +181,15 @@ vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
     const vptq_checkpoint *c = &model.ckpt;
     r->matrices = (uint32_t)c->quantized_count;
     r->all_matrices = c->desc.layers * VPTQ_LINEAR_COUNT;
-    if (vptq_package_is_packed(c))
+    if (vptq_package_is_packed(c) && !has_int8(c))
         st = digest_packed(ctx, c, r, err);
-    else if (c->kind != VPTQ_CKPT_WORK)
+    else if (!vptq_package_is_packed(c) && c->kind != VPTQ_CKPT_WORK)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
                        "%s is a %s, expected a packed directory, an archive or a work "
                        "directory",
                        c->path, vptq_checkpoint_kind_name(c->kind));
     else if (r->matrices == r->all_matrices)
-        st = vptq_digest_work(ctx, c, r, err);
+        st = vptq_digest_portable(ctx, c, r, err);
     vptq_model_release(&model);
     return st;
 }

@@ -16,6 +16,7 @@ typedef struct packing {
     const vptq_pack_options *opt;
     vptq_package_loss loss;
     bool round_again;   /* from the float codebooks, where the input keeps them */
+    bool int8;          /* stores codebooks on int8 grids as such */
     vptq_quirks quirks; /* of the matrices of a packed input */
     /* tensors of the matrix that is being written */
     const vptq_packed_matrix *current;
@@ -93,6 +94,8 @@ static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, bool firs
         stored.vq.centroids = f->centroids_f32; /* before rounding */
         stored.vq.res_centroids = f->res_centroids_f32;
     }
+    stored.vq.shape.int8 = p->int8 && vptq_packed_fits_int8(&stored);
+    p->matrices[m - p->matrices].vq.shape.int8 = stored.vq.shape.int8;
     p->current = m;
     return vptq_packed_tensors(&stored, &p->arena, p->parts, &p->part_count, err);
 }
@@ -239,6 +242,18 @@ static void packing_init(packing *p, const vptq_ctx *ctx, const vptq_checkpoint 
     out->fill_arg = p;
 }
 
+/* The published layout has no type of 8 bits. */
+static void warn_of_int8(const packing *p, double bits)
+{
+    const vptq_checkpoint *c = p->c;
+    const double from = vptq_package_mean_bits(c->quantized, c->quantized_count, true);
+    if (!p->int8 && bits > from)
+        vptq_log(p->ctx, VPTQ_LOG_WARN,
+                 "%s: its codebooks of 8 bits are stored in 16: %.4f bits per weight instead "
+                 "of %.4f, which an archive keeps",
+                 c->path, bits, from);
+}
+
 static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -250,6 +265,7 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
                                          opt->dry_run ? NULL : opt->output, err));
     r->quantized = (uint32_t)p->c->quantized_count;
     r->bits_per_weight = vptq_package_mean_bits(p->matrices, p->c->quantized_count, true);
+    warn_of_int8(p, r->bits_per_weight);
     memcpy(r->repaired, p->quirks.count, sizeof r->repaired);
     r->bytes = o->bytes;
     if (!opt->dry_run && opt->form == VPTQ_PACK_ARCHIVE)
@@ -288,6 +304,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     const vptq_checkpoint *c = &model.ckpt;
     packing p;
     packing_init(&p, ctx, c, opt, &out, "pack");
+    p.int8 = opt->form == VPTQ_PACK_ARCHIVE;
     if (c->quantized_count == 0)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
                        c->path, vptq_checkpoint_kind_name(c->kind));
@@ -305,10 +322,11 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     return st;
 }
 
-vptq_status vptq_digest_work(const vptq_ctx *ctx, const vptq_checkpoint *c,
-                             vptq_digest_result *r, vptq_err *err)
+vptq_status vptq_digest_portable(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                 vptq_digest_result *r, vptq_err *err)
 {
-    const vptq_pack_options as_quantized = {.dtype = VPTQ_DTYPE_COUNT,
+    const vptq_pack_options as_quantized = {.form = VPTQ_PACK_ARCHIVE, /* of any plain type */
+                                            .dtype = VPTQ_DTYPE_COUNT,
                                             .embeddings = VPTQ_DTYPE_COUNT};
     uint32_t plain = 0;
     vptq_package out;

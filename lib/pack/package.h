@@ -132,9 +132,9 @@ vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool f
 vptq_status vptq_package_digest(const vptq_package *o, const vptq_packed_matrix *matrices,
                                 size_t count, vptq_digest_result *r,
                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* Digest of what packing a work directory writes by default. */
-vptq_status vptq_digest_work(const vptq_ctx *ctx, const vptq_checkpoint *c,
-                             vptq_digest_result *r, vptq_err *err) VPTQ_MUST_CHECK;
+/* Digest of what packing into the published layout writes by default. */
+vptq_status vptq_digest_portable(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                 vptq_digest_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* VPTQ_E_ARG for a type that embedding and output head cannot be stored as. */
 vptq_status vptq_package_check_embeddings(const vptq_pack_options *opt,

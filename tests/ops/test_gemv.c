@@ -188,26 +188,26 @@ static void products_with_packed_matrices(void **state)
     (void)state;
     /* out, in, v, k, k_res, groups, group_size, outliers, v0, k0, perm, norm */
     static const vptq_vq_shape shapes[] = {
-        {32, 24, 4, 256, 0, 1, 24, 0, 0, 0, false, false},
-        {30, 20, 4, 256, 16, 1, 20, 0, 0, 0, false, true},
-        {40, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, false},
-        {310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, false, true},
-        {64, 41, 6, 4096, 0, 1, 41, 0, 0, 0, false, true},
-        {30, 33, 12, 4096, 4096, 1, 33, 0, 0, 0, false, true},
-        {36, 52, 4, 256, 16, 4, 13, 0, 0, 0, true, true},
-        {300, 1040, 2, 16, 4, 4, 260, 0, 0, 0, true, true},
-        {48, 40, 8, 256, 16, 1, 36, 4, 4, 64, true, true},
-        {31, 45, 6, 256, 0, 4, 10, 5, 4, 256, true, true},
-        {31, 345, 6, 64, 2, 1, 45, 300, 9, 7, false, false},
-        {10, 19, 1, 65536, 65536, 1, 19, 0, 0, 0, false, true},
-        {7, 21, 1, 65536, 32768, 1, 21, 0, 0, 0, true, true},
-        {70, 90, 16, 8192, 4096, 1, 90, 0, 0, 0, false, true}, /* 25 bits */
-        {70, 90, 16, 8192, 8192, 1, 90, 0, 0, 0, false, true}, /* 26 bits */
-        {24, 20, 4, 16, 256, 1, 20, 0, 0, 0, false, false},
-        {5, 700, 1, 2, 0, 1, 700, 0, 0, 0, true, true},
-        {7, 600, 64, 1, 2, 2, 300, 0, 0, 0, false, true},
-        {1, 1, 3, 2, 0, 1, 1, 0, 0, 0, false, false},
-        {1000, 65, 8, 16, 16, 1, 65, 0, 0, 0, false, false},
+        {32, 24, 4, 256, 0, 1, 24, 0, 0, 0, false, false, false},
+        {30, 20, 4, 256, 16, 1, 20, 0, 0, 0, false, true, false},
+        {40, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, false, false},
+        {310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, false, true, false},
+        {64, 41, 6, 4096, 0, 1, 41, 0, 0, 0, false, true, false},
+        {30, 33, 12, 4096, 4096, 1, 33, 0, 0, 0, false, true, false},
+        {36, 52, 4, 256, 16, 4, 13, 0, 0, 0, true, true, false},
+        {300, 1040, 2, 16, 4, 4, 260, 0, 0, 0, true, true, false},
+        {48, 40, 8, 256, 16, 1, 36, 4, 4, 64, true, true, false},
+        {31, 45, 6, 256, 0, 4, 10, 5, 4, 256, true, true, false},
+        {31, 345, 6, 64, 2, 1, 45, 300, 9, 7, false, false, false},
+        {10, 19, 1, 65536, 65536, 1, 19, 0, 0, 0, false, true, false},
+        {7, 21, 1, 65536, 32768, 1, 21, 0, 0, 0, true, true, false},
+        {70, 90, 16, 8192, 4096, 1, 90, 0, 0, 0, false, true, false}, /* 25 bits */
+        {70, 90, 16, 8192, 8192, 1, 90, 0, 0, 0, false, true, false}, /* 26 bits */
+        {24, 20, 4, 16, 256, 1, 20, 0, 0, 0, false, false, false},
+        {5, 700, 1, 2, 0, 1, 700, 0, 0, 0, true, true, false},
+        {7, 600, 64, 1, 2, 2, 300, 0, 0, 0, false, true, false},
+        {1, 1, 3, 2, 0, 1, 1, 0, 0, 0, false, false, false},
+        {1000, 65, 8, 16, 16, 1, 65, 0, 0, 0, false, false, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         vmatrix m;
@@ -234,20 +234,22 @@ static void products_with_codebooks_of_any_magnitude(void **state)
         vptq_dtype type;
         int exponent; /* magnitude of the numbers, about 2^exponent */
     } cases[] = {
-        {{310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true}, VPTQ_F16, 0},
-        {{40, 70, 8, 4096, 256, 1, 70, 0, 0, 0, false, false}, VPTQ_F16, -9},
-        {{40, 70, 8, 1024, 0, 1, 70, 0, 0, 0, false, false}, VPTQ_BF16, 0},
-        {{72, 40, 6, 2048, 512, 2, 20, 0, 0, 0, false, true}, VPTQ_BF16, -60},
-        {{33, 45, 12, 1024, 64, 1, 41, 4, 4, 64, true, true}, VPTQ_BF16, 70},
-        {{34, 21, 4, 4096, 2048, 1, 21, 0, 0, 0, false, false}, VPTQ_F16, -4},
-        {{21, 35, 3, 8192, 0, 1, 35, 0, 0, 0, true, false}, VPTQ_BF16, -20},
-        {{48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true}, VPTQ_F16, -5},  /* large */
-        {{40, 24, 16, 65536, 0, 1, 24, 0, 0, 0, false, true}, VPTQ_BF16, 0},   /* large */
-        {{16, 30, 8, 512, 512, 1, 30, 0, 0, 0, false, false}, VPTQ_BF16, 105}, /* no shift */
+        {{310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true, false}, VPTQ_F16, 0},
+        {{40, 70, 8, 4096, 256, 1, 70, 0, 0, 0, false, false, false}, VPTQ_F16, -9},
+        {{40, 70, 8, 1024, 0, 1, 70, 0, 0, 0, false, false, false}, VPTQ_BF16, 0},
+        {{72, 40, 6, 2048, 512, 2, 20, 0, 0, 0, false, true, false}, VPTQ_BF16, -60},
+        {{33, 45, 12, 1024, 64, 1, 41, 4, 4, 64, true, true, false}, VPTQ_BF16, 70},
+        {{34, 21, 4, 4096, 2048, 1, 21, 0, 0, 0, false, false, false}, VPTQ_F16, -4},
+        {{21, 35, 3, 8192, 0, 1, 35, 0, 0, 0, true, false, false}, VPTQ_BF16, -20},
+        {{48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true, false}, VPTQ_F16, -5}, /* large */
+        {{40, 24, 16, 65536, 0, 1, 24, 0, 0, 0, false, true, false}, VPTQ_BF16, 0},  /* large */
+        {{16, 30, 8, 512, 512, 1, 30, 0, 0, 0, false, false, false},
+         VPTQ_BF16,
+         105}, /* no shift */
         /* more than 16 bits: kept as floats */
-        {{42, 30, 8, 1024, 256, 1, 30, 0, 0, 0, false, true}, VPTQ_F32, -3},
-        {{26, 30, 4, 2048, 0, 1, 30, 0, 0, 0, true, false}, VPTQ_F32, 0},
-        {{40, 12, 8, 32768, 4, 1, 12, 0, 0, 0, false, false}, VPTQ_F32, 0}, /* large */
+        {{42, 30, 8, 1024, 256, 1, 30, 0, 0, 0, false, true, false}, VPTQ_F32, -3},
+        {{26, 30, 4, 2048, 0, 1, 30, 0, 0, 0, true, false, false}, VPTQ_F32, 0},
+        {{40, 12, 8, 32768, 4, 1, 12, 0, 0, 0, false, false, false}, VPTQ_F32, 0}, /* large */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const vptq_vq_shape *s = &cases[i].shape;
@@ -290,19 +292,19 @@ static void products_with_codebooks_on_a_grid(void **state)
 {
     (void)state;
     static const vptq_vq_shape shapes[] = {
-        {310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true},
-        {40, 2070, 8, 256, 16, 1, 2070, 0, 0, 0, true, true}, /* three pieces of x */
-        {40, 1031, 8, 1024, 0, 1, 1031, 0, 0, 0, false, true},
-        {33, 70, 4, 1024, 0, 1, 70, 0, 0, 0, false, false},
-        {50, 45, 6, 2048, 64, 1, 45, 0, 0, 0, true, false},
-        {61, 46, 12, 1024, 256, 1, 46, 0, 0, 0, false, true},
-        {70, 90, 16, 8192, 4096, 1, 90, 0, 0, 0, false, true},
-        {45, 47, 8, 512, 128, 4, 11, 3, 4, 16, true, true},
-        {41, 45, 6, 1024, 0, 4, 10, 5, 12, 256, false, true},
-        {64, 30, 8, 65536, 0, 1, 30, 0, 0, 0, false, true},
-        {64, 30, 12, 32768, 16, 1, 30, 0, 0, 0, false, true}, /* codes are row numbers */
-        {48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true}, /* too large for a grid */
-        {40, 19, 33, 1024, 2, 1, 19, 0, 0, 0, false, false},
+        {310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true, false},
+        {40, 2070, 8, 256, 16, 1, 2070, 0, 0, 0, true, true, false}, /* three pieces of x */
+        {40, 1031, 8, 1024, 0, 1, 1031, 0, 0, 0, false, true, false},
+        {33, 70, 4, 1024, 0, 1, 70, 0, 0, 0, false, false, false},
+        {50, 45, 6, 2048, 64, 1, 45, 0, 0, 0, true, false, false},
+        {61, 46, 12, 1024, 256, 1, 46, 0, 0, 0, false, true, false},
+        {70, 90, 16, 8192, 4096, 1, 90, 0, 0, 0, false, true, false},
+        {45, 47, 8, 512, 128, 4, 11, 3, 4, 16, true, true, false},
+        {41, 45, 6, 1024, 0, 4, 10, 5, 12, 256, false, true, false},
+        {64, 30, 8, 65536, 0, 1, 30, 0, 0, 0, false, true, false},
+        {64, 30, 12, 32768, 16, 1, 30, 0, 0, 0, false, true, false}, /* codes are row numbers */
+        {48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true, false}, /* too large for a grid */
+        {40, 19, 33, 1024, 2, 1, 19, 0, 0, 0, false, false, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const vptq_vq_shape *s = &shapes[i];
@@ -561,12 +563,13 @@ static void products_with_many_rows(void **state)
 {
     (void)state;
     devices_skip_if_only();
-    static const vptq_vq_shape shapes[] = {{100, 700, 8, 64, 16, 1, 700, 0, 0, 0, true, true},
-                                           {97, 717, 6, 64, 0, 3, 231, 24, 4, 16, true, true},
-                                           {130, 330, 12, 32, 4, 2, 163, 4, 4, 8, false, false},
-                                           {60, 400, 5, 32, 8, 1, 400, 0, 0, 0, true, false},
-                                           {100, 740, 4, 64, 0, 1, 400, 340, 4, 16, true, true},
-                                           {70, 90, 8, 64, 0, 1, 80, 10, 6, 16, false, true}};
+    static const vptq_vq_shape shapes[] = {
+        {100, 700, 8, 64, 16, 1, 700, 0, 0, 0, true, true, false},
+        {97, 717, 6, 64, 0, 3, 231, 24, 4, 16, true, true, false},
+        {130, 330, 12, 32, 4, 2, 163, 4, 4, 8, false, false, false},
+        {60, 400, 5, 32, 8, 1, 400, 0, 0, 0, true, false, false},
+        {100, 740, 4, 64, 0, 1, 400, 340, 4, 16, true, true, false},
+        {70, 90, 8, 64, 0, 1, 80, 10, 6, 16, false, true, false}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const vptq_vq_shape *s = &shapes[i];
         vmatrix m;
@@ -605,7 +608,7 @@ static void many_rows_survive_failed_allocations(void **state)
 {
     (void)state;
     devices_skip_if_only();
-    const vptq_vq_shape s = {40, 40, 8, 16, 0, 1, 40, 0, 0, 0, false, false};
+    const vptq_vq_shape s = {40, 40, 8, 16, 0, 1, 40, 0, 0, 0, false, false, false};
     vmatrix m;
     vmatrix_make(&m, &s);
     /* at least the device and the panels, then also the handle */

@@ -200,32 +200,32 @@ static void products_with_every_kernel(void **state)
                         more[] = {9};
     /* out, in, v, k, k_res, groups, group_size, outliers, v0, k0, perm, norm */
     static const kernel_case cases[] = {
-        {{20, 40, 2, 16, 4, 1, 40, 0, 0, 0, false, true}, false},
-        {{17, 130, 3, 8, 2, 1, 130, 0, 0, 0, true, true}, false},
-        {{40, 150, 4, 256, 0, 1, 150, 0, 0, 0, true, false}, false},
-        {{37, 70, 5, 16, 16, 1, 70, 0, 0, 0, false, true}, false},
-        {{50, 200, 6, 256, 0, 1, 200, 0, 0, 0, false, false}, false},
-        {{61, 60, 7, 64, 512, 1, 60, 0, 0, 0, false, true}, false},
-        {{100, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, true}, false},
-        {{30, 90, 11, 32, 32, 1, 90, 0, 0, 0, false, true}, false},
-        {{70, 140, 12, 256, 64, 1, 140, 0, 0, 0, true, true}, false},
-        {{70, 90, 16, 64, 1024, 1, 90, 0, 0, 0, false, true}, false},
-        {{45, 33, 21, 16, 8, 1, 33, 0, 0, 0, false, false}, false},
-        {{36, 600, 8, 64, 16, 4, 150, 0, 0, 0, true, true}, false},
-        {{44, 164, 8, 64, 16, 4, 33, 32, 4, 16, true, true}, false},
-        {{41, 45, 6, 64, 0, 4, 10, 5, 12, 256, false, true}, false},
-        {{40, 60, 4, 16, 2, 1, 50, 10, 8, 65536, true, true}, false},
-        {{13, 19, 1, 4, 2, 1, 19, 0, 0, 0, false, true}, false},
-        {{16, 40, 8, 16384, 256, 1, 40, 0, 0, 0, false, true}, true},
-        {{24, 30, 12, 4096, 8192, 1, 30, 0, 0, 0, true, true}, true},
-        {{1, 1, 8, 2, 0, 1, 1, 0, 0, 0, false, false}, false},
+        {{20, 40, 2, 16, 4, 1, 40, 0, 0, 0, false, true, false}, false},
+        {{17, 130, 3, 8, 2, 1, 130, 0, 0, 0, true, true, false}, false},
+        {{40, 150, 4, 256, 0, 1, 150, 0, 0, 0, true, false, false}, false},
+        {{37, 70, 5, 16, 16, 1, 70, 0, 0, 0, false, true, false}, false},
+        {{50, 200, 6, 256, 0, 1, 200, 0, 0, 0, false, false, false}, false},
+        {{61, 60, 7, 64, 512, 1, 60, 0, 0, 0, false, true, false}, false},
+        {{100, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, true, false}, false},
+        {{30, 90, 11, 32, 32, 1, 90, 0, 0, 0, false, true, false}, false},
+        {{70, 140, 12, 256, 64, 1, 140, 0, 0, 0, true, true, false}, false},
+        {{70, 90, 16, 64, 1024, 1, 90, 0, 0, 0, false, true, false}, false},
+        {{45, 33, 21, 16, 8, 1, 33, 0, 0, 0, false, false, false}, false},
+        {{36, 600, 8, 64, 16, 4, 150, 0, 0, 0, true, true, false}, false},
+        {{44, 164, 8, 64, 16, 4, 33, 32, 4, 16, true, true, false}, false},
+        {{41, 45, 6, 64, 0, 4, 10, 5, 12, 256, false, true, false}, false},
+        {{40, 60, 4, 16, 2, 1, 50, 10, 8, 65536, true, true, false}, false},
+        {{13, 19, 1, 4, 2, 1, 19, 0, 0, 0, false, true, false}, false},
+        {{16, 40, 8, 16384, 256, 1, 40, 0, 0, 0, false, true, false}, true},
+        {{24, 30, 12, 4096, 8192, 1, 30, 0, 0, 0, true, true, false}, true},
+        {{1, 1, 8, 2, 0, 1, 1, 0, 0, 0, false, false, false}, false},
         /* several blocks for the same rows; several passes; one and a half copies of a
          * codebook */
-        {{20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true}, false},
-        {{33, 1400, 4, 16, 0, 1, 1200, 200, 8, 16, false, true}, false},
-        {{64, 6300, 8, 16, 4, 1, 6300, 0, 0, 0, true, true}, false},
-        {{64, 4200, 12, 16, 512, 1, 4200, 0, 0, 0, false, false}, false},
-        {{64, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true}, false},
+        {{20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true, false}, false},
+        {{33, 1400, 4, 16, 0, 1, 1200, 200, 8, 16, false, true, false}, false},
+        {{64, 6300, 8, 16, 4, 1, 6300, 0, 0, 0, true, true, false}, false},
+        {{64, 4200, 12, 16, 512, 1, 4200, 0, 0, 0, false, false, false}, false},
+        {{64, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true, false}, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         product p;
@@ -253,11 +253,11 @@ static void products_with_every_number_of_copies(void **state)
                                         "gemm-dequant"};
     static const size_t few[] = {1}, some[] = {1, 5, 8, 9, 16}, many[] = {9, 33, 130};
     static const kernel_case cases[] = {
-        {{24, 140, 8, 64, 16, 1, 140, 0, 0, 0, false, true}, false},
-        {{264, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true}, false},
-        {{264, 517, 8, 8192, 512, 1, 517, 0, 0, 0, false, true}, false},
-        {{300, 1100, 6, 4096, 0, 1, 1100, 0, 0, 0, true, true}, false},
-        {{300, 1100, 12, 4096, 512, 1, 1100, 0, 0, 0, true, true}, false},
+        {{24, 140, 8, 64, 16, 1, 140, 0, 0, 0, false, true, false}, false},
+        {{264, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true, false}, false},
+        {{264, 517, 8, 8192, 512, 1, 517, 0, 0, 0, false, true, false}, false},
+        {{300, 1100, 6, 4096, 0, 1, 1100, 0, 0, 0, true, true, false}, false},
+        {{300, 1100, 12, 4096, 512, 1, 1100, 0, 0, 0, true, true, false}, false},
     };
     const bool all = devices_only() && strcmp(devices_gpu(), "emu") != 0;
     for (size_t i = 0; i < (all ? sizeof cases / sizeof *cases : 1); i++) {
@@ -285,21 +285,21 @@ static void products_on_grids(void **state)
     (void)state;
     static const size_t rows[] = {1, 3, 16}, one[] = {1}, planned[] = {1, 17};
     static const vptq_vq_shape shapes[] = {
-        {100, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, true},
-        {37, 70, 5, 16, 16, 1, 70, 0, 0, 0, false, true},
-        {50, 200, 6, 256, 0, 1, 200, 0, 0, 0, false, false},
-        {61, 60, 7, 64, 512, 1, 60, 0, 0, 0, false, true},
-        {1, 1, 8, 2, 0, 1, 1, 0, 0, 0, false, false},
+        {100, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, true, false},
+        {37, 70, 5, 16, 16, 1, 70, 0, 0, 0, false, true, false},
+        {50, 200, 6, 256, 0, 1, 200, 0, 0, 0, false, false, false},
+        {61, 60, 7, 64, 512, 1, 60, 0, 0, 0, false, true, false},
+        {1, 1, 8, 2, 0, 1, 1, 0, 0, 0, false, false, false},
         /* groups; several blocks for the same rows; many chunks; parts of copies */
-        {36, 600, 8, 64, 16, 4, 150, 0, 0, 0, true, true},
-        {20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true},
-        {330, 900, 8, 16, 512, 1, 900, 0, 0, 0, false, false},
-        {64, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true},
+        {36, 600, 8, 64, 16, 4, 150, 0, 0, 0, true, true, false},
+        {20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true, false},
+        {330, 900, 8, 16, 512, 1, 900, 0, 0, 0, false, false, false},
+        {64, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true, false},
         /* tables that fill the memory of a block */
-        {16, 24, 8, 8192, 512, 1, 24, 0, 0, 0, false, true},
+        {16, 24, 8, 8192, 512, 1, 24, 0, 0, 0, false, true, false},
         /* on a GPU: copies that fill the shared memory */
-        {264, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true},
-        {264, 4517, 8, 8192, 512, 1, 4517, 0, 0, 0, false, true},
+        {264, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true, false},
+        {264, 4517, 8, 8192, 512, 1, 4517, 0, 0, 0, false, true, false},
     };
     const bool all = devices_only() && strcmp(devices_gpu(), "emu") != 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes - (all ? 0 : 2); i++) {
@@ -329,18 +329,18 @@ static void products_with_more_rows(void **state)
         const char *kernel;
     } cases[] = {
         /* several chunks; x in one block, in two, in all */
-        {{24, 300, 8, 16, 4, 1, 300, 0, 0, 0, true, true}, {17, 64, 256}, "gemm-small"},
+        {{24, 300, 8, 16, 4, 1, 300, 0, 0, 0, true, true, false}, {17, 64, 256}, "gemm-small"},
         /* groups and outliers with their own tables, which the layout copies */
-        {{40, 164, 8, 64, 16, 4, 33, 32, 4, 16, true, true}, {9, 130, 0}, NULL},
-        {{40, 300, 8, 4096, 256, 2, 150, 0, 0, 0, true, true}, {17, 64, 0}, NULL},
-        {{30, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true}, {100, 0, 0}, NULL},
-        {{40, 60, 4, 16, 2, 1, 50, 10, 8, 65536, true, true}, {17, 64, 0}, NULL},
-        {{40, 70, 12, 4096, 512, 1, 70, 0, 0, 0, true, false}, {33, 0, 0}, NULL},
-        {{13, 19, 1, 4, 2, 1, 19, 0, 0, 0, false, true}, {17, 130, 256}, NULL},
+        {{40, 164, 8, 64, 16, 4, 33, 32, 4, 16, true, true, false}, {9, 130, 0}, NULL},
+        {{40, 300, 8, 4096, 256, 2, 150, 0, 0, 0, true, true, false}, {17, 64, 0}, NULL},
+        {{30, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true, false}, {100, 0, 0}, NULL},
+        {{40, 60, 4, 16, 2, 1, 50, 10, 8, 65536, true, true, false}, {17, 64, 0}, NULL},
+        {{40, 70, 12, 4096, 512, 1, 70, 0, 0, 0, true, false, false}, {33, 0, 0}, NULL},
+        {{13, 19, 1, 4, 2, 1, 19, 0, 0, 0, false, true, false}, {17, 130, 256}, NULL},
         /* blocks that share columns; more fragments than the warps of a block have at once */
-        {{20, 700, 5, 16, 16, 1, 700, 0, 0, 0, true, true}, {9, 64, 0}, "gemm-small"},
-        {{1100, 20, 8, 64, 0, 1, 20, 0, 0, 0, false, false}, {20, 0, 0}, "gemm-small"},
-        {{330, 50, 21, 16, 8, 1, 50, 0, 0, 0, true, true}, {17, 0, 0}, NULL},
+        {{20, 700, 5, 16, 16, 1, 700, 0, 0, 0, true, true, false}, {9, 64, 0}, "gemm-small"},
+        {{1100, 20, 8, 64, 0, 1, 20, 0, 0, 0, false, false, false}, {20, 0, 0}, "gemm-small"},
+        {{330, 50, 21, 16, 8, 1, 50, 0, 0, 0, true, true, false}, {17, 0, 0}, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         product p;
@@ -371,7 +371,7 @@ static void rows_do_not_depend_on_others(void **state)
 {
     (void)state;
     enum { IN = 260, OUT = 40, MAX_ROWS = 40 };
-    const vptq_vq_shape s = {OUT, IN, 8, 64, 16, 1, IN, 0, 0, 0, true, true};
+    const vptq_vq_shape s = {OUT, IN, 8, 64, 16, 1, IN, 0, 0, 0, true, true, false};
     static const size_t counts[] = {4, 8, 16, 40};
     devices_one d;
     vptq_err err;
@@ -417,7 +417,7 @@ static void rows_do_not_depend_on_others(void **state)
 static void grids_pass_on_what_is_not_a_number(void **state)
 {
     (void)state;
-    const vptq_vq_shape s = {40, 260, 8, 64, 16, 1, 260, 0, 0, 0, false, false};
+    const vptq_vq_shape s = {40, 260, 8, 64, 16, 1, 260, 0, 0, 0, false, false, false};
     static const float wrong[] = {NAN, INFINITY, -INFINITY};
     product p;
     vmatrix m;
@@ -447,7 +447,7 @@ static void scaling_by_powers_of_two(void **state)
 {
     (void)state;
     enum { IN = 200, OUT = 33, ROWS = 3 };
-    const vptq_vq_shape s = {OUT, IN, 8, 64, 16, 1, IN, 0, 0, 0, false, false};
+    const vptq_vq_shape s = {OUT, IN, 8, 64, 16, 1, IN, 0, 0, 0, false, false, false};
     devices_one d;
     vptq_err err;
     vmatrix m;
@@ -477,7 +477,7 @@ static void scaling_by_powers_of_two(void **state)
 
 /* ---- handles and memory ---- */
 
-static const vptq_vq_shape small = {20, 30, 4, 16, 4, 1, 26, 4, 4, 16, true, true};
+static const vptq_vq_shape small = {20, 30, 4, 16, 4, 1, 26, 4, 4, 16, true, true, false};
 
 /* A handle needs only the arrays; the structs that describe them may be freed. Two handles are
  * independent. */

@@ -431,21 +431,21 @@ static void dequant_matches_the_formula(void **state)
     (void)state;
     /* out, in, v, k, k_res, groups, group_size, outliers, v0, k0, perm, norm */
     static const vptq_vq_shape shapes[] = {
-        {32, 24, 4, 256, 0, 1, 24, 0, 0, 0, false, false},
-        {30, 20, 4, 256, 16, 1, 20, 0, 0, 0, false, true},
-        {40, 36, 8, 256, 256, 1, 36, 0, 0, 0, true, false},
-        {64, 41, 6, 4096, 0, 1, 41, 0, 0, 0, false, true},
-        {30, 33, 12, 4096, 4096, 1, 33, 0, 0, 0, false, true},
-        {36, 52, 4, 256, 16, 4, 13, 0, 0, 0, true, true},
-        {48, 40, 8, 256, 16, 1, 36, 4, 4, 64, true, true},
-        {31, 45, 6, 256, 0, 4, 10, 5, 4, 256, true, true},
-        {31, 345, 6, 64, 2, 1, 45, 300, 9, 7, false, false},
-        {10, 19, 1, 65536, 65536, 1, 19, 0, 0, 0, false, true},
-        {7, 21, 1, 65536, 32768, 1, 21, 0, 0, 0, true, true},
-        {24, 20, 4, 16, 256, 1, 20, 0, 0, 0, false, false},
-        {5, 700, 1, 2, 0, 1, 700, 0, 0, 0, true, true},
-        {7, 600, 64, 1, 2, 2, 300, 0, 0, 0, false, true},
-        {1, 1, 3, 2, 0, 1, 1, 0, 0, 0, false, false},
+        {32, 24, 4, 256, 0, 1, 24, 0, 0, 0, false, false, false},
+        {30, 20, 4, 256, 16, 1, 20, 0, 0, 0, false, true, false},
+        {40, 36, 8, 256, 256, 1, 36, 0, 0, 0, true, false, false},
+        {64, 41, 6, 4096, 0, 1, 41, 0, 0, 0, false, true, false},
+        {30, 33, 12, 4096, 4096, 1, 33, 0, 0, 0, false, true, false},
+        {36, 52, 4, 256, 16, 4, 13, 0, 0, 0, true, true, false},
+        {48, 40, 8, 256, 16, 1, 36, 4, 4, 64, true, true, false},
+        {31, 45, 6, 256, 0, 4, 10, 5, 4, 256, true, true, false},
+        {31, 345, 6, 64, 2, 1, 45, 300, 9, 7, false, false, false},
+        {10, 19, 1, 65536, 65536, 1, 19, 0, 0, 0, false, true, false},
+        {7, 21, 1, 65536, 32768, 1, 21, 0, 0, 0, true, true, false},
+        {24, 20, 4, 16, 256, 1, 20, 0, 0, 0, false, false, false},
+        {5, 700, 1, 2, 0, 1, 700, 0, 0, 0, true, true, false},
+        {7, 600, 64, 1, 2, 2, 300, 0, 0, 0, false, true, false},
+        {1, 1, 3, 2, 0, 1, 1, 0, 0, 0, false, false, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         vmatrix m;

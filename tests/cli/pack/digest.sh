@@ -29,7 +29,8 @@ expect_other()
 quantize() { "$BIN/vptq-quantize" -q -m "$hf" -H h --kmeans-iterations 3 --sweeps 1 --refits 1 "$@"; }
 
 # Every form of a model: permutation absorbed, stored, outliers, another type.
-for settings in "-v 4 -k 16" "-v 6 -k 16 -r 8 -g 4 --outliers 5:4:16 --dtype bf16"; do
+for settings in "-v 4 -k 16" "-v 4 -k 16 -r 8 -g 2 --outliers 5:4:16 --codebook-grid int8" \
+    "-v 6 -k 16 -r 8 -g 4 --outliers 5:4:16 --dtype bf16"; do
     rm -rf work dir shards renamed one.vptq head
     # shellcheck disable=SC2086 # several options
     quantize -o work $settings >/dev/null

@@ -82,20 +82,20 @@ static void codes_refer_to_their_centroids(void **state)
     (void)state;
     static const layout_case cases[] = {
         /* codebooks of up to 16 KB stay floats */
-        {{40, 30, 8, 256, 256, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, false, 8, 2, 1},
-        {{40, 30, 8, 256, 512, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 1, 1},
-        {{41, 300, 6, 4096, 0, 1, 300, 0, 0, 0, true, true}, VPTQ_F16, true, 8, 1, 1},
-        {{30, 24, 4, 4096, 16, 2, 12, 0, 0, 0, false, false}, VPTQ_BF16, true, 4, 1, 1},
-        {{30, 24, 1, 16, 16, 1, 24, 0, 0, 0, false, false}, VPTQ_F32, false, 4, 1, 1},
+        {{40, 30, 8, 256, 256, 1, 30, 0, 0, 0, false, false, false}, VPTQ_F16, false, 8, 2, 1},
+        {{40, 30, 8, 256, 512, 1, 30, 0, 0, 0, false, false, false}, VPTQ_F16, true, 8, 1, 1},
+        {{41, 300, 6, 4096, 0, 1, 300, 0, 0, 0, true, true, false}, VPTQ_F16, true, 8, 1, 1},
+        {{30, 24, 4, 4096, 16, 2, 12, 0, 0, 0, false, false, false}, VPTQ_BF16, true, 4, 1, 1},
+        {{30, 24, 1, 16, 16, 1, 24, 0, 0, 0, false, false, false}, VPTQ_F32, false, 4, 1, 1},
         /* numbers that are not float16 */
-        {{40, 30, 8, 4096, 16, 1, 30, 0, 0, 0, false, false}, VPTQ_F32, false, 8, 1, 1},
-        {{36, 26, 8, 4096, 16, 1, 20, 6, 4, 16, true, true}, VPTQ_BF16, true, 8, 1, 1},
+        {{40, 30, 8, 4096, 16, 1, 30, 0, 0, 0, false, false, false}, VPTQ_F32, false, 8, 1, 1},
+        {{36, 26, 8, 4096, 16, 1, 20, 6, 4, 16, true, true, false}, VPTQ_BF16, true, 8, 1, 1},
         /* codes that fit into 16 bits only as row numbers */
-        {{40, 9, 8, 65536, 2, 1, 9, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 2, 4},
-        {{40, 9, 8, 32768, 2, 1, 9, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 1, 4},
-        {{40, 9, 8, 16, 32768, 1, 9, 0, 0, 0, false, false}, VPTQ_F32, false, 8, 1, 4},
-        {{90, 9, 33, 16384, 2, 1, 9, 0, 0, 0, false, false}, VPTQ_F16, true, 40, 10, 20},
-        {{9, 9, 4, 65536, 0, 1, 9, 0, 0, 0, false, false}, VPTQ_F32, false, 4, 1, 2},
+        {{40, 9, 8, 65536, 2, 1, 9, 0, 0, 0, false, false, false}, VPTQ_F16, true, 8, 2, 4},
+        {{40, 9, 8, 32768, 2, 1, 9, 0, 0, 0, false, false, false}, VPTQ_F16, true, 8, 1, 4},
+        {{40, 9, 8, 16, 32768, 1, 9, 0, 0, 0, false, false, false}, VPTQ_F32, false, 8, 1, 4},
+        {{90, 9, 33, 16384, 2, 1, 9, 0, 0, 0, false, false, false}, VPTQ_F16, true, 40, 10, 20},
+        {{9, 9, 4, 65536, 0, 1, 9, 0, 0, 0, false, false, false}, VPTQ_F32, false, 4, 1, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++) {
@@ -179,13 +179,13 @@ static void codebooks_on_a_grid_become_bytes(void **state)
         bool grid, small; /* small: tables of floats fit the first cache and are faster */
         size_t lanes, far;
     } cases[] = {
-        {{40, 30, 8, 1024, 512, 1, 30, 0, 0, 0, true, true}, 127, true, false, 8, 1},
-        {{41, 2051, 6, 256, 16, 1, 2051, 0, 0, 0, false, false}, 127, true, true, 8, 1},
-        {{36, 26, 12, 1024, 16, 2, 10, 6, 4, 16, true, true}, 127, true, false, 16, 1},
-        {{40, 30, 4, 4096, 0, 2, 15, 0, 0, 0, false, false}, 127, true, false, 8, 1},
-        {{40, 9, 12, 32768, 2, 1, 9, 0, 0, 0, false, false}, 127, true, false, 16, 2},
-        {{40, 9, 8, 65536, 2, 1, 9, 0, 0, 0, false, false}, 127, false, false, 8, 0},
-        {{40, 30, 8, 1024, 512, 1, 30, 0, 0, 0, true, true}, 128, false, false, 8, 0},
+        {{40, 30, 8, 1024, 512, 1, 30, 0, 0, 0, true, true, false}, 127, true, false, 8, 1},
+        {{41, 2051, 6, 256, 16, 1, 2051, 0, 0, 0, false, false, false}, 127, true, true, 8, 1},
+        {{36, 26, 12, 1024, 16, 2, 10, 6, 4, 16, true, true, false}, 127, true, false, 16, 1},
+        {{40, 30, 4, 4096, 0, 2, 15, 0, 0, 0, false, false, false}, 127, true, false, 8, 1},
+        {{40, 9, 12, 32768, 2, 1, 9, 0, 0, 0, false, false, false}, 127, true, false, 16, 2},
+        {{40, 9, 8, 65536, 2, 1, 9, 0, 0, 0, false, false, false}, 127, false, false, 8, 0},
+        {{40, 30, 8, 1024, 512, 1, 30, 0, 0, 0, true, true, false}, 128, false, false, 8, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++) {
@@ -251,7 +251,7 @@ static void nan_and_infinity_in_codebooks_are_kept(void **state)
     (void)state;
     static const float odd[] = {NAN, INFINITY, -INFINITY, FLT_MAX, FLT_MIN / 8};
     const layout_case c = {
-        {40, 30, 8, 1024, 16, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, false, 8, 1, 1};
+        {40, 30, 8, 1024, 16, 1, 30, 0, 0, 0, false, false, false}, VPTQ_F16, false, 8, 1, 1};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         devices_one d;
         vptq_layout l = {0};
@@ -277,7 +277,7 @@ static void products_survive_failed_allocations(void **state)
     (void)state;
     enum { OUT = 40, IN = 30, MAX_FAILURES = 50 };
     const layout_case c = {
-        {OUT, IN, 8, 1024, 16, 1, IN, 0, 0, 0, true, true}, VPTQ_F16, true, 8, 1, 1};
+        {OUT, IN, 8, 1024, 16, 1, IN, 0, 0, 0, true, true, false}, VPTQ_F16, true, 8, 1, 1};
     vmatrix m;
     float *x = vtest_normals(IN, 5), y[OUT], want[OUT];
     const vptq_gemv_args g = {.n = 1, .x = x, .y = want, .ldx = IN, .ldy = OUT};

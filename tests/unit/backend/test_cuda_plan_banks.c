@@ -337,7 +337,7 @@ static void test_random_matrix(void **state)
 {
     (void)state;
     enum { OUT = 512, IN = 512, V = 8, K = 4096, RES = 256, TILES = OUT * IN / V / LANES };
-    vptq_vq_shape s = {OUT, IN, V, K, RES, 1, IN, 0, 0, 0, false, false};
+    vptq_vq_shape s = {OUT, IN, V, K, RES, 1, IN, 0, 0, 0, false, false, false};
     vptq_err err = {0};
     vptq_cuda_tables t = {0};
     vptq_rng rng = vptq_rng_make(5, 0, 0, VPTQ_RNG_TEST);
@@ -385,7 +385,8 @@ static void test_equal_codes(void **state)
         uint64_t clocks; /* of one access to all parts of a centroid */
     } list[] = {{4, 2}, {8, 4}, {12, 4 + 2}, {16, 8}};
     for (size_t i = 0; i < 4; i++) {
-        vptq_vq_shape s = {4 * list[i].v, 128, list[i].v, 64, 0, 1, 128, 0, 0, 0, false, false};
+        vptq_vq_shape s = {4 * list[i].v, 128,   list[i].v, 64, 0, 1, 128, 0, 0, 0,
+                           false,         false, false};
         vptq_err err = {0};
         vptq_cuda_tables t = {0};
         vmatrix m;

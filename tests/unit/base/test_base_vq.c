@@ -77,6 +77,12 @@ static void test_bits_by_hand(void **state)
     assert_int_equal(b.outlier_indices, 4 * 7 * 16);
     assert_int_equal(b.outlier_codebook, 64 * 3 * 16);
     assert_int_equal(b.total, 1440 + 6144 + 3200 + 1600 + 448 + 3072);
+    /* Of 8 bits, with a scale for each codebook of each group. */
+    s.int8 = true;
+    s.k_res = 2;
+    b = vptq_vq_count_bits(&s);
+    assert_int_equal(b.codebooks, 3 * (32 * 4 * 8 + 16 + 2 * 4 * 8 + 16));
+    assert_int_equal(b.outlier_codebook, 64 * 3 * 8 + 16);
 }
 
 static void refuse(vptq_vq_shape s, const char *part)

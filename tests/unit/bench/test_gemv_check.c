@@ -12,7 +12,7 @@ enum { OUT = 50, IN = 40, TOKENS = 2 };
 static void every_row_is_checked(void **state)
 {
     (void)state;
-    const vptq_vq_shape s = {OUT, IN, 8, 16, 4, 1, IN, 0, 0, 0, true, true};
+    const vptq_vq_shape s = {OUT, IN, 8, 16, 4, 1, IN, 0, 0, 0, true, true, false};
     const vptq_ctx ctx = {.threads = 2};
     static const size_t rows[] = {0, 17, OUT - 1};
     vptq_err err;

@@ -156,9 +156,12 @@ static uint64_t bits_by_hand(const vptq_encoder_settings *s, uint32_t out, uint3
     uint64_t columns = (in - outliers) / s->groups, vector_rows = (out + s->v - 1) / s->v;
     uint64_t width = (uint64_t)log2(s->k) + (s->k_res ? (uint64_t)log2(s->k_res) : 0);
     uint64_t bits = s->groups * vector_rows * ((columns * width + 31) / 32) * 32;
-    bits += 16 * s->groups * (uint64_t)(s->k + s->k_res) * s->v + 16 * 2 * (uint64_t)in;
+    const bool grid = s->codebook_grid == VPTQ_GRID_INT8;
+    const uint64_t number = grid ? 8 : 16, scale = grid ? 16 : 0;
+    bits += s->groups * (number * (s->k + s->k_res) * s->v + scale * (s->k_res ? 2 : 1));
+    bits += 16 * 2 * (uint64_t)in;
     if (outliers)
-        bits += 16 * ((out + s->v0 - 1) / s->v0 * outliers + (uint64_t)s->k0 * s->v0);
+        bits += 16 * ((out + s->v0 - 1) / s->v0 * outliers) + number * s->k0 * s->v0 + scale;
     if (outliers || (s->groups > 1 && s->perm))
         bits += 16 * (uint64_t)in;
     return bits;

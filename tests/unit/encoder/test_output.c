@@ -124,6 +124,35 @@ static void test_loss(void **state)
     check_loss(&blocks, 720);
 }
 
+/* On int8 grids the loss under K stays nearly as low: no step ignores K after the rounding. */
+static void test_grid(void **state)
+{
+    const vencoder_case q = {150, 60, 4, 32, 16, 1, 0, 4, 16, 4, VPTQ_NORM_STD, true};
+    problem p = problem_make(q.out, q.in, 721);
+    vptq_encoder_settings s = vencoder_case_settings(&q);
+    vptq_encoder_input input = vencoder_input(&p);
+    float *k = make_output(p.out, 722);
+    double loss[2];
+
+    (void)state;
+    input.output = k;
+    for (uint32_t grid = 0; grid < 2; grid++) {
+        static const char *const names[] = {"storage", "adapt", "grid", "output"};
+        vencoder_run run;
+        s.codebook_grid = grid;
+        vencoder_open(&run, "cpu", 2);
+        vencoder_quantize(&run, &s, &input);
+        const vptq_encoder_report *r = &run.r.report;
+        for (uint32_t i = 0; i < 4 && grid; i++)
+            assert_string_equal(r->steps[r->num_steps - 1 - i].name, names[i]);
+        loss[grid] = output_loss(&p, k, &run.r.vq);
+        vencoder_close(&run);
+    }
+    assert_true(loss[1] < 1.02 * loss[0]);
+    problem_free(&p);
+    free(k);
+}
+
 /* ---- bytes ---- */
 
 static uint64_t digest(const vptq_encoder_settings *s, const vptq_encoder_input *input,
@@ -204,5 +233,5 @@ static void test_bad_input(void **state)
     free(k);
 }
 
-VTEST_MAIN(cmocka_unit_test(test_loss), cmocka_unit_test(test_bytes),
-           cmocka_unit_test(test_bad_input))
+VTEST_MAIN(cmocka_unit_test(test_loss), cmocka_unit_test(test_grid),
+           cmocka_unit_test(test_bytes), cmocka_unit_test(test_bad_input))

@@ -339,6 +339,7 @@ static void assert_shape(const vptq_encoder_settings *s, const vptq_vq_shape *wa
     assert_memory_equal(&got, want, offsetof(vptq_vq_shape, has_perm)); /* no padding */
     assert_int_equal(got.has_perm, want->has_perm);
     assert_int_equal(got.has_norm, want->has_norm);
+    assert_int_equal(got.int8, want->int8);
 }
 
 static void test_shape(void **state)
@@ -348,10 +349,14 @@ static void test_shape(void **state)
     s.v = 6;
     s.k = 1024;
     s.k_res = 64;
-    const vptq_vq_shape one = {50, 96, 6, 1024, 64, 1, 96, 0, 0, 0, false, true};
+    const vptq_vq_shape one = {50, 96, 6, 1024, 64, 1, 96, 0, 0, 0, false, true, false};
     assert_shape(&s, &one);
+    s.codebook_grid = VPTQ_GRID_INT8;
+    const vptq_vq_shape grid = {50, 96, 6, 1024, 64, 1, 96, 0, 0, 0, false, true, true};
+    assert_shape(&s, &grid);
+    s.codebook_grid = VPTQ_GRID_NONE;
     s.groups = 4;
-    const vptq_vq_shape four = {50, 96, 6, 1024, 64, 4, 24, 0, 0, 0, true, true};
+    const vptq_vq_shape four = {50, 96, 6, 1024, 64, 4, 24, 0, 0, 0, true, true, false};
     assert_shape(&s, &four);
     s.perm = false;
     s.norm = VPTQ_NORM_NONE; /* scale and bias are stored even so */
@@ -366,7 +371,7 @@ static void test_shape(void **state)
     s.outliers = 3; /* 2.88 columns, rounded up until the rest divides into whole groups */
     s.v0 = 5;
     s.k0 = 512;
-    const vptq_vq_shape outliers = {50, 96, 6, 1024, 64, 2, 32, 32, 5, 512, true, true};
+    const vptq_vq_shape outliers = {50, 96, 6, 1024, 64, 2, 32, 32, 5, 512, true, true, false};
     assert_shape(&s, &outliers);
 }
 
