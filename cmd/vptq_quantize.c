@@ -57,11 +57,120 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
     return VPTQ_OK;
 }
 
+/* ---- tuning ---- */
+
+enum { MAX_STEPS = 1000000, MAX_PASSES = 1000 };
+
+static const char *const tuning_options[] = {"steps", "passes", "batch", "rate", "precision"};
+enum { TUNING_OPTIONS = sizeof tuning_options / sizeof *tuning_options };
+
+/* Returns a given option that a run with --from has no use for, or NULL. */
+static const char *misplaced(const vptq_cli *cli)
+{
+    static const char *const shared[] = {"model",   "output",  "tokenizer", "calibration",
+                                         "tokens",  "windows", "length",    "rows",
+                                         "holdout", "from",    "tune"};
+    for (const vptq_cli_option *o = cli->options; o->name || o->help; o++) {
+        bool used = false;
+        if (!o->name || !vptq_cli_given(cli, o->name))
+            continue;
+        for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+            used |= !strcmp(o->name, shared[i]);
+        for (size_t i = 0; i < TUNING_OPTIONS; i++)
+            used |= !strcmp(o->name, tuning_options[i]);
+        if (!used)
+            return o->name;
+    }
+    return NULL;
+}
+
+static int check_tune(const vptq_cli *cli, const quantize_args *a)
+{
+    const unsigned method = (unsigned)a->tune + 1;
+    for (size_t i = 0; a->tune < 0 && i < TUNING_OPTIONS; i++)
+        if (vptq_cli_given(cli, tuning_options[i]))
+            return vptq_cli_usage_error(cli, "--%s needs --tune METHOD", tuning_options[i]);
+    if (a->tune < 0)
+        return CLI_OK;
+    if (!vptq_cli_calibrate_given(&a->calibrate))
+        return vptq_cli_usage_error(cli, "missing option: -c/--calibration TEXT to train on");
+    if (vptq_cli_given(cli, "steps") && !(method & VPTQ_TUNE_E2E))
+        return vptq_cli_usage_error(cli, "--steps needs --tune e2e; a layer takes --passes");
+    if (vptq_cli_given(cli, "passes") && !(method & VPTQ_TUNE_LAYER))
+        return vptq_cli_usage_error(cli, "--passes needs --tune layer");
+    if (a->steps < 1 || a->steps > MAX_STEPS)
+        return vptq_cli_usage_error(cli, "--steps %" PRIu64 ": expected 1 to %u", a->steps,
+                                    (unsigned)MAX_STEPS);
+    if (a->passes < 1 || a->passes > MAX_PASSES)
+        return vptq_cli_usage_error(cli, "--passes %" PRIu64 ": expected 1 to %u", a->passes,
+                                    (unsigned)MAX_PASSES);
+    return CLI_OK;
+}
+
+/* Converts the options of --tune.  The windows are those of -n and -l, unless these are of a
+ * calibration in the same run. */
+static vptq_status take_tuning(const vptq_cli *cli, const quantize_args *a,
+                               vptq_tune_options *t, vptq_err *err)
+{
+    const bool own = a->from || a->hessians;
+    double factor;
+    vptq_calibrate_options c;
+    vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &c, &factor, err);
+    if (st)
+        return st;
+    *t = vptq_tune_defaults();
+    t->method = (vptq_tune_method)(a->tune + 1);
+    t->corpus = c.corpus;
+    if (own && vptq_cli_given(cli, "windows"))
+        t->windows = c.windows;
+    if (own && vptq_cli_given(cli, "length"))
+        t->length = c.length;
+    if (own && !isnan(a->calibrate.holdout))
+        t->holdout = c.holdout;
+    t->steps = (uint32_t)a->steps;
+    t->passes = (uint32_t)a->passes;
+    t->batch = a->batch;
+    t->rate = a->rate;
+    t->bf16 = a->precision == 1;
+    t->seed = cli->common.seed;
+    return VPTQ_OK;
+}
+
+static int tune(vptq_cli *cli, const quantize_args *a)
+{
+    vptq_err err = {0};
+    vptq_tune_options opt;
+    const char *other = misplaced(cli);
+    if (a->tune < 0)
+        return vptq_cli_usage_error(cli, "--from WORK needs --tune METHOD");
+    if (other)
+        return vptq_cli_usage_error(cli,
+                                    "--%s and --from exclude each other: tuning keeps settings "
+                                    "and indices as they are",
+                                    other);
+    if (cli->common.dry_run)
+        return vptq_cli_usage_error(cli, "--from has no --dry-run");
+    if (!a->output)
+        return vptq_cli_missing_option(cli, "output");
+    vptq_status st = take_tuning(cli, a, &opt, &err);
+    opt.from = a->from;
+    opt.model = a->model;
+    opt.work = a->output;
+    opt.tokenizer = a->tokenizer;
+    opt.force = cli->common.force;
+    if (!st)
+        st = vptq_tune(cli->ctx, &opt, &cli->out, NULL, &err);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+/* ---- quantizing ---- */
+
 static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *settings)
 {
     static const vptq_dtype embeddings[] = {VPTQ_F16, VPTQ_Q8_0, VPTQ_Q6_K};
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
+    vptq_tune_options tuning;
     const vptq_corpus_options text = vptq_cli_corpus(&a->texts, &a->tokens, false);
     vptq_quantize_options opt = {.model = a->model,
                                  .hessians = a->hessians,
@@ -86,103 +195,18 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
                                  .predict = !strcmp(cli->common.backend, "cuda")};
 
     vptq_status st = VPTQ_OK;
-    if (vptq_cli_calibrate_given(&a->calibrate)) {
+    if (vptq_cli_calibrate_given(&a->calibrate) && !a->hessians) {
         st = take_calibration(cli, a, &calibrate, &opt.kv_factor, &err);
         opt.calibrate = &calibrate;
+    }
+    if (!st && a->tune >= 0) {
+        st = take_tuning(cli, a, &tuning, &err);
+        opt.tune = &tuning;
     }
     if (!st)
         st = vptq_quantize(cli->ctx, &opt, &cli->out, NULL, &err);
     return vptq_cli_finish(cli, st, &err);
 }
-
-/* ---- tuning ---- */
-
-enum { MAX_STEPS = 1000000, MAX_PASSES = 1000 };
-
-/* Returns a given option that the other way to use the tool has, or NULL. */
-static const char *misplaced(const vptq_cli *cli, bool tuning)
-{
-    static const char *const shared[] = {"model",       "output", "tokenizer",
-                                         "calibration", "tokens", "windows",
-                                         "length",      "rows",   "holdout"};
-    static const char *const own[] = {"from",  "tune", "steps",    "passes",
-                                      "batch", "rate", "precision"};
-    for (const vptq_cli_option *o = cli->options; o->name || o->help; o++) {
-        bool is_shared = false, is_own = false;
-        if (!o->name || !vptq_cli_given(cli, o->name))
-            continue;
-        for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
-            is_shared |= !strcmp(o->name, shared[i]);
-        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-            is_own |= !strcmp(o->name, own[i]);
-        if (!is_shared && is_own != tuning)
-            return o->name;
-    }
-    return NULL;
-}
-
-static int check_tune(const vptq_cli *cli, const quantize_args *a)
-{
-    const char *other = misplaced(cli, true);
-    const unsigned method = (unsigned)a->tune + 1;
-    if (!a->from || a->tune < 0)
-        return vptq_cli_usage_error(cli, "--from WORK and --tune METHOD belong together");
-    if (other)
-        return vptq_cli_usage_error(cli,
-                                    "--%s and --tune exclude each other: tuning keeps settings "
-                                    "and indices as they are",
-                                    other);
-    if (cli->common.dry_run)
-        return vptq_cli_usage_error(cli, "--tune has no --dry-run");
-    if (!vptq_cli_calibrate_given(&a->calibrate))
-        return vptq_cli_usage_error(cli, "missing option: -c/--calibration TEXT to train on");
-    if (!a->output)
-        return vptq_cli_missing_option(cli, "output");
-    if (vptq_cli_given(cli, "steps") && !(method & VPTQ_TUNE_E2E))
-        return vptq_cli_usage_error(cli, "--steps needs --tune e2e; a layer takes --passes");
-    if (vptq_cli_given(cli, "passes") && !(method & VPTQ_TUNE_LAYER))
-        return vptq_cli_usage_error(cli, "--passes needs --tune layer");
-    if (a->steps < 1 || a->steps > MAX_STEPS)
-        return vptq_cli_usage_error(cli, "--steps %" PRIu64 ": expected 1 to %u", a->steps,
-                                    (unsigned)MAX_STEPS);
-    if (a->passes < 1 || a->passes > MAX_PASSES)
-        return vptq_cli_usage_error(cli, "--passes %" PRIu64 ": expected 1 to %u", a->passes,
-                                    (unsigned)MAX_PASSES);
-    return CLI_OK;
-}
-
-static int tune(vptq_cli *cli, const quantize_args *a)
-{
-    vptq_err err = {0};
-    double factor;
-    vptq_calibrate_options c;
-    if (check_tune(cli, a) != CLI_OK)
-        return CLI_USAGE;
-    vptq_status st =
-        vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &c, &factor, &err);
-    const vptq_tune_options opt = {
-        .method = (vptq_tune_method)(a->tune + 1),
-        .from = a->from,
-        .model = a->model,
-        .work = a->output,
-        .tokenizer = a->tokenizer,
-        .corpus = c.corpus,
-        .windows = vptq_cli_given(cli, "windows") ? c.windows : 0,
-        .length = vptq_cli_given(cli, "length") ? c.length : vptq_tune_defaults().length,
-        .holdout = isnan(a->calibrate.holdout) ? vptq_tune_defaults().holdout : c.holdout,
-        .steps = (uint32_t)a->steps,
-        .passes = (uint32_t)a->passes,
-        .batch = a->batch,
-        .rate = a->rate,
-        .bf16 = a->precision == 1,
-        .seed = cli->common.seed,
-        .force = cli->common.force};
-    if (!st)
-        st = vptq_tune(cli->ctx, &opt, &cli->out, NULL, &err);
-    return vptq_cli_finish(cli, st, &err);
-}
-
-/* ---- quantizing ---- */
 
 static int check_budget(const vptq_cli *cli, const quantize_args *a)
 {
@@ -223,11 +247,10 @@ static int dispatch(vptq_cli *cli, void *arg)
 
     if (a->settings.preset && !strcmp(a->settings.preset, "list"))
         return vptq_cli_finish(cli, vptq_presets_show(&cli->out, &err), &err);
-    if (a->from || a->tune >= 0)
+    if (check_tune(cli, a) != CLI_OK)
+        return CLI_USAGE;
+    if (a->from)
         return tune(cli, a);
-    const char *other = misplaced(cli, false);
-    if (other)
-        return vptq_cli_usage_error(cli, "--%s needs --from WORK and --tune METHOD", other);
     if (!a->model)
         return vptq_cli_missing_option(cli, "model");
     const bool text = vptq_cli_calibrate_given(&a->calibrate);
@@ -235,15 +258,17 @@ static int dispatch(vptq_cli *cli, void *arg)
         return vptq_cli_usage_error(
             cli,
             "missing option: -H/--hessians HDIR (from vptq-hessian) or -c/--calibration TEXT");
-    if (a->hessians && text)
-        return vptq_cli_usage_error(cli, "-H and a calibration text exclude each other");
-    if (!text && a->calibrate.outputs)
+    if (a->hessians && text && a->tune < 0)
+        return vptq_cli_usage_error(
+            cli, "-H and a calibration text exclude each other (but for --tune)");
+    if ((!text || a->hessians) && a->calibrate.outputs)
         return vptq_cli_usage_error(
             cli,
             "--outputs needs a calibration text (-c TEXT); with -H those of HDIR are used, "
             "or none with --outputs 0");
-    if (!text && a->sequential)
-        return vptq_cli_usage_error(cli, "--sequential needs a calibration text (-c TEXT)");
+    if ((!text || a->hessians) && a->sequential)
+        return vptq_cli_usage_error(
+            cli, "--sequential needs a calibration text (-c TEXT) and no -H");
     if (!dry && !a->output)
         return vptq_cli_missing_option(cli, "output");
     if (!a->hessians && a->held_out)
@@ -303,13 +328,12 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "with --sequential, move targets towards the original's outputs by up to X, 0 to 1, "
          "chosen on held-out windows: a tenth of them unless --holdout is given (default: 1)"},
         CLI_CALIBRATE_OPTIONS(&a->calibrate),
-        CLI_HEADING("Tune a work directory, on the text of -c"),
-        {0, "from", CLI_STRING, &a->from, "WORK",
-         "train what this work directory stores and write the result to -o; bits and layout "
-         "stay"},
+        CLI_HEADING("Tune what is quantized, or a work directory, on the text of -c"),
         {0, "tune", CLI_CHOICE, &a->tune, "layer|e2e|layer,e2e",
          "codebooks, scales and biases follow the original: every layer its hidden states, or "
-         "all end to end its output"},
+         "all end to end its output; bits and layout stay"},
+        {0, "from", CLI_STRING, &a->from, "WORK",
+         "tune this work directory, and write the result to -o"},
         {0, "steps", CLI_U64, &a->steps, "N", "steps to take end to end"},
         {0, "passes", CLI_U64, &a->passes, "N", "passes of a layer over the windows"},
         {0, "batch", CLI_U64, &a->batch, "N", "windows of a step"},
@@ -347,6 +371,8 @@ int main(int argc, char **argv)
                  "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
                  "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"
                  "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
+                 "vptq-quantize -m MODEL -c TEXT -o WORK --tune METHOD [--passes N] [--steps "
+                 "N] [SETTINGS]\n"
                  "vptq-quantize --from WORK --tune METHOD -c TEXT -o WORK2 [--passes N] "
                  "[--steps N]\n"
                  "vptq-quantize --preset list",

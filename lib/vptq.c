@@ -3,6 +3,7 @@
  * the modules themselves. */
 #include "lib/vptq.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,6 +168,27 @@ static vptq_status add_digest(const vptq_ctx *ctx, const char *work,
     return VPTQ_OK;
 }
 
+static vptq_status quantize_and_tune(vptq_ctx *ctx, const vptq_quantize_options *opt,
+                                     const vptq_output *out, vptq_quantize_result *result,
+                                     vptq_err *err)
+{
+    char untuned[PATH_MAX];
+    vptq_tune_result tuned;
+    vptq_quantize_options quantize = *opt;
+    vptq_tune_options tune = *opt->tune;
+    VPTQ_CHECK(vptq_tune_make_stage(opt->work, opt->force, ctx->mem, untuned, err));
+    quantize.work = tune.from = untuned;
+    quantize.tune = NULL;
+    tune.model = opt->model;
+    tune.work = opt->work;
+    tune.tokenizer = opt->tokenizer;
+    tune.force = opt->force;
+    VPTQ_CHECK(vptq_quantize(ctx, &quantize, out, result, err));
+    VPTQ_CHECK(vptq_tune(ctx, &tune, out, &tuned, err));
+    memcpy(result->digest, tuned.digest, sizeof tuned.digest);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
                           const vptq_output *out, vptq_quantize_result *result, vptq_err *err)
 {
@@ -183,6 +205,8 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     }
     if (!result)
         result = &own;
+    if (o.tune && !o.dry_run)
+        return quantize_and_tune(ctx, &o, out, result, err);
     if (o.dry_run && o.predict)
         return predict(ctx, &o, out, result, err);
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));

@@ -311,6 +311,8 @@ typedef enum {
     VPTQ_BUDGET_FILE      /* all weights of the packed file, those that stay plain as well */
 } vptq_budget;
 
+typedef struct vptq_tune_options vptq_tune_options;
+
 typedef struct vptq_quantize_options {
     const char *model;    /* path */
     const char *work;     /* directory to make or to continue */
@@ -335,6 +337,10 @@ typedef struct vptq_quantize_options {
     bool dry_run;                     /* report shapes and bits only */
     bool predict;                     /* in a dry run: also the time that a GPU would take */
     bool no_size_warnings;            /* do not warn about codebooks too large for a matrix */
+    /* Tunes the result, from work/untuned, where it is kept, to `work`.  Of these options only
+     * method, text, windows, steps and the like are read; a dry run ignores them.  NULL = no
+     * tuning. */
+    const vptq_tune_options *tune;
 } vptq_quantize_options;
 
 /* Options with their defaults: all layers, NAN where that means "as recorded". */
@@ -374,7 +380,7 @@ typedef enum {
     VPTQ_TUNE_LAYER_E2E = VPTQ_TUNE_LAYER | VPTQ_TUNE_E2E /* in this order */
 } vptq_tune_method;
 
-typedef struct vptq_tune_options {
+struct vptq_tune_options {
     vptq_tune_method method;
     const char *from;      /* work directory of vptq_quantize, or of a tuning run */
     const char *model;     /* the original; NULL = where `from` says that it is */
@@ -393,7 +399,7 @@ typedef struct vptq_tune_options {
     bool bf16;       /* gradients from numbers rounded to bfloat16; faster with AMX only */
     uint64_t seed;
     bool force; /* start over in a directory of another run */
-} vptq_tune_options;
+};
 
 /* Options with their defaults; the caller sets method, directories and text. */
 VPTQ_API vptq_tune_options vptq_tune_defaults(void);

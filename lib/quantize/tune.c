@@ -370,15 +370,33 @@ static vptq_status tune(vptq_tuner *t, vptq_err *err)
     return vptq_tuner_write_result(t, err);
 }
 
-/* The original's hidden states may have been copied from another run. */
-static vptq_status check_own(const vptq_tuner *t, vptq_err *err)
+/* Before the manifest there may be what a stage of this run has quantized, or the original's
+ * hidden states, copied from another run. */
+static vptq_status check_own(const char *work, vptq_mem *mem, vptq_err *err)
 {
+    static const char *const ours[] = {VPTQ_UNTUNED_DIR, VPTQ_E2E_ORIGINAL_FILE};
     char path[PATH_MAX];
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_E2E_ORIGINAL_FILE, err));
-    if (vptq_path_exists(path))
-        return VPTQ_OK;
-    return vptq_dir_check_own(t->opt->work, VPTQ_WORK_FILE, "a work directory",
-                              t->dev->ctx->mem, err);
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        VPTQ_CHECK(vptq_path_join(path, sizeof path, work, ours[i], err));
+        if (vptq_path_exists(path))
+            return VPTQ_OK;
+    }
+    return vptq_dir_check_own(work, VPTQ_WORK_FILE, "a work directory", mem, err);
+}
+
+vptq_status vptq_tune_make_stage(const char *work, bool force, vptq_mem *mem, char *untuned,
+                                 vptq_err *err)
+{
+    char manifest[PATH_MAX];
+    VPTQ_CHECK(vptq_path_join(untuned, PATH_MAX, work, VPTQ_UNTUNED_DIR, err));
+    VPTQ_CHECK(vptq_path_join(manifest, sizeof manifest, work, VPTQ_WORK_FILE, err));
+    if (!force && vptq_path_exists(manifest) && !vptq_path_exists(untuned))
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "'%s' is of a run without tuning as a stage; tune it into another "
+                         "directory (--from), or start over with --force",
+                         work);
+    VPTQ_CHECK(check_own(work, mem, err));
+    return vptq_dir_make(work, err);
 }
 
 static vptq_status run(vptq_tuner *t, vptq_err *err)
@@ -386,7 +404,7 @@ static vptq_status run(vptq_tuner *t, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
     bool finished;
-    VPTQ_TRY(check_own(t, err));
+    VPTQ_TRY(check_own(t->opt->work, t->dev->ctx->mem, err));
     VPTQ_TRY(vptq_dir_make(t->opt->work, err));
     VPTQ_TRY(vptq_lock_take(t->opt->work, &lock, err));
     VPTQ_TRY(vptq_tuner_open_manifest(t, err));

@@ -5,6 +5,15 @@
 #include "lib/backend/backend.h"
 #include "lib/vptq.h"
 
+/* Tuning as a stage of a run: quantizing writes this directory inside the one to tune to. */
+#define VPTQ_UNTUNED_DIR "untuned"
+
+/* Makes `work` and sets `untuned` [PATH_MAX] to the directory for quantizing.
+ * VPTQ_E_MISMATCH for a directory of something else, or without `force` for one of a run
+ * without this stage. */
+vptq_status vptq_tune_make_stage(const char *work, bool force, vptq_mem *mem, char *untuned,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+
 /* "layer", "e2e" or "layer,e2e" */
 const char *vptq_tune_method_name(vptq_tune_method m);
 

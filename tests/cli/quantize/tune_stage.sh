@@ -1,0 +1,71 @@
+# Tuning as a stage of a run: the bytes of two commands, also after interruptions in either stage.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+light=(-v 4 -k 64 --joint 0 --retrain 0 --sweeps 1 --refits 0 -q)
+quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 "${light[@]}" "$@"; }
+
+quantize -o work >/dev/null
+"$BIN/vptq-quantize" --from work --tune e2e -c "$text" --steps 12 --batch 4 -o tuned -q >/dev/null
+quantize --tune e2e --steps 12 --batch 4 -o one -t 1 --format json >one.json
+cp -r one result
+mv result/untuned .
+expect_same work untuned
+expect_same tuned result
+digest=$("$BIN/vptq-pack" -q --digest tuned)
+[ "$(tail -n 1 one.json | json_get digest)" = "$digest" ] || fail "$(tail -n 1 one.json)"
+"$BIN/vptq-eval" ppl -m one --text "$text" --context 128 --windows 2 -q >/dev/null
+
+# Finished: nothing is done again.
+quantize --tune e2e --steps 12 --batch 4 -o one >again.txt
+[ "$(tail -n 1 again.txt)" = "digest $digest" ] || fail "$(cat again.txt)"
+! grep -q 'held-out divergence' again.txt || fail "a finished run tunes again"
+
+# Interrupted while it quantized, then killed while it tunes.
+mkdir stopped
+cp -r work stopped/untuned
+rm stopped/untuned/report.jsonl stopped/untuned/layer_00[1-4]*
+expect_error 1 "'stopped' is not a work directory: it holds 'untuned' and no quantize.json" quantize -o stopped
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 "${light[@]}" --tune e2e --steps 12 \
+    --batch 4 -o stopped -t 1 >stopped.txt &
+pid=$!
+wait_for 60 test -e stopped/tune.state
+kill_and_wait "$pid"
+quantize --tune e2e --steps 12 --batch 4 -o stopped >/dev/null
+expect_same one stopped
+
+# Given Hessians: the text is for tuning only, and so are its windows.
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 -o h -q >/dev/null
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h "${light[@]}" -o given >/dev/null
+"$BIN/vptq-quantize" --from given --tune layer -c "$text" -n 24 -l 64 --passes 1 -o layer -q >/dev/null
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h "${light[@]}" --tune layer -c "$text" -n 24 -l 64 --passes 1 \
+    -o both >/dev/null
+rm -r both/untuned
+expect_same layer both
+
+# A dry run has the bits, which tuning keeps.
+quantize --dry-run >plain.txt
+quantize --dry-run --tune e2e >dry.txt
+expect_same plain.txt dry.txt
+
+# What does not fit together; a directory of another run, which --force replaces.
+expect_error 2 "--steps needs --tune METHOD" quantize --steps 3 -o new
+expect_error 2 "--from WORK needs --tune METHOD" "$BIN/vptq-quantize" --from work -c "$text" -o new
+expect_error 2 "missing option: -c/--calibration TEXT to train on" \
+    "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h "${light[@]}" --tune e2e -o new
+expect_error 2 "-H and a calibration text exclude each other (but for --tune)" \
+    "$BIN/vptq-quantize" -m "$model" -H h -c "$text" "${light[@]}" -o new
+expect_error 2 "--sequential needs a calibration text (-c TEXT) and no -H" \
+    "$BIN/vptq-quantize" -m "$model" -H h -c "$text" "${light[@]}" --sequential --tune e2e -o new
+[ ! -e new ] || fail "a refused run leaves a directory"
+expect_error 1 "'work' is of a run without tuning as a stage; tune it into another directory (--from), or start over with --force" \
+    quantize --tune e2e --steps 12 --batch 4 -o work
+expect_error 1 "one/untuned/quantize.json belongs to another run: its key 'settings.centroids' is 64, here it is 32" \
+    quantize -k 32 --tune e2e --steps 12 --batch 4 -o one
+expect_exit 1 quantize --tune e2e --steps 3 --batch 4 -o one >/dev/null 2>err.txt
+expect_line err.txt "one/quantize.json belongs to another run: its key 'tune.windows' is 48, here it is 12"
+quantize --tune e2e --steps 12 --batch 4 -o work --force >/dev/null
+expect_same one work
+mkdir foreign
+echo x >foreign/file
+expect_error 1 "'foreign' is not a work directory: it holds 'file' and no quantize.json" quantize --tune e2e -o foreign
