@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "lib/base/grid.h"
 #include "lib/base/half.h"
 #include "lib/base/text.h"
 
@@ -125,8 +126,31 @@ static vptq_status read_numbers(const matrix_reader *r, const char *part,
     return VPTQ_OK;
 }
 
-/* Reads codebooks stored as int8.  Readers round numbers to the storage type without looking,
- * so every product must be exact in it. */
+/* Fails unless x, a code times its scale, is one that a writer makes: readers round numbers to
+ * the storage type without looking, and only codes up to 127 make a grid. */
+static vptq_status check_int8(const matrix_reader *r, const vptq_tensor *t, size_t i,
+                              int8_t code, float scale)
+{
+    const float x = (float)code * scale;
+    if (!(scale > 0))
+        return vptq_fail(
+            r->err, VPTQ_E_NUMERIC,
+            "%s: tensor '%s': the scale of element %zu is %g, expected more than 0",
+            r->source->file, t->name, i, (double)scale);
+    if (code < -VPTQ_GRID_MAX)
+        return vptq_fail(r->err, VPTQ_E_NUMERIC,
+                         "%s: tensor '%s': element %zu is %d, expected %d to %d",
+                         r->source->file, t->name, i, code, -VPTQ_GRID_MAX, VPTQ_GRID_MAX);
+    return fabsf(vptq_round_to(r->storage, x) - x) <= 0
+               ? VPTQ_OK
+               : vptq_fail(r->err, VPTQ_E_NUMERIC,
+                           "%s: tensor '%s': element %zu times its scale is %g, which %s "
+                           "cannot hold exactly",
+                           r->source->file, t->name, i, (double)x,
+                           vptq_dtype_get(r->storage)->name);
+}
+
+/* Reads codebooks stored as int8. */
 static vptq_status read_int8(const matrix_reader *r, const char *part, const char *scale_part,
                              const part_shape *want, const float **out)
 {
@@ -142,13 +166,9 @@ static vptq_status read_int8(const matrix_reader *r, const char *part, const cha
     if (!x)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < t.bytes; i++) {
-        x[i] = (float)codes[i] * scale[i / (size_t)want->size[1]];
-        if (!(fabsf(vptq_round_to(r->storage, x[i]) - x[i]) <= 0))
-            return vptq_fail(r->err, VPTQ_E_NUMERIC,
-                             "%s: tensor '%s': element %zu times its scale is %g, which %s "
-                             "cannot hold exactly",
-                             r->source->file, t.name, i, (double)x[i],
-                             vptq_dtype_get(r->storage)->name);
+        const float unit = scale[i / (size_t)want->size[1]];
+        VPTQ_CHECK(check_int8(r, &t, i, codes[i], unit));
+        x[i] = (float)codes[i] * unit;
     }
     *out = x;
     return VPTQ_OK;

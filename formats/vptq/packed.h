@@ -103,7 +103,7 @@ bool vptq_packed_fits_int8(const vptq_packed_matrix *m);
  * absorbed into the indices.  Bits after the last index of a row are cleared.  A matrix without
  * normalization gets scale 1 and bias 0, which upstream's kernels require (x * 1 + 0 is x).
  * VPTQ_E_UNSUPPORTED for k_res > k, because upstream's readers truncate such indices.  With
- * vq.shape.int8 the matrix must fit (vptq_packed_fits_int8). */
+ * vq.shape.int8 the matrix must fit (vptq_packed_fits_int8): VPTQ_E_NUMERIC off the grid. */
 enum { VPTQ_PACKED_MAX_TENSORS = 11 };
 vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
                                 vptq_tensor *list, size_t *count,

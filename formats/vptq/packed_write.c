@@ -185,7 +185,10 @@ static vptq_status add_int8(const matrix_writer *w, const char *part, const char
     if (!codes || !scales)
         return VPTQ_E_NOMEM;
     for (size_t g = 0; g < groups; g++)
-        VPTQ_BUG_IF(!vptq_grid_find(x + g * n, (size_t)n, &scales[g], codes + g * n));
+        if (!vptq_grid_find(x + g * n, (size_t)n, &scales[g], codes + g * n))
+            return vptq_fail(w->err, VPTQ_E_NUMERIC,
+                             "layer '%s': codebook %zu of %s is not on an int8 grid",
+                             w->m->name, g, part);
     const vptq_tensor t = {.type = VPTQ_I8, .dims = 2, .shape = {groups, n}};
     VPTQ_CHECK(add_part(w, part, t, codes));
     return add_numbers(w, scale_part, 0, groups, scales);

@@ -36,7 +36,8 @@ def bits(fields, width):
     return stream.to_bytes(4 * words, "little")
 
 
-def matrix(out, inn, v, k, kr=0, groups=1, outliers=0, v0=0, k0=0, perm=False, norm=False, packed=True, dtype="F16"):
+def matrix(out, inn, v, k, kr=0, groups=1, outliers=0, v0=0, k0=0, perm=False, norm=False, packed=True, dtype="F16",
+           int8=False):
     gs = (inn - outliers) // groups
     strips = -(-out // v)
     m, r = k.bit_length() - 1, (kr.bit_length() - 1 if kr else 0)
@@ -62,6 +63,10 @@ def matrix(out, inn, v, k, kr=0, groups=1, outliers=0, v0=0, k0=0, perm=False, n
         t["P.perm"] = ("I16", [inn], u16(order)) if packed else ("I64", [inn], struct.pack(f"<{inn}q", *order))
     if norm:
         t["P.weight_scale"] = t["P.weight_bias"] = (dtype, [inn], halves(inn))
+    for name in [name for name in t if int8 and name.endswith("centroids.weight")]:
+        _, (count, n), _ = t[name]
+        t[name] = ("I8", [count, n], bytes((i * 29 % 255 - 127) % 256 for i in range(count * n)))
+        t[name.replace("weight", "scale")] = (dtype, [count], u16([0x2c00 + 0x400 * g for g in range(count)]))
     entry = {"in_features": inn, "out_features": out, "vector_lens": [v0 or -1, v], "num_centroids": [k0 or -1, k],
              "num_res_centroids": [-1, kr or -1], "group_num": groups, "group_size": gs, "outlier_size": outliers,
              "indices_as_float": False, "enable_norm": norm, "enable_perm": perm, "is_indice_packed": packed, "bias": False}
@@ -101,6 +106,7 @@ def main(corpus):
         "plain": matrix(8, 5, 2, 16),
         "perm": matrix(7, 10, 8, 4, kr=2, perm=True, norm=True),
         "bf16": matrix(5, 6, 3, 4, norm=True, dtype="BF16"),
+        "int8": matrix(6, 9, 4, 8, kr=4, groups=2, outliers=1, v0=2, k0=4, perm=True, norm=True, int8=True),
     }
     files = [("config.json", 0, "", 1, [], b'{"model_type": "llama"}\n')]
     tensors = [("model.norm.weight", 1, "F16", 2, [20], halves(20)), ("P.indices", 1, "I32", 4, [1, 2, 3], bytes(range(24))),

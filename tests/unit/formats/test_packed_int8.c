@@ -146,11 +146,27 @@ static void test_what_fits(void **state)
 
 /* ---- what is refused ---- */
 
+static void test_off_the_grid(void **state)
+{
+    (void)state;
+    rig r;
+    vptq_err err = {0};
+    vptq_tensor list[VPTQ_PACKED_MAX_TENSORS];
+    size_t count = 0;
+    open_rig(&r);
+    r.v.res_centroids[RES + 3] = 0.1F;
+    assert_fails(vptq_packed_tensors(&r.m, &r.set.arena, list, &count, &err), VPTQ_E_NUMERIC,
+                 &err, "layer 'P': codebook 1 of res_centroids.weight is not on an int8 grid");
+    close_rig(&r);
+}
+
 static void test_bad_tensors(void **state)
 {
     (void)state;
     static const uint16_t nan = 0x7e00, large[] = {0x7000, 0x2200}, fine[] = {0x2c01, 0x2200};
+    static const uint16_t negative[] = {0x2c00, 0xa200}, zero[] = {0, 0x2200};
     static const float wide[2 * RES] = {0};
+    static const int8_t least[2 * MAIN] = {0, 0, 0, 0, 0, -128};
     static const struct row {
         const char *part;
         const void *data; /* NULL: as it is */
@@ -165,6 +181,12 @@ static void test_bad_tensors(void **state)
          "'P.centroids.weight': element 0 times its scale is 1.04038e+06, which F16 cannot "
          "hold exactly"},
         {"P.centroids.scale", fine, 2, VPTQ_F16, VPTQ_E_NUMERIC, "F16 cannot hold exactly"},
+        {"P.centroids.scale", negative, 2, VPTQ_F16, VPTQ_E_NUMERIC,
+         "'P.centroids.weight': the scale of element 32 is -0.0117188, expected more than 0"},
+        {"P.centroids.scale", zero, 2, VPTQ_F16, VPTQ_E_NUMERIC,
+         "the scale of element 0 is 0, expected more than 0"},
+        {"P.centroids.weight", least, 1, VPTQ_I8, VPTQ_E_NUMERIC,
+         "'P.centroids.weight': element 5 is -128, expected -127 to 127"},
         {"P.centroids.scale", fine, 2, VPTQ_I16, VPTQ_E_UNSUPPORTED,
          "'P.centroids.scale' is I16, expected F16 or BF16"},
         {"P.res_centroids.scale", fine, 2, VPTQ_BF16, VPTQ_E_FORMAT,
@@ -261,5 +283,5 @@ static void test_out_of_memory(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_round_trip), cmocka_unit_test(test_what_fits),
-           cmocka_unit_test(test_bad_tensors), cmocka_unit_test(test_unused_scale),
-           cmocka_unit_test(test_out_of_memory))
+           cmocka_unit_test(test_off_the_grid), cmocka_unit_test(test_bad_tensors),
+           cmocka_unit_test(test_unused_scale), cmocka_unit_test(test_out_of_memory))
