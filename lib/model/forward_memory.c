@@ -79,9 +79,13 @@ size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first)
 static size_t packed_bytes(const vptq_weight *linear)
 {
     size_t bytes = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        if (linear[l].packed) /* 16-bit codebooks become float */
-            bytes += (size_t)(vptq_vq_count_bits(&linear[l].packed->vq.shape).total / 8 * 2);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        if (!linear[l].packed)
+            continue;
+        vptq_vq_shape shape = linear[l].packed->vq.shape;
+        shape.int8 = false; /* codebooks of 16 bits, which become float: twice as many bits */
+        bytes += (size_t)(vptq_vq_count_bits(&shape).total / 8 * 2);
+    }
     return bytes;
 }
 
