@@ -56,4 +56,4 @@ collect -o two --seed 7 -f
 ! grep -q outputs two/hessian.json || fail "a setting of another run"
 
 expect_exit 2 "$BIN/vptq-quantize" --from w --tune e2e -c "$text" -o x --outputs 2 2> err.txt
-expect_line err.txt "--outputs and --tune exclude each other"
+expect_line err.txt "--outputs and --from exclude each other"
