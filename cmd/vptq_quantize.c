@@ -260,7 +260,7 @@ static int dispatch(vptq_cli *cli, void *arg)
             "missing option: -H/--hessians HDIR (from vptq-hessian) or -c/--calibration TEXT");
     if (a->hessians && text && a->tune < 0)
         return vptq_cli_usage_error(
-            cli, "-H and a calibration text exclude each other (but for --tune)");
+            cli, "-H and a calibration text exclude each other, except with --tune");
     if ((!text || a->hessians) && a->calibrate.outputs)
         return vptq_cli_usage_error(
             cli,

@@ -168,6 +168,7 @@ static vptq_status add_digest(const vptq_ctx *ctx, const char *work,
     return VPTQ_OK;
 }
 
+/* Two runs: quantizes into work/untuned, and tunes that to `work`. */
 static vptq_status quantize_and_tune(vptq_ctx *ctx, const vptq_quantize_options *opt,
                                      const vptq_output *out, vptq_quantize_result *result,
                                      vptq_err *err)

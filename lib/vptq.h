@@ -337,9 +337,9 @@ typedef struct vptq_quantize_options {
     bool dry_run;                     /* report shapes and bits only */
     bool predict;                     /* in a dry run: also the time that a GPU would take */
     bool no_size_warnings;            /* do not warn about codebooks too large for a matrix */
-    /* Tunes the result, from work/untuned, where it is kept, to `work`.  Of these options only
-     * method, text, windows, steps and the like are read; a dry run ignores them.  NULL = no
-     * tuning. */
+    /* NULL, or to tune the result: quantizing then writes work/untuned, which stays, and tuning
+     * writes `work`.  Model, directories, tokenizer and force are those of this run, not of
+     * *tune.  A dry run ignores it: bits and shapes stay. */
     const vptq_tune_options *tune;
 } vptq_quantize_options;
 

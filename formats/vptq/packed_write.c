@@ -151,16 +151,17 @@ static vptq_status add_numbers(const matrix_writer *w, const char *part, uint64_
 
 /* ---- codebooks ---- */
 
-/* Whether n numbers, codebooks of n / groups each, can be stored as int8. */
+/* Whether n numbers, codebooks of n / groups each, can be stored as int8.  Most that cannot are
+ * off the grid, which shows after a few of them. */
 static bool fits_int8(vptq_dtype storage, uint32_t groups, size_t n, const float *x)
 {
     float scale;
-    for (size_t i = 0; i < n; i++)
-        if (vptq_round_to(storage, x[i]) < x[i] || vptq_round_to(storage, x[i]) > x[i] ||
-            (fabsf(x[i]) <= 0 && signbit(x[i])))
-            return false;
     for (uint32_t g = 0; g < groups; g++)
         if (!vptq_grid_find(x + g * (n / groups), n / groups, &scale, NULL))
+            return false;
+    for (size_t i = 0; i < n; i++)
+        if (fabsf(vptq_round_to(storage, x[i]) - x[i]) > 0 ||
+            (fabsf(x[i]) <= 0 && signbit(x[i])))
             return false;
     return true;
 }

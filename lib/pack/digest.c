@@ -158,7 +158,8 @@ out:
     return st;
 }
 
-/* Codebooks stored as int8 decode to the same numbers, and have the digest of these. */
+/* How codebooks are stored does not change a model: its digest is that of the published layout.
+ */
 static bool has_int8(const vptq_checkpoint *c)
 {
     for (size_t i = 0; i < c->quantized_count; i++)

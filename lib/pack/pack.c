@@ -248,10 +248,11 @@ static void warn_of_int8(const packing *p, double bits)
     const vptq_checkpoint *c = p->c;
     const double from = vptq_package_mean_bits(c->quantized, c->quantized_count, true);
     if (!p->int8 && bits > from)
-        vptq_log(p->ctx, VPTQ_LOG_WARN,
-                 "%s: its codebooks of 8 bits are stored in 16: %.4f bits per weight instead "
-                 "of %.4f, which an archive keeps",
-                 c->path, bits, from);
+        vptq_log(
+            p->ctx, VPTQ_LOG_WARN,
+            "%s: codebooks of 8 bits take 16 in the published layout: %.4f bits per weight "
+            "instead of %.4f in an archive",
+            c->path, bits, from);
 }
 
 static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
@@ -325,9 +326,10 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
 vptq_status vptq_digest_portable(const vptq_ctx *ctx, const vptq_checkpoint *c,
                                  vptq_digest_result *r, vptq_err *err)
 {
-    const vptq_pack_options as_quantized = {.form = VPTQ_PACK_ARCHIVE, /* of any plain type */
-                                            .dtype = VPTQ_DTYPE_COUNT,
-                                            .embeddings = VPTQ_DTYPE_COUNT};
+    const vptq_pack_options as_quantized = {
+        .form = VPTQ_PACK_ARCHIVE, /* takes plain tensors of any type */
+        .dtype = VPTQ_DTYPE_COUNT,
+        .embeddings = VPTQ_DTYPE_COUNT};
     uint32_t plain = 0;
     vptq_package out;
     packing p;

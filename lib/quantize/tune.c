@@ -392,8 +392,8 @@ vptq_status vptq_tune_make_stage(const char *work, bool force, vptq_mem *mem, ch
     VPTQ_CHECK(vptq_path_join(manifest, sizeof manifest, work, VPTQ_WORK_FILE, err));
     if (!force && vptq_path_exists(manifest) && !vptq_path_exists(untuned))
         return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' is of a run without tuning as a stage; tune it into another "
-                         "directory (--from), or start over with --force",
+                         "'%s' holds a run without --tune; tune it into another directory "
+                         "(--from), or start over with --force",
                          work);
     VPTQ_CHECK(check_own(work, mem, err));
     return vptq_dir_make(work, err);

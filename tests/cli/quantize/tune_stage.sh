@@ -53,12 +53,12 @@ expect_error 2 "--steps needs --tune METHOD" quantize --steps 3 -o new
 expect_error 2 "--from WORK needs --tune METHOD" "$BIN/vptq-quantize" --from work -c "$text" -o new
 expect_error 2 "missing option: -c/--calibration TEXT to train on" \
     "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h "${light[@]}" --tune e2e -o new
-expect_error 2 "-H and a calibration text exclude each other (but for --tune)" \
+expect_error 2 "-H and a calibration text exclude each other, except with --tune" \
     "$BIN/vptq-quantize" -m "$model" -H h -c "$text" "${light[@]}" -o new
 expect_error 2 "--sequential needs a calibration text (-c TEXT) and no -H" \
     "$BIN/vptq-quantize" -m "$model" -H h -c "$text" "${light[@]}" --sequential --tune e2e -o new
 [ ! -e new ] || fail "a refused run leaves a directory"
-expect_error 1 "'work' is of a run without tuning as a stage; tune it into another directory (--from), or start over with --force" \
+expect_error 1 "'work' holds a run without --tune; tune it into another directory (--from), or start over with --force" \
     quantize --tune e2e --steps 12 --batch 4 -o work
 expect_error 1 "one/untuned/quantize.json belongs to another run: its key 'settings.centroids' is 64, here it is 32" \
     quantize -k 32 --tune e2e --steps 12 --batch 4 -o one

@@ -223,7 +223,7 @@ static void keep_fault(void *arg, const char *text)
     snprintf(f->last, sizeof f->last, "%s", text);
 }
 
-/* A scale next to codebooks of 16 bits is read over, and a fault for who checks. */
+/* Reading ignores a scale next to codebooks of 16 bits; checking reports it. */
 static void test_unused_scale(void **state)
 {
     (void)state;
