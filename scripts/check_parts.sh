@@ -38,10 +38,10 @@ tool_part()
     fi
 }
 
-# title TEXT
+# title TEXT: starts a part, with the minutes since the start of the check
 title()
 {
-    printf '\n== %s\n' "$1"
+    printf '\n== %s (after %d min)\n' "$1" $((SECONDS / 60))
 }
 
 # counted NAME TARGET SETTING..: runs tests that count themselves; a runner that does not is a failed test.

@@ -4,8 +4,8 @@
 #     pool RUN ITEM..    calls RUN ITEM for every item, JOBS at a time (default: one per core), and
 #                        prints the outputs in the order of the items
 #     pool_result NAME PASSED FAILED SKIPPED     called by RUN, once
-#     pool_end           prints "N passed, N failed", with ", N skipped" if there are any; its status
-#                        is 1 if a test failed
+#     pool_end           prints the tests that took longest, if one took 10 seconds, and "N passed, N failed",
+#                        with ", N skipped" if there are any; its status is 1 if a test failed
 #
 # RUN is called in a process of its own, with the empty directory $WORK to itself.  A RUN that ends
 # without a result counts as one failed test.  With TALLY=FILE every result is appended to FILE as
@@ -18,6 +18,7 @@ pool_dir=$(mktemp -d) || exit 1
 trap 'chmod -R u+rwx "$pool_dir"; rm -rf "$pool_dir"' EXIT
 trap 'pool_stop' INT TERM HUP
 : >"$pool_dir/tally"
+: >"$pool_dir/seconds"
 
 # Ends the tests that are running, with everything that they started.
 pool_stop()
@@ -38,8 +39,11 @@ pool_result()
 pool_job()
 {
     trap - EXIT INT TERM HUP
+    local name start=$SECONDS
+    name=$(basename "$(dirname "$2")")/$(basename "$2")
     mkdir "$WORK"
     "$1" "$2" >"$WORK.part" 2>&1 </dev/null
+    echo "$((SECONDS - start)) $name" >>"$pool_dir/seconds"
     mv "$WORK.part" "$WORK.log"
 }
 
@@ -87,7 +91,9 @@ pool()
 
 pool_end()
 {
-    local passed failed skipped line
+    local passed failed skipped line slowest
+    slowest=$(sort -nr "$pool_dir/seconds" | awk '$1 >= 10 && NR <= 10 { printf "%s%s %s s", (NR > 1 ? ", " : ""), $2, $1 }')
+    [ -z "$slowest" ] || echo "slowest: $slowest"
     read -r passed failed skipped < <(
         awk '{ p += $1; f += $2; s += $3 } END { print p + 0, f + 0, s + 0 }' "$pool_dir/tally")
     line="$passed passed, $failed failed"

@@ -87,7 +87,7 @@ windows=$(json_get windows a.json)
 expect_line err.txt "window $((windows - 1)): nll .*, so far $(printf '%.4f' "$(json_get ppl a.json)")$"
 # Long enough for several redraws of the line after the first windows are scored.
 cat long.txt long.txt long.txt long.txt >longer.txt
-"$BIN/vptq-eval" ppl -m "$model" --context 512 --text longer.txt --windows 480 --progress \
+"$BIN/vptq-eval" ppl -m "$model" --context 512 --text longer.txt --windows 240 --progress \
     >out.txt 2>err.txt
 expect_line err.txt 'left  ppl [0-9.]*, windows [0-9]*-[0-9]* of [0-9]*'
 

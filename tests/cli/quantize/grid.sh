@@ -4,7 +4,7 @@ tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
 "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 8 -l 256 -o h -q
 quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -v 4 -k 32 -r 16 -qq "$@"; }
-nll() { "$BIN/vptq-eval" ppl -m "$@" --tokenizer "$tok" --text "$text" --context 256 -qq --format json | json_get nll; }
+nll() { "$BIN/vptq-eval" ppl -m "$@" --tokenizer "$tok" --text "$text" --context 256 --windows 8 -qq --format json | json_get nll; }
 
 quantize -o none > /dev/null
 quantize -o grid --codebook-grid int8 --format json > rows.json

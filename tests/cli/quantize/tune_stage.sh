@@ -6,8 +6,8 @@ light=(-v 4 -k 64 --joint 0 --retrain 0 --sweeps 1 --refits 0 -q)
 quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 "${light[@]}" "$@"; }
 
 quantize -o work >/dev/null
-"$BIN/vptq-quantize" --from work --tune e2e -c "$text" --steps 12 --batch 4 -o tuned -q >/dev/null
-quantize --tune e2e --steps 12 --batch 4 -o one -t 1 --format json >one.json
+"$BIN/vptq-quantize" --from work --tune e2e -c "$text" --steps 12 --batch 1 -o tuned -q >/dev/null
+quantize --tune e2e --steps 12 --batch 1 -o one -t 1 --format json >one.json
 cp -r one result
 mv result/untuned .
 expect_same work untuned
@@ -17,7 +17,7 @@ digest=$("$BIN/vptq-pack" -q --digest tuned)
 "$BIN/vptq-eval" ppl -m one --text "$text" --context 128 --windows 2 -q >/dev/null
 
 # Finished: nothing is done again.
-quantize --tune e2e --steps 12 --batch 4 -o one >again.txt
+quantize --tune e2e --steps 12 --batch 1 -o one >again.txt
 [ "$(tail -n 1 again.txt)" = "digest $digest" ] || fail "$(cat again.txt)"
 ! grep -q 'held-out divergence' again.txt || fail "a finished run tunes again"
 
@@ -27,11 +27,11 @@ cp -r work stopped/untuned
 rm stopped/untuned/report.jsonl stopped/untuned/layer_00[1-4]*
 expect_error 1 "'stopped' is not a work directory: it holds 'untuned' and no quantize.json" quantize -o stopped
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 "${light[@]}" --tune e2e --steps 12 \
-    --batch 4 -o stopped -t 1 >stopped.txt &
+    --batch 1 -o stopped -t 1 >stopped.txt &
 pid=$!
 wait_for 60 test -e stopped/tune.state
 kill_and_wait "$pid"
-quantize --tune e2e --steps 12 --batch 4 -o stopped >/dev/null
+quantize --tune e2e --steps 12 --batch 1 -o stopped >/dev/null
 expect_same one stopped
 
 # Given Hessians: the text is for tuning only, and so are its windows.
@@ -59,12 +59,12 @@ expect_error 2 "--sequential needs a calibration text (-c TEXT) and no -H" \
     "$BIN/vptq-quantize" -m "$model" -H h -c "$text" "${light[@]}" --sequential --tune e2e -o new
 [ ! -e new ] || fail "a refused run leaves a directory"
 expect_error 1 "'work' holds a run without --tune; tune it into another directory (--from), or start over with --force" \
-    quantize --tune e2e --steps 12 --batch 4 -o work
+    quantize --tune e2e --steps 12 --batch 1 -o work
 expect_error 1 "one/untuned/quantize.json belongs to another run: its key 'settings.centroids' is 64, here it is 32" \
-    quantize -k 32 --tune e2e --steps 12 --batch 4 -o one
-expect_exit 1 quantize --tune e2e --steps 3 --batch 4 -o one >/dev/null 2>err.txt
-expect_line err.txt "one/quantize.json belongs to another run: its key 'tune.windows' is 48, here it is 12"
-quantize --tune e2e --steps 12 --batch 4 -o work --force >/dev/null
+    quantize -k 32 --tune e2e --steps 12 --batch 1 -o one
+expect_exit 1 quantize --tune e2e --steps 3 --batch 1 -o one >/dev/null 2>err.txt
+expect_line err.txt "one/quantize.json belongs to another run: its key 'tune.windows' is 12, here it is 3"
+quantize --tune e2e --steps 12 --batch 1 -o work --force >/dev/null
 expect_same one work
 mkdir foreign
 echo x >foreign/file

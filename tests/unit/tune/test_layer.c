@@ -73,13 +73,19 @@ static void run_close(run *t)
 }
 
 /* A whole run on the tiny models. */
+static void tune_with(run *t, const char *teacher, const char *backend, int threads,
+                      const vptq_trainer_options *opt)
+{
+    run_open(t, teacher, backend, threads);
+    run_start(t, opt);
+    run_blocks(t, t->r.m.desc->layers);
+    assert_true(vptq_layerwise_done(t->l));
+}
+
 static void tune(run *t, const char *teacher, const char *backend, int threads, double rate)
 {
     const vptq_trainer_options opt = tiny_options(rate);
-    run_open(t, teacher, backend, threads);
-    run_start(t, &opt);
-    run_blocks(t, t->r.m.desc->layers);
-    assert_true(vptq_layerwise_done(t->l));
+    tune_with(t, teacher, backend, threads, &opt);
 }
 
 static const vptq_layer_report *report(const run *t, uint32_t layer)
@@ -227,16 +233,20 @@ static void test_threads_and_backends(void **state)
     run_close(&ref);
 }
 
-/* The emulated GPU takes the same steps, within its rounding. */
+/* The emulated GPU takes the same steps, within its rounding; two, as it is slow. */
 static void test_emulated_cuda(void **state)
 {
     (void)state;
+    vptq_trainer_options few = tiny_options(0.02);
     run cpu, emu;
     if (vtest_emulated())
         skip();
     assert_non_null(vptq_backend_emu()); /* this reference also links it */
-    tune(&cpu, TEACHER, "cpu", 2, 0.02);
-    tune(&emu, TEACHER, "emu", 1, 0.02);
+    few.windows = few.steps = few.every = 2;
+    few.batch = few.held_out = 1;
+    few.length = 12;
+    tune_with(&cpu, TEACHER, "cpu", 2, &few);
+    tune_with(&emu, TEACHER, "emu", 1, &few);
     for (uint32_t l = 0; l < cpu.r.m.desc->layers; l++)
         assert_true(fabs(report(&cpu, l)->after - report(&emu, l)->after) <=
                     1e-3 * report(&cpu, l)->after);
