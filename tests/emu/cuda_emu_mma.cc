@@ -42,8 +42,10 @@ bool cuda_emu_mma_model(const char *name)
 /* Of the GPUs that the backend supports, Ampere's sums are the least accurate. */
 static void choose_model(void)
 {
+    if (model)
+        return;
     const char *name = getenv("VPTQ_EMU_MMA");
-    if (model || cuda_emu_mma_model(name ? name : "ampere"))
+    if (cuda_emu_mma_model(name ? name : "ampere"))
         return;
     fprintf(stderr, "cuda_emu: no tensor cores '%s'\n", name);
     abort();

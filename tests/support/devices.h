@@ -42,8 +42,8 @@ double devices_float_sum_limit(size_t k);
 /* Calls fn(arg, device) for ref, then for cpu at every level with two threads. */
 typedef void (*devices_fn)(void *arg, const vptq_device *dev, bool is_ref);
 void devices_each(devices_fn fn, void *arg);
-/* The same, then for emu in two orders of its threads: for ops with a kernel and small shapes.
- */
+/* The same, then for emu in two orders of its threads (one in instrumented builds): for ops
+ * with a kernel and small shapes. */
 void devices_each_emu(devices_fn fn, void *arg);
 
 /* An op with its inputs. `out` holds `count` elements; an op that works in place copies its
@@ -61,7 +61,7 @@ typedef struct devices_op {
  * `out`, which may be NULL. */
 void devices_check(const devices_op *op, void *out);
 /* The same, and that emu agrees with ref and gives the same bits in several orders of its
- * threads. */
+ * threads (one in instrumented builds). */
 void devices_check_emu(const devices_op *op, void *out);
 
 /* As vtest_oom_walk, calls fn on a device with this number of threads. Opening the device is
