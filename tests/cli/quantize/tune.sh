@@ -129,6 +129,7 @@ cmp -s short/layer_000_q_proj.safetensors two/layer_000_q_proj.safetensors && fa
 expect_near "$(tail -n 1 short.json | json_get held_out_loss)" "$(tail -n 1 one.json | json_get held_out_loss)" 0.02
 few() { "$BIN/vptq-quantize" --from work --tune e2e -c "$text" -n 6 -l 32 --batch 2 --rate 0.01 --steps 2 --precision bf16 -q "$@"; }
 few -o few -t 1 >/dev/null
+[ "$("$BIN/vptq-pack" -q --digest few)" != "$want" ] || fail "two steps change nothing"
 for level in none avx2 avx512; do # without SIMD one multiplication takes a hundred times as long
     VPTQ_SIMD=$level few -o "few_$level" -t 2 >/dev/null
     expect_same few "few_$level"

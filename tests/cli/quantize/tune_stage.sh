@@ -14,6 +14,7 @@ expect_same work untuned
 expect_same tuned result
 digest=$("$BIN/vptq-pack" -q --digest tuned)
 [ "$(tail -n 1 one.json | json_get digest)" = "$digest" ] || fail "$(tail -n 1 one.json)"
+[ "$("$BIN/vptq-pack" -q --digest work)" != "$digest" ] || fail "tuning changes nothing"
 "$BIN/vptq-eval" ppl -m one --text "$text" --context 128 --windows 2 -q >/dev/null
 
 # Finished: nothing is done again.

@@ -247,6 +247,7 @@ static void test_emulated_cuda(void **state)
     few.length = 12;
     tune_with(&cpu, TEACHER, "cpu", 2, &few);
     tune_with(&emu, TEACHER, "emu", 1, &few);
+    assert_true(report(&cpu, 0)->best_step > 0);
     for (uint32_t l = 0; l < cpu.r.m.desc->layers; l++)
         assert_true(fabs(report(&cpu, l)->after - report(&emu, l)->after) <=
                     1e-3 * report(&cpu, l)->after);
