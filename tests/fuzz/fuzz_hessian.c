@@ -1,8 +1,6 @@
 /* Reads the input as a Hessian file and as the hessian.json of a directory.  Accepted input is
  * described, pooled with itself and, if small, expanded to the whole triangle.  An input with a
  * wrong checksum is read again with the right one, so that mutations get past it. */
-#include <string.h>
-
 #include "hessian/collect.h"
 #include "hessian/hessian.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -34,34 +32,12 @@ static void pool(const vptq_hessian_file *h)
         abort();
 }
 
-/* Puts the checksum that an error names into the file; false if it names none. */
-static bool correct(const char *path, const char *text)
-{
-    static const char is[] = "its checksum is ", expected[] = ", expected ";
-    const char *found = strstr(text, is), *old = found ? strstr(found, expected) : NULL;
-    if (!old || strlen(old) != sizeof expected - 1 + 16)
-        return false;
-    FILE *f = fopen(path, "r+b");
-    char data[4096];
-    const size_t n = f ? fread(data, 1, sizeof data, f) : 0;
-    bool done = false;
-    for (size_t i = 0; n >= 16 && i <= n - 16 && !done; i++) {
-        done = memcmp(data + i, old + sizeof expected - 1, 16) == 0;
-        if (done &&
-            (fseek(f, (long)i, SEEK_SET) || fwrite(found + sizeof is - 1, 16, 1, f) != 1))
-            abort();
-    }
-    if (f)
-        fclose(f);
-    return done;
-}
-
 static void use_file(const char *path)
 {
     vptq_hessian_file h;
     vptq_err err = {0};
     if (vptq_hessian_file_read(path, 0, NULL, &h, &err) &&
-        (!correct(path, err.text) || vptq_hessian_file_read(path, 0, NULL, &h, &err)))
+        (!fuzz_correct(path, err.text) || vptq_hessian_file_read(path, 0, NULL, &h, &err)))
         return;
     bool finite = vptq_hessian_file_check(&h, path, &err) == VPTQ_OK;
     if (h.n <= MAX_COLUMNS) {
@@ -79,7 +55,7 @@ static void use_dir(const char *path, const char *json)
     vptq_hessian_dir d;
     vptq_err err = {0};
     if (vptq_hessian_dir_open(path, &d, &err) &&
-        (!correct(json, err.text) || vptq_hessian_dir_open(path, &d, &err)))
+        (!fuzz_correct(json, err.text) || vptq_hessian_dir_open(path, &d, &err)))
         return;
     if (d.first_layer > d.last_layer || d.last_layer >= d.layers || !(d.factor >= 0))
         abort();
