@@ -25,7 +25,7 @@ typedef struct quantize_args {
     /* tuning */
     const char *from;
     int tune; /* vptq_tune_method - 1; -1: not given */
-    uint64_t steps, passes, batch;
+    uint64_t steps, passes, batch, self_windows;
     double rate;
     int precision; /* index into "float|bf16" */
 } quantize_args;
@@ -59,9 +59,10 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
 
 /* ---- tuning ---- */
 
-enum { MAX_STEPS = 1000000, MAX_PASSES = 1000 };
+enum { MAX_STEPS = 1000000, MAX_PASSES = 1000, MAX_SELF_TEXT = 1000000 };
 
-static const char *const tuning_options[] = {"steps", "passes", "batch", "rate", "precision"};
+static const char *const tuning_options[] = {"steps", "passes",    "batch",
+                                             "rate",  "precision", "self-text"};
 enum { TUNING_OPTIONS = sizeof tuning_options / sizeof *tuning_options };
 
 /* Returns a given option that a run with --from has no use for, or NULL. */
@@ -104,6 +105,9 @@ static int check_tune(const vptq_cli *cli, const quantize_args *a)
     if (a->passes < 1 || a->passes > MAX_PASSES)
         return vptq_cli_usage_error(cli, "--passes %" PRIu64 ": expected 1 to %u", a->passes,
                                     (unsigned)MAX_PASSES);
+    if (a->self_windows > MAX_SELF_TEXT)
+        return vptq_cli_usage_error(cli, "--self-text %" PRIu64 ": expected at most %u",
+                                    a->self_windows, (unsigned)MAX_SELF_TEXT);
     return CLI_OK;
 }
 
@@ -130,6 +134,7 @@ static vptq_status take_tuning(const vptq_cli *cli, const quantize_args *a,
     t->steps = (uint32_t)a->steps;
     t->passes = (uint32_t)a->passes;
     t->batch = a->batch;
+    t->self_windows = a->self_windows;
     t->rate = a->rate;
     t->bf16 = a->precision == 1;
     t->seed = cli->common.seed;
@@ -337,8 +342,11 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "steps", CLI_U64, &a->steps, "N", "steps to take end to end"},
         {0, "passes", CLI_U64, &a->passes, "N", "passes of a layer over the windows"},
         {0, "batch", CLI_U64, &a->batch, "N", "windows of a step"},
+        {0, "self-text", CLI_U64, &a->self_windows, "N",
+         "train on N windows that the original writes itself, too"},
         {0, "rate", CLI_DOUBLE, &a->rate, "X",
-         "largest step, relative to the size of a codebook (default: by the model's size)"},
+         "largest step, relative to the size of a codebook (default: by the model's size and "
+         "loss)"},
         {0, "precision", CLI_CHOICE, &a->precision, "float|bf16",
          "of the numbers that gradients are multiplied from; bf16 is faster on processors with "
          "AMX"}};

@@ -390,12 +390,16 @@ struct vptq_tune_options {
     /* Windows of the text at most, held-out ones included, and tokens of each; 0 windows: as
      * many as the steps (layers alone: the default ones) take if none comes twice. */
     size_t windows, length;
-    double holdout; /* share of the windows that choose what is kept, above 0; NAN: a sixteenth,
-                       at most 32 windows */
-    uint32_t steps; /* end to end */
+    /* Windows besides them that the original writes itself, to train on.  With 0 windows of the
+     * text they take the place of as many; held-out ones are always of the text. */
+    size_t self_windows;
+    double holdout;  /* share of the text's windows that choose what is kept, above 0; NAN: a
+                        sixteenth, at most 32 windows */
+    uint32_t steps;  /* end to end */
     uint32_t passes; /* of a layer over all windows */
     size_t batch;    /* windows of a step */
-    double rate;     /* largest step, relative to a codebook's size; NAN: by the model's size */
+    double rate;     /* largest step, relative to a codebook's size; NAN: from how many numbers
+                        are trained and the loss before the first step */
     bool bf16;       /* gradients from numbers rounded to bfloat16; faster with AMX only */
     uint64_t seed;
     bool force; /* start over in a directory of another run */
@@ -411,6 +415,7 @@ typedef struct vptq_tune_result {
     uint32_t layers;                      /* that were tuned */
     double layer_loss_before, layer_loss; /* their mean losses on the held-out windows */
     uint32_t best_step;               /* whose numbers are kept; 0 = those before the first */
+    double rate;                      /* largest step end to end */
     size_t windows, held_out_windows; /* to train on, and others */
     double held_out_before, held_out; /* mean divergence of the held-out windows */
     double changed;                   /* share of the stored numbers */

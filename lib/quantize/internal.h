@@ -109,9 +109,10 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
 /* VPTQ_E_MISMATCH with the first key in which the manifest at `path` is not `want`. */
 vptq_status vptq_manifest_expect(const char *path, const json_t *want,
                                  vptq_err *err) VPTQ_MUST_CHECK;
-/* Removes report.jsonl, the state of a tuning run and then the matrices, also of layers that
+/* Removes report.jsonl, the files of a tuning run and then the matrices, also of layers that
  * this run does not have. */
-vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_work_clear(const char *work, bool keep_self_text, vptq_mem *mem,
+                            vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Removes the output Hessians that a run has measured. */
 vptq_status vptq_work_forget_outputs(const char *work, vptq_err *err) VPTQ_MUST_CHECK;

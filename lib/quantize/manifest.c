@@ -8,6 +8,7 @@
 #include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
 #include "lib/quantize/internal.h"
+#include "lib/quantize/self_text.h"
 #include "lib/tune/e2e.h"
 
 enum { JSON_LIMIT = 8 << 20, KEY = 256 };
@@ -227,7 +228,7 @@ vptq_status vptq_work_forget_outputs(const char *work, vptq_err *err)
     return remove_file(work, VPTQ_OUTPUTS_FILE, err);
 }
 
-vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err)
+vptq_status vptq_work_clear(const char *work, bool keep_self_text, vptq_mem *mem, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
@@ -238,6 +239,8 @@ vptq_status vptq_work_clear(const char *work, vptq_mem *mem, vptq_err *err)
     VPTQ_TRY(remove_file(work, "report.jsonl", err));
     VPTQ_TRY(remove_file(work, VPTQ_TUNE_STATE_FILE, err));
     VPTQ_TRY(remove_file(work, VPTQ_E2E_ORIGINAL_FILE, err));
+    if (!keep_self_text)
+        VPTQ_TRY(remove_file(work, VPTQ_SELF_TEXT_FILE, err));
     VPTQ_TRY(vptq_work_forget_outputs(work, err));
     VPTQ_TRY(vptq_dir_list(work, &arena, &names, &count, err));
     for (size_t i = 0; i < count; i++)
@@ -285,7 +288,7 @@ vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
             goto out;
         }
         if (st)
-            VPTQ_TRY(vptq_work_clear(q->opt->work, q->dev->ctx->mem, err));
+            VPTQ_TRY(vptq_work_clear(q->opt->work, false, q->dev->ctx->mem, err));
     }
     VPTQ_TRY(vptq_json_save_sealed(path, q->manifest, err));
 out:

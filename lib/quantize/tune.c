@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "lib/model/corpus.h"
+#include "lib/quantize/self_text.h"
 #include "lib/quantize/tune_internal.h"
 
 enum { SAVED_EVERY = 10 }; /* steps */
@@ -38,7 +39,11 @@ static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG, "0 passes over the windows, expected at least 1");
     if (o->method & VPTQ_TUNE_E2E && o->steps < 1)
         return vptq_fail(err, VPTQ_E_ARG, "0 steps, expected at least 1");
-    if (o->batch < 1 || (o->windows && o->batch > o->windows))
+    if (o->self_windows > UINT32_MAX)
+        return vptq_fail(err, VPTQ_E_ARG, "%zu windows of own text, expected at most %u",
+                         o->self_windows, UINT32_MAX);
+    if (o->batch < 1 ||
+        (o->windows && o->batch > o->windows && o->batch - o->windows > o->self_windows))
         return vptq_fail(err, VPTQ_E_ARG,
                          "steps of %zu windows, expected at least 1 and at most all windows",
                          o->batch);
@@ -93,13 +98,15 @@ static vptq_status open_models(vptq_tuner *t, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Copies the windows: those that are held out, spread evenly over the text, to the end. */
+/* Copies `count` windows of the text: those that are held out, spread evenly over it, to the
+ * end.  The original's own go between them. */
 static vptq_status copy_windows(vptq_tuner *t, const vptq_corpus *c, const size_t *starts,
                                 size_t count, vptq_err *err)
 {
     const size_t length = t->opt->length, held_out = t->plan.held_out;
-    size_t next = 0, next_held_out = count - held_out;
-    t->ids = vptq_arena_alloc(&t->arena, count, length * sizeof *t->ids, err);
+    size_t next = 0, next_held_out = t->plan.windows;
+    t->ids =
+        vptq_arena_alloc(&t->arena, next_held_out + held_out, length * sizeof *t->ids, err);
     if (!t->ids)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < count; i++) {
@@ -111,21 +118,28 @@ static vptq_status copy_windows(vptq_tuner *t, const vptq_corpus *c, const size_
     return VPTQ_OK;
 }
 
-/* Windows of `count` to hold out.  Measuring them is to take a small part of the time. */
+/* Windows to hold out of `count` of the text.  Measuring them is to take a small part of the
+ * time. */
 static double held_out_of(const vptq_tune_options *o, double count)
 {
     return isnan(o->holdout) ? fmin(ceil(count / 16), 32) : ceil(o->holdout * count);
 }
 
-/* Windows of which the steps use each once: more would be left over, and taking fewer several
- * times helps less than other text.  Layers get as many as the default steps. */
-static size_t windows_of_steps(const vptq_tune_options *o)
+/* Windows to take of the text, and how many of them to hold out.  Without -n, the steps use
+ * each window once: more would be left over, and taking fewer several times helps less than
+ * other text.  Layers get as many as the default steps. */
+static void wanted_windows(const vptq_tune_options *o, size_t *text, size_t *held_out)
 {
     const uint32_t steps = o->method & VPTQ_TUNE_E2E ? o->steps : vptq_tune_defaults().steps;
     const double used = (double)steps * (double)o->batch;
     const double all = isnan(o->holdout) ? used + held_out_of(o, used * 16 / 15)
                                          : ceil(used / (1 - o->holdout));
-    return all < (double)(SIZE_MAX / 2) ? (size_t)all : SIZE_MAX / 2;
+    const double most = (double)(SIZE_MAX / 2), given = (double)o->windows;
+    const double count = fmin(o->windows ? given : all, most);
+    const double held = fmin(held_out_of(o, count), most);
+    const double replaced = o->windows ? 0 : fmin((double)o->self_windows, count - held);
+    *text = (size_t)(count - replaced);
+    *held_out = (size_t)held;
 }
 
 /* Steps between measurements of the held-out windows: at most ten in all, so that they take a
@@ -135,27 +149,17 @@ static uint32_t measured_every(const vptq_tune_options *o)
     return o->steps > 10 * SAVED_EVERY ? (o->steps + 9) / 10 : SAVED_EVERY;
 }
 
-/* A step follows the gradient of a few thousand tokens.  Its noise grows with the root of the
- * numbers per token, and the rate falls with it.  The numbers are those of all layers, also
- * where layers are tuned one by one.  Fitted to stories260K (15,000 numbers) and
- * SmolLM2-135M (1.5 million), docs/tuning.md. */
-static double rate_of_size(const vptq_tuner *t)
-{
-    static const double factor = 0.03, most = 0.01;
-    const double tokens = (double)t->opt->batch * (double)t->opt->length;
-    const double rate = factor * sqrt(tokens / (double)t->student.count);
-    return rate < most ? rate : most;
-}
-
 static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err *err)
 {
     const vptq_tune_options *o = t->opt;
-    const size_t most = o->windows ? o->windows : windows_of_steps(o);
-    size_t *starts, count;
+    const size_t own = o->self_windows;
+    size_t *starts, wanted, count, held_out;
+    wanted_windows(o, &wanted, &held_out);
     VPTQ_CHECK(
-        vptq_corpus_sample(c, o->length, most, o->seed, &t->arena, &starts, &count, err));
-    const size_t held_out = (size_t)held_out_of(o, (double)count);
-    if (held_out >= count || o->batch > count - held_out)
+        vptq_corpus_sample(c, o->length, wanted, o->seed, &t->arena, &starts, &count, err));
+    if (count < wanted)
+        held_out = (size_t)held_out_of(o, (double)count);
+    if (held_out > count || o->batch > count - held_out + own)
         return vptq_fail(
             err, VPTQ_E_FORMAT,
             "%s has %zu windows of %zu tokens: too few for %zu held out and %zu of "
@@ -163,15 +167,15 @@ static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err 
             c->name, count, o->length, held_out, o->batch);
     t->plan = (vptq_trainer_options){.steps = o->steps,
                                      .batch = o->batch,
-                                     .rate = isnan(o->rate) ? rate_of_size(t) : o->rate,
+                                     .rate = o->rate,
                                      .length = o->length,
-                                     .windows = count - held_out,
+                                     .windows = count - held_out + own,
                                      .held_out = held_out,
                                      .every = measured_every(o),
                                      .seed = o->seed,
                                      .bf16 = o->bf16,
                                      .dir = o->work};
-    t->result->windows = count - held_out;
+    t->result->windows = t->plan.windows;
     t->result->held_out_windows = held_out;
     return copy_windows(t, c, starts, count, err);
 }
@@ -214,6 +218,7 @@ static const vptq_column layer_columns[] = {
      .decimals = 5,
      .width = 8},
     {.name = "best_pass", .title = "pass", VPTQ_REAL(layer_line, best_pass), .width = 5},
+    {.name = "rate", VPTQ_REAL(layer_line, r.rate), .decimals = -3, .width = 9},
     {.name = "changed", VPTQ_REAL(layer_line, changed), .decimals = 4, .width = 7},
     {.name = "seconds", VPTQ_REAL(layer_line, seconds), .decimals = 1, .width = 8}};
 
@@ -346,6 +351,7 @@ static vptq_status tune_e2e(vptq_tuner *t, vptq_err *err)
         vptq_e2e_open(t->dev, &t->original, &t->student, &t->plan, &t->e2e, &start, err));
     vptq_trainer *e2e = vptq_e2e_trainer(t->e2e);
     t->result->held_out_before = start.held_out;
+    t->result->rate = e2e->optimizer.rate;
     VPTQ_CHECK(print_step(t, &start, err));
     const void *saved =
         vptq_tuner_saved(t, t->layer_state_bytes, vptq_trainer_state_bytes(e2e));
@@ -359,8 +365,25 @@ static vptq_status tune_e2e(vptq_tuner *t, vptq_err *err)
 
 /* ---- the run ---- */
 
+/* Completes the windows to train on. */
+static vptq_status write_self_text(vptq_tuner *t, vptq_err *err)
+{
+    const vptq_tune_options *o = t->opt;
+    const vptq_self_text_args args = {.dev = t->dev,
+                                      .model = &t->original,
+                                      .model_fingerprint = t->weights_fingerprint,
+                                      .dir = o->work,
+                                      .windows = o->self_windows,
+                                      .length = o->length,
+                                      .seed = o->seed};
+    const size_t text = t->plan.windows - o->self_windows;
+    return o->self_windows ? vptq_self_text(&args, t->ids + text * o->length, err) : VPTQ_OK;
+}
+
 static vptq_status tune(vptq_tuner *t, vptq_err *err)
 {
+    VPTQ_CHECK(write_self_text(t, err));
+    vptq_tuner_hash_original(t);
     VPTQ_CHECK(vptq_tuner_map_state(t, err));
     if (t->opt->method & VPTQ_TUNE_LAYER)
         VPTQ_CHECK(tune_layers(t, err));
@@ -371,10 +394,11 @@ static vptq_status tune(vptq_tuner *t, vptq_err *err)
 }
 
 /* Before the manifest there may be what a stage of this run has quantized, or the original's
- * hidden states, copied from another run. */
+ * hidden states or own text, copied from another run. */
 static vptq_status check_own(const char *work, vptq_mem *mem, vptq_err *err)
 {
-    static const char *const ours[] = {VPTQ_UNTUNED_DIR, VPTQ_E2E_ORIGINAL_FILE};
+    static const char *const ours[] = {VPTQ_UNTUNED_DIR, VPTQ_E2E_ORIGINAL_FILE,
+                                       VPTQ_SELF_TEXT_FILE};
     char path[PATH_MAX];
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
         VPTQ_CHECK(vptq_path_join(path, sizeof path, work, ours[i], err));
@@ -464,11 +488,14 @@ vptq_status vptq_tune_report(vptq_device *dev, const vptq_tune_options *opt,
                             .layer_loss = unknown,
                             .held_out_before = unknown,
                             .held_out = unknown,
+                            .rate = unknown,
                             .changed = unknown};
     vptq_arena_init(&t.arena, dev->ctx->mem);
     VPTQ_TRY(check_options(opt, err));
     VPTQ_TRY(check_directories(opt, err));
     VPTQ_TRY(open_models(&t, err));
+    if (opt->self_windows)
+        VPTQ_TRY(vptq_self_text_check(&t.original, err));
     VPTQ_TRY(load_text(&t, ids, err));
     VPTQ_TRY(vptq_tuner_make_manifest(&t, ids, err));
     VPTQ_TRY(run(&t, err));
@@ -491,6 +518,7 @@ static const vptq_column end_columns[] = {
     {.name = "layer_loss", VPTQ_REAL(end_line, r.layer_loss)},
     {.name = "steps", VPTQ_INTEGER(end_line, r.steps)},
     {.name = "best_step", VPTQ_INTEGER(end_line, r.best_step)},
+    {.name = "rate", VPTQ_REAL(end_line, r.rate)},
     {.name = "windows", VPTQ_INTEGER(end_line, r.windows)},
     {.name = "held_out_windows", VPTQ_INTEGER(end_line, r.held_out_windows)},
     {.name = "held_out_before", VPTQ_REAL(end_line, r.held_out_before)},

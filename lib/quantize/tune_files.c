@@ -1,6 +1,7 @@
 /* The files of a tuning run: quantize.json, the state, the matrices and report.jsonl. */
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,42 +38,43 @@ static void hash_from(const vptq_tuner *t, const char *manifest, char hex[17])
     snprintf(hex, 17, "%016" PRIx64, h);
 }
 
+static int set_count(json_t *object, const char *key, uint64_t count)
+{
+    return json_object_set_new(object, key, json_integer((json_int_t)count));
+}
+
 static vptq_status add_tune_key(vptq_tuner *t, const char *from, const char *ids_fingerprint,
                                 vptq_err *err)
 {
     const vptq_trainer_options *p = &t->plan;
     const vptq_tune_method method = t->opt->method;
     json_t *tune =
-        json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I}", "tool", "vptq-quantize " VPTQ_VERSION,
-                  "method", vptq_tune_method_name(method), "from", from, "ids", ids_fingerprint,
-                  "windows", (json_int_t)p->windows, "held_out", (json_int_t)p->held_out,
-                  "length", (json_int_t)p->length);
+        json_pack("{s:s, s:s, s:s, s:s}", "tool", "vptq-quantize " VPTQ_VERSION, "method",
+                  vptq_tune_method_name(method), "from", from, "ids", ids_fingerprint);
     if (!tune || json_object_set_new(t->manifest, "tune", tune) ||
-        (method & VPTQ_TUNE_LAYER &&
-         json_object_set_new(tune, "passes", json_integer(t->opt->passes))) ||
-        (method & VPTQ_TUNE_E2E &&
-         json_object_set_new(tune, "steps", json_integer(p->steps))) ||
-        json_object_set_new(tune, "batch", json_integer((json_int_t)p->batch)) ||
-        json_object_set_new(tune, "rate", json_real(p->rate)) ||
+        (t->opt->self_windows && set_count(tune, "self_text", t->opt->self_windows)) ||
+        set_count(tune, "windows", p->windows) || set_count(tune, "held_out", p->held_out) ||
+        set_count(tune, "length", p->length) ||
+        (method & VPTQ_TUNE_LAYER && set_count(tune, "passes", t->opt->passes)) ||
+        (method & VPTQ_TUNE_E2E && set_count(tune, "steps", p->steps)) ||
+        set_count(tune, "batch", p->batch) ||
+        json_object_set_new(tune, "rate", isnan(p->rate) ? json_null() : json_real(p->rate)) ||
         json_object_set_new(tune, "precision", json_string(p->bf16 ? "bf16" : "float")) ||
-        json_object_set_new(tune, "seed", json_integer((json_int_t)p->seed)))
+        set_count(tune, "seed", p->seed))
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     return VPTQ_OK;
 }
 
-/* Fingerprint of what the original's hidden states follow from, so that they serve every run
- * with this original and these windows. */
-static vptq_status hash_original(vptq_tuner *t, const char *path, vptq_err *err)
+/* Weights, windows and precision: all that the original's hidden states follow from, so that
+ * they serve every run with the same. */
+void vptq_tuner_hash_original(vptq_tuner *t)
 {
     const vptq_trainer_options *p = &t->plan;
     const uint64_t sizes[] = {p->length, p->windows, p->bf16};
-    const char *base;
-    VPTQ_CHECK(vptq_json_str_or(t->manifest, path, "base_fingerprint", NULL, &base, err));
-    uint64_t h = vptq_hash(base, strlen(base), 0);
+    uint64_t h = vptq_hash(t->weights_fingerprint, strlen(t->weights_fingerprint), 0);
     h = vptq_hash(sizes, sizeof sizes, h);
     h = vptq_hash(p->ids, (p->windows + p->held_out) * p->length * sizeof *p->ids, h);
     snprintf(t->original_fingerprint, sizeof t->original_fingerprint, "%016" PRIx64, h);
-    return VPTQ_OK;
 }
 
 vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint, vptq_err *err)
@@ -81,6 +83,8 @@ vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint,
     VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->from, VPTQ_WORK_FILE, err));
     VPTQ_CHECK(vptq_json_load(path, JSON_LIMIT, &t->manifest, err));
     VPTQ_CHECK(vptq_json_unseal(t->manifest, path, err));
+    VPTQ_CHECK(vptq_json_str_or(t->manifest, path, "base_fingerprint", NULL,
+                                &t->weights_fingerprint, err));
     VPTQ_CHECK(vptq_json_text(t->manifest, path, false, &text, err));
     hash_from(t, text, from);
     free(text);
@@ -89,7 +93,7 @@ vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint,
     snprintf(t->fingerprint, sizeof t->fingerprint, "%016" PRIx64,
              vptq_hash(text, strlen(text), 0));
     free(text);
-    return hash_original(t, path, err);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err)
@@ -103,7 +107,8 @@ vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err)
             return VPTQ_OK;
         if (!t->opt->force)
             return vptq_fail(err, st, "%s", why.text);
-        VPTQ_CHECK(vptq_work_clear(t->opt->work, t->dev->ctx->mem, err));
+        VPTQ_CHECK(
+            vptq_work_clear(t->opt->work, t->opt->self_windows > 0, t->dev->ctx->mem, err));
     }
     return vptq_json_save_sealed(path, t->manifest, err);
 }

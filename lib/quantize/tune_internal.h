@@ -20,10 +20,11 @@ typedef struct vptq_tuner {
     vptq_e2e *e2e;             /* while it is tuned end to end */
     vptq_arena arena;
     int32_t *ids;
-    json_t *manifest;              /* quantize.json of the result */
-    char fingerprint[17];          /* of the run */
-    char original_fingerprint[17]; /* of the original and the windows */
-    vptq_map saved;                /* the state of an interrupted run; data NULL without one */
+    json_t *manifest;                /* quantize.json of the result */
+    char fingerprint[17];            /* of the run */
+    const char *weights_fingerprint; /* of the original's weights; in the manifest */
+    char original_fingerprint[17];   /* of the original and the windows */
+    vptq_map saved; /* the state of an interrupted run; data NULL without one */
     /* of the layers as they are now, which an end-to-end run begins with */
     char *layer_state;
     size_t layer_state_bytes;
@@ -36,6 +37,8 @@ typedef struct vptq_tuner {
 /* Makes t->manifest, that of `from` with the key "tune", and the fingerprint. */
 vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint,
                                      vptq_err *err) VPTQ_MUST_CHECK;
+/* Makes t->original_fingerprint, when all windows are known. */
+void vptq_tuner_hash_original(vptq_tuner *t);
 /* Writes the manifest, unless the directory has it.  With `force` what another run left is
  * removed. */
 vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err) VPTQ_MUST_CHECK;

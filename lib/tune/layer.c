@@ -217,7 +217,8 @@ static vptq_status train(vptq_layerwise *l, vptq_layer_report *r, vptq_err *err)
     const uint64_t steps = l->t.opt.steps;
     vptq_trainer_report step;
     uint32_t best;
-    *r = (vptq_layer_report){(double)NAN, (double)NAN, (double)NAN};
+    const double unknown = (double)NAN;
+    *r = (vptq_layer_report){unknown, unknown, unknown, unknown};
     if (!range.count)
         return VPTQ_OK;
     VPTQ_CHECK(vptq_trainer_begin(&l->t, &range, &step, err));
@@ -229,6 +230,7 @@ static vptq_status train(vptq_layerwise *l, vptq_layer_report *r, vptq_err *err)
     }
     r->after = vptq_trainer_best(&l->t, &best);
     r->best_step = best;
+    r->rate = l->t.optimizer.rate;
     return VPTQ_OK;
 }
 

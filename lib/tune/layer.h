@@ -30,6 +30,7 @@ typedef struct vptq_layerwise vptq_layerwise;
 typedef struct vptq_layer_report {
     double before, after; /* held-out loss, after: of the stored numbers that are kept */
     double best_step;     /* whose numbers those are; 0: the original ones */
+    double rate;          /* of the optimizer */
 } vptq_layer_report;
 
 /* Models with the same blocks.  Both streams begin as the embeddings. */

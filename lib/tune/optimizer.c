@@ -9,11 +9,11 @@ static const double b1 = 0.9, b2 = 0.95, epsilon = 1e-8;
 static const double last_rate = 0.05; /* of the largest, at the end */
 static const double clip = 2;         /* of the median norm */
 
-vptq_status vptq_optimizer_open(const vptq_student *s, uint32_t steps, double rate,
-                                vptq_arena *arena, vptq_optimizer *o, vptq_err *err)
+vptq_status vptq_optimizer_open(const vptq_student *s, uint32_t steps, vptq_arena *arena,
+                                vptq_optimizer *o, vptq_err *err)
 {
     const uint32_t warm_up = steps / 10;
-    *o = (vptq_optimizer){.steps = steps, .warm_up = warm_up < 10 ? warm_up : 10, .rate = rate};
+    *o = (vptq_optimizer){.steps = steps, .warm_up = warm_up < 10 ? warm_up : 10};
     o->m = vptq_arena_zalloc(arena, s->count, sizeof *o->m, err);
     o->v = vptq_arena_zalloc(arena, s->count, sizeof *o->v, err);
     o->norms = vptq_arena_zalloc(arena, steps, sizeof *o->norms, err);

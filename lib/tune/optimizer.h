@@ -16,17 +16,16 @@
 
 typedef struct vptq_optimizer {
     uint32_t steps, warm_up; /* planned */
-    double rate;             /* largest step, relative to the size of a tensor */
+    double rate;             /* largest step, relative to the size of a tensor; the caller's */
     uint32_t step;           /* taken */
     vptq_tensor_range range; /* that are moved */
     float *m, *v;            /* [count of the student] */
     double *norms;           /* [steps] of the gradients */
 } vptq_optimizer;
 
-/* Arrays in `arena`; for all tensors, at step 0. */
-vptq_status vptq_optimizer_open(const vptq_student *s, uint32_t steps, double rate,
-                                vptq_arena *arena, vptq_optimizer *o,
-                                vptq_err *err) VPTQ_MUST_CHECK;
+/* Arrays in `arena`; for all tensors, at step 0, with a rate of 0. */
+vptq_status vptq_optimizer_open(const vptq_student *s, uint32_t steps, vptq_arena *arena,
+                                vptq_optimizer *o, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Back to step 0, for these tensors. */
 void vptq_optimizer_begin(vptq_optimizer *o, const vptq_tensor_range *range);

@@ -21,7 +21,7 @@
 typedef struct vptq_trainer_options {
     uint32_t steps;
     size_t batch;       /* windows per step */
-    double rate;        /* of the optimizer */
+    double rate;        /* of the optimizer; NAN: from numbers and loss before the first step */
     size_t length;      /* tokens of a window, at least 2 */
     size_t group;       /* windows that go through the model at once; set by its opener */
     size_t windows;     /* to train on; passed in another order each time all have been used */
@@ -78,8 +78,8 @@ vptq_status vptq_trainer_open(vptq_device *dev, vptq_student *student,
                               vptq_trainer *t, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_trainer_close(vptq_trainer *t); /* accepts a zeroed struct */
 
-/* Begins at step 0 with these tensors and measures the held-out windows.  May be called again
- * for other tensors. */
+/* Begins at step 0 with these tensors, measures the held-out windows and sets optimizer.rate.
+ * May be called again for other tensors. */
 vptq_status vptq_trainer_begin(vptq_trainer *t, const vptq_tensor_range *range,
                                vptq_trainer_report *start, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -40,7 +40,8 @@ export r $hessian --export ../h -o out
 quantize rt $quantize -m ../model -H ../h --layers 0-0 -k 16 -o out
 calibrate rt $quantize -m ../model -c ../text -n 2 -l 64 --layers 0-0 -k 16 -o out
 tune rt $quantize --from ../w --tune e2e -c ../text -n 4 -l 64 --batch 1 --steps 2 -o out
-tune-layer rt $quantize --from ../w --tune layer,e2e -c ../text -n 4 -l 64 --batch 1 --passes 1 --steps 1 -o out
+tune-layer rt $quantize --from ../w --tune layer,e2e -c ../text -n 4 -l 16 --batch 1 --passes 1 --steps 1 \
+--self-text 2 -o out
 plan t $quantize -m ../model --dry-run
 presets - $quantize --preset list
 pack t $pack ../w -o out

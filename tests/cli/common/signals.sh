@@ -99,8 +99,8 @@ signals show - "$BIN/vptq-hessian" --show h
 signals quantize out "${quantize[@]}" -H h -o out
 signals quantize-sequential out "${quantize[@]}" -c text -n 2 -l 64 --sequential -o out
 signals tune out "$BIN/vptq-quantize" -qq --from w --tune e2e -c text -n 4 -l 64 --batch 1 --steps 12 -t 2 -o out
-signals tune-layer out "$BIN/vptq-quantize" -qq --from w --tune layer,e2e -c text -n 4 -l 64 --batch 1 --passes 1 \
-    --steps 2 -t 2 -o out
+signals tune-layer out "$BIN/vptq-quantize" -qq --from w --tune layer,e2e -c text -n 4 -l 16 --batch 1 --passes 1 \
+    --steps 2 --self-text 2 -t 2 -o out
 signals ablate out "$BIN/vptq-eval" ablate -qq -m "$model" --table rows.json -c text -n 2 -l 64 --text short \
     --context 64 --layers 0-0 --set kmeans_iterations=2 -o out
 signals pack out "$BIN/vptq-pack" -qq w -o out

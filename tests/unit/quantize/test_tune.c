@@ -44,6 +44,10 @@ static void test_options(void **state)
     o.batch = 129;
     o.windows = 128;
     expect(&o, VPTQ_E_ARG, "steps of 129 windows, expected at least 1 and at most all windows");
+    o.self_windows = 1; /* the batch fits, and the directory is missing */
+    expect(&o, VPTQ_E_IO, "tests/golden/missing");
+    o.self_windows = (size_t)UINT32_MAX + 1;
+    expect(&o, VPTQ_E_ARG, "4294967296 windows of own text, expected at most 4294967295");
     o = good(VPTQ_TUNE_LAYER);
     o.length = 1;
     expect(&o, VPTQ_E_ARG, "windows of 1 tokens, expected at least 2");

@@ -227,7 +227,7 @@ static void test_due_measurement(void **state)
     run_close(&whole);
 }
 
-/* Without a rate nothing moves, and no look at the held-out windows is better than the first.
+/* At rate 0 nothing moves, and no look at the held-out windows is better than the first.
  */
 static void test_rate_0(void **state)
 {
@@ -241,17 +241,35 @@ static void test_rate_0(void **state)
     run_close(&t);
 }
 
+/* Without a rate it is that of the rule, for the numbers that are trained and the loss at the
+ * start; the steps are those of a run that is given it. */
+static void test_rate_of_loss(void **state)
+{
+    run by_rule, given;
+    vwork_make(*state);
+    tune_work(&by_rule, *state, "cpu", 1, (double)NAN);
+    const double tokens = 2 * 20, numbers = (double)by_rule.s.count;
+    const double rate = 0.01 * sqrt(sqrt(tokens / numbers)) * sqrt(by_rule.start.held_out);
+    assert_true(fabs(by_rule.t->optimizer.rate - rate) <= rate / 256); /* 8 bits of it */
+    assert_true(by_rule.last.held_out < by_rule.start.held_out);
+    tune_work(&given, *state, "cpu", 1, by_rule.t->optimizer.rate);
+    assert_memory_equal(by_rule.s.master, given.s.master, given.s.count * sizeof(float));
+    run_close(&by_rule);
+    run_close(&given);
+}
+
 /* A model that is its own original has no divergence and no gradient: exactly 0. */
 static void test_own_teacher(void **state)
 {
     (void)state;
-    const vptq_trainer_options opt = tiny_options(0.02);
+    const vptq_trainer_options opt = tiny_options((double)NAN);
     run t;
     run_open(&t, "tests/golden/packed_qwen3", "tests/golden/packed_qwen3", "cpu", 2);
     t.ids = random_ids((opt.windows + opt.held_out) * opt.length);
     run_start(&t, &opt);
     run_steps(&t);
     assert_true(t.start.held_out == 0 && t.last.loss == 0 && t.last.norm == 0);
+    assert_true(t.t->optimizer.rate == 0);
     assert_memory_equal(t.s.stored, t.s.original, t.s.count * sizeof *t.s.stored);
     run_close(&t);
 }
@@ -392,6 +410,7 @@ static void test_out_of_memory(void **state)
 
 VTEST_MAIN(scratch_test(test_threads_and_backends), scratch_test(test_emulated_cuda),
            scratch_test(test_state), scratch_test(test_due_measurement),
-           scratch_test(test_rate_0), cmocka_unit_test(test_best_is_kept),
-           cmocka_unit_test(test_own_teacher), cmocka_unit_test(test_not_finite),
-           cmocka_unit_test(test_stories), cmocka_unit_test(test_out_of_memory))
+           scratch_test(test_rate_0), scratch_test(test_rate_of_loss),
+           cmocka_unit_test(test_best_is_kept), cmocka_unit_test(test_own_teacher),
+           cmocka_unit_test(test_not_finite), cmocka_unit_test(test_stories),
+           cmocka_unit_test(test_out_of_memory))

@@ -23,7 +23,8 @@ static void rig_open(rig *t, uint32_t steps, double rate)
     vptq_err err;
     vrig_open(&t->r, PACKED, NULL, false);
     assert_ok(vptq_student_open(&t->r.ctx, &t->r.m, &t->s, &err), &err);
-    assert_ok(vptq_optimizer_open(&t->s, steps, rate, &t->s.arena, &t->o, &err), &err);
+    assert_ok(vptq_optimizer_open(&t->s, steps, &t->s.arena, &t->o, &err), &err);
+    t->o.rate = rate;
     t->g = vtest_alloc(t->s.count, sizeof *t->g);
 }
 
