@@ -1,5 +1,6 @@
-/* Internal: the ops that the encoder, k-means and factoring need between searches and products.
- * With them an array stays on the device from the first step to the last.
+/* Internal: the ops that the encoder, k-means and factoring need between searches and products,
+ * and those of uniform quantization.  With them an array stays on the device from the first
+ * step to the last.
  *
  * Most are one loop; backend.h has the rules that all ops share.  Arrays are in device memory
  * unless a comment says "host".  Elements are floats rounded after every operation, sums are
@@ -11,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/dtype.h"
 #include "lib/base/status.h"
 
 typedef struct vptq_dev vptq_dev;
@@ -217,6 +219,52 @@ typedef struct vptq_worst_args {
 typedef vptq_status vptq_op_worst_vectors(vptq_dev *dev, const vptq_worst_args *a,
                                           vptq_err *err);
 
+/* ---- uniform quantization ----
+ *
+ * Codes of `bits` bits (1 to 8) stand for evenly spaced numbers: in row r, code c for (c -
+ * zero[r]) * scale[r], rounded to float and then to `storage`, F16 or BF16
+ * (lib/base/uniform.h). All backends give the same bits, except those of a NaN. */
+
+/* Scale and zero point of every row.  With lo = min(0, min z) and hi = max(0, max z) over the
+ * columns of z, NaN ignored, or with `symmetric` the larger of -lo and hi on both sides,
+ *     scale = (hi - lo) / (2^bits - 1)    zero = clamp(rint(-lo / scale), 0, 2^bits - 1)
+ * in float.  The scale is rounded to the storage type before it is used; it is infinite if that
+ * cannot hold it, and the smallest positive normal number of the type if it would be 0 (a row
+ * of zeros, or tiny numbers).  With `symmetric` the zero point is 2^(bits - 1). */
+typedef struct vptq_uniform_range_args {
+    size_t cols, rows;
+    const float *z; /* [cols, rows] */
+    size_t ldz;
+    uint32_t bits;
+    bool symmetric;
+    vptq_dtype storage;
+    float *scale;  /* [rows] */
+    uint8_t *zero; /* [rows] */
+} vptq_uniform_range_args;
+typedef vptq_status vptq_op_uniform_range(vptq_dev *dev, const vptq_uniform_range_args *a,
+                                          vptq_err *err);
+
+/* One block of the column pass, as vq_pass, with uniform codes.  For t = 0..cols-1 and every
+ * row r, in float with halves rounded to even:
+ *     code = clamp(rint(z[t][r] / scale[r]) + zero[r], 0, 2^bits - 1), 0 for NaN
+ *     err[t][r] = (z[t][r] - d) / u[t][t], d being what the code stands for
+ *     z[s][r] -= err[t][r] * u[t][s] for t < s < cols, the product rounded first
+ * Without u nothing is propagated: z is only read, and err is not written. */
+typedef struct vptq_uniform_pass_args {
+    size_t cols, rows;
+    float *z;       /* [cols, rows] in: compensated so far; out: as it was quantized */
+    const float *u; /* [cols, cols]; only the upper triangle is read; or NULL */
+    uint32_t bits;
+    vptq_dtype storage;
+    const float *scale;  /* [rows] positive */
+    const uint8_t *zero; /* [rows] at most 2^bits - 1 */
+    uint8_t *codes;      /* [cols, rows] */
+    float *err;          /* [cols, rows]; may be NULL without u */
+    size_t ldz, ldu, ldc, lde;
+} vptq_uniform_pass_args;
+typedef vptq_status vptq_op_uniform_pass(vptq_dev *dev, const vptq_uniform_pass_args *a,
+                                         vptq_err *err);
+
 /* ---- packing ---- */
 
 /* Packs the indices of a column group as lib/base/vq.h stores them: entry e of row i is idx |
@@ -236,7 +284,7 @@ typedef vptq_status vptq_op_vq_pack(vptq_dev *dev, const vptq_pack_args *a, vptq
     OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(pack_lower)                 \
     OP(reverse_upper) OP(subtract) OP(affine) OP(column_dots) OP(solve_upper)                  \
     OP(dot) OP(cg_step) OP(cg_turn) OP(add_rounded) OP(add_widened) OP(narrow)                 \
-    OP(move_centroids) OP(worst_vectors) OP(vq_pack)
+    OP(move_centroids) OP(worst_vectors) OP(uniform_range) OP(uniform_pass) OP(vq_pack)
 /* clang-format on */
 
 #endif

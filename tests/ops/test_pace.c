@@ -208,6 +208,28 @@ static vptq_status run_vq_descend_output(bench *b, vptq_err *err)
     return st ? st : b->dev.ops->vq_descend_output(b->dev.state, &d, err);
 }
 
+/* Scales and zero points are any floats and bytes of x. */
+static vptq_status run_uniform_pass(bench *b, vptq_err *err)
+{
+    const void *zero = b->x;
+    void *codes = b->y + 2 * MATRIX;
+    const vptq_uniform_pass_args a = {.cols = COLS,
+                                      .rows = ROWS,
+                                      .z = b->y,
+                                      .u = b->x + 20000,
+                                      .bits = 8,
+                                      .storage = VPTQ_F16,
+                                      .scale = b->x + 30000,
+                                      .zero = zero,
+                                      .codes = codes,
+                                      .err = b->y + MATRIX,
+                                      .ldz = ROWS,
+                                      .ldu = COLS,
+                                      .ldc = ROWS,
+                                      .lde = ROWS};
+    return b->dev.ops->uniform_pass(b->dev.state, &a, err);
+}
+
 /* More rows than a panel has, with a window and earlier keys. */
 static vptq_attention_args attention_of(const bench *b)
 {
@@ -307,6 +329,7 @@ static const struct {
     {.name = "vq_pass", .run = run_vq_pass},
     {.name = "vq_descend", .run = run_vq_descend},
     {.name = "vq_descend_output", .run = run_vq_descend_output},
+    {.name = "uniform_pass", .run = run_uniform_pass},
     {.name = "attention", .run = run_attention},
     {.name = "attention_mass", .run = run_attention_mass},
     {.name = "attention_paged", .run = run_attention_paged},

@@ -148,6 +148,27 @@ static void worst_vectors_arrays(shadow *s, const vptq_worst_args *a, vptq_worst
 }
 SHADOW_OP(worst_vectors, vptq_worst_args)
 
+static void uniform_range_arrays(shadow *s, const vptq_uniform_range_args *a,
+                                 vptq_uniform_range_args *d)
+{
+    IN(z, shadow_span(a->cols, a->rows, a->ldz));
+    OUT(scale, a->rows);
+    OUT(zero, a->rows);
+}
+SHADOW_OP(uniform_range, vptq_uniform_range_args)
+
+static void uniform_pass_arrays(shadow *s, const vptq_uniform_pass_args *a,
+                                vptq_uniform_pass_args *d)
+{
+    OUT(z, shadow_span(a->cols, a->rows, a->ldz));
+    IN(u, shadow_span(a->cols, a->cols, a->ldu));
+    IN(scale, a->rows);
+    IN(zero, a->rows);
+    OUT(codes, shadow_span(a->cols, a->rows, a->ldc));
+    OUT(err, shadow_span(a->cols, a->rows, a->lde));
+}
+SHADOW_OP(uniform_pass, vptq_uniform_pass_args)
+
 static void vq_pack_arrays(shadow *s, const vptq_pack_args *a, vptq_pack_args *d)
 {
     IN(idx, a->cols * a->vector_rows);

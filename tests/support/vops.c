@@ -364,6 +364,11 @@ RUN(move_centroids, vptq_move_args, .k = K, .v = V, .sums = r->d, .weights = r->
     .centroids = r->y, .before = r->y + N, .moved = &sum, .empty = &count)
 RUN(worst_vectors, vptq_worst_args, .n = N, .count = C, .v = V, .k = K, .x = r->y,
     .idx = r->idx, .centroids = r->x, .loss = loss, .at = at)
+RUN(uniform_range, vptq_uniform_range_args, .cols = C, .rows = N, .z = r->x, .ldz = N,
+    .bits = 4, .storage = VPTQ_F16, .scale = r->y, .zero = (void *)r->idx)
+RUN(uniform_pass, vptq_uniform_pass_args, .cols = C, .rows = N, .z = r->y, .u = r->x, .bits = 4,
+    .storage = VPTQ_F16, .scale = r->x, .zero = (void *)r->idx, .codes = (void *)(r->idx + N),
+    .err = r->y + N * C, .ldz = N, .ldu = C, .ldc = N, .lde = N)
 RUN(vq_pack, vptq_pack_args, .cols = C, .vector_rows = C, .bits = 5, .idx = r->idx,
     .words = r->idx + N * C, .ldw = C)
 

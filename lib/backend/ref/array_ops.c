@@ -1,4 +1,4 @@
-/* The ops of array_ops.h, one loop each. */
+/* The ops of array_ops.h, one loop each; uniform.c has those of uniform quantization. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
