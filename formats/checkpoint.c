@@ -73,6 +73,14 @@ const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
                                                                               : NULL;
 }
 
+size_t vptq_checkpoint_uniform_count(const vptq_checkpoint *c)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < c->set.count; i++)
+        count += c->set.tensors[i].uniform != NULL;
+    return count;
+}
+
 /* ---- faults ---- */
 
 bool vptq_checkpoint_is_fault(vptq_status st)

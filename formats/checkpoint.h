@@ -1,6 +1,7 @@
 /* Internal: opens any MODEL: a Hugging Face directory, a GGUF file, a llama2.c .bin, a packed
  * VPTQ directory, a .vptq archive or a quantize work directory.  All give the same view: a
- * description, tensors under Hugging Face names, and quantized matrices by module path.
+ * description, tensors under Hugging Face names, and vector-quantized matrices by module path.
+ * Uniformly quantized matrices are tensors, too (vptq_tensor.uniform).
  *
  *     vptq_checkpoint c;
  *     VPTQ_CHECK(vptq_checkpoint_open(ctx, path, NULL, &c, err));
@@ -85,6 +86,9 @@ const struct vptq_layer_file *vptq_checkpoint_layer(const vptq_checkpoint *c, si
 /* NULL if the module is not quantized. */
 const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
                                                     const char *module);
+
+/* Number of uniformly quantized matrices: tensors of the set with `uniform`. */
+size_t vptq_checkpoint_uniform_count(const vptq_checkpoint *c);
 
 /* Reads the tokenizer; VPTQ_E_FORMAT if the model has none. */
 vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx, vptq_vocab *v,

@@ -58,12 +58,27 @@ static void add_matrix(piece_list *list, const vptq_vq *q)
     }
 }
 
+static void add_uniform(piece_list *list, const vptq_uniform *u)
+{
+    const vptq_uniform_shape *s = &u->shape;
+    const size_t numbers = (size_t)s->out * vptq_uniform_groups(s);
+    add_pieces(list, u->codes, s->out * vptq_uniform_row_words(s) * sizeof *u->codes, false);
+    add_pieces(list, u->scales, numbers * sizeof *u->scales, false);
+    if (u->zeros)
+        add_pieces(list, u->zeros, numbers, false);
+    if (u->groups)
+        add_pieces(list, u->groups, s->in * sizeof *u->groups, false);
+}
+
 /* The matrices of packed files are tensors of the set; those of a work directory are not. */
 static void add_all(piece_list *list, const vptq_checkpoint *c)
 {
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];
-        add_pieces(list, t->data, t->bytes, t->mapped);
+        if (t->uniform)
+            add_uniform(list, t->uniform);
+        else
+            add_pieces(list, t->data, t->bytes, t->mapped);
     }
     if (c->kind == VPTQ_CKPT_WORK)
         for (size_t i = 0; i < c->quantized_count; i++)
@@ -103,6 +118,10 @@ static vptq_status describe_tensor(const vptq_tensor *t, vptq_buf *b, vptq_err *
                         vptq_dtype_get(t->round_to)->name, t->rope_heads);
     for (uint32_t i = 0; i < t->dims && !st; i++)
         st = vptq_buf_printf(b, err, " %" PRIu64, t->shape[i]);
+    if (t->uniform && !st)
+        st = vptq_buf_printf(b, err, " uniform %u %u %d %d", t->uniform->shape.bits,
+                             t->uniform->shape.group_size, t->uniform->shape.has_zeros,
+                             t->uniform->shape.has_groups);
     return st ? st : vptq_buf_add(b, "\n", 1, err);
 }
 

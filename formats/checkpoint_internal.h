@@ -33,6 +33,9 @@ vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *n
 /* Reads the matrices that c->config lists from c->set. */
 vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c,
                                           vptq_err *err) VPTQ_MUST_CHECK;
+/* Reads the uniformly quantized matrices that c->config lists, and puts their weights in place
+ * of the tensors that store them. */
+vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
                                          vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
 

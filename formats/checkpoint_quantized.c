@@ -6,6 +6,7 @@
 
 #include "formats/checkpoint_internal.h"
 #include "formats/hf/config.h"
+#include "lib/base/text.h"
 
 static int by_name(const void *a, const void *b)
 {
@@ -102,6 +103,97 @@ vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c, 
     return st;
 }
 
+/* ---- uniformly quantized matrices ---- */
+
+/* The weight of a uniformly quantized linear layer, as a tensor. */
+static vptq_tensor uniform_tensor(const vptq_compressed_matrix *m, const char *name,
+                                  const char *file)
+{
+    const vptq_uniform_shape *s = &m->u.shape;
+    return (vptq_tensor){.name = name,
+                         .type = m->storage,
+                         .dims = 2,
+                         .shape = {s->out, s->in},
+                         .bytes = (size_t)(vptq_uniform_count_bits(s).total / 8),
+                         .round_to = m->storage,
+                         .file = file,
+                         .uniform = &m->u};
+}
+
+static int by_module(const void *a, const void *b)
+{
+    return strcmp(((const vptq_compressed_matrix *)a)->name,
+                  ((const vptq_compressed_matrix *)b)->name);
+}
+
+/* The matrix that a tensor is a stored part of, or NULL. */
+static const vptq_compressed_matrix *matrix_of(const vptq_compressed_matrix *sorted,
+                                               size_t count, const char *tensor)
+{
+    char module[VPTQ_NAME_MAX];
+    size_t length = vptq_compressed_module_length(tensor);
+    if (!length)
+        length = vptq_text_before(tensor, ".weight");
+    if (!length || length >= sizeof module)
+        return NULL;
+    snprintf(module, sizeof module, "%.*s", (int)length, tensor);
+    const vptq_compressed_matrix key = {.name = module};
+    return count ? bsearch(&key, sorted, count, sizeof key, by_module) : NULL;
+}
+
+/* Puts one tensor, the weight, in place of the stored parts of each matrix. */
+static vptq_status replace_parts(vptq_checkpoint *c, const vptq_compressed_matrix *sorted,
+                                 size_t count, vptq_err *err)
+{
+    vptq_tensor_set *set = &c->set;
+    const char *file = c->path;
+    char name[VPTQ_NAME_MAX + 8];
+    size_t kept = 0;
+    for (size_t i = 0; i < set->count; i++) {
+        file = set->tensors[i].file;
+        if (!matrix_of(sorted, count, set->tensors[i].name))
+            set->tensors[kept++] = set->tensors[i];
+    }
+    set->count = kept;
+    for (size_t i = 0; i < count; i++) { /* each had two parts at least: there is space */
+        snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, sorted[i].name);
+        const char *own = vptq_arena_strdup(&c->arena, name, err);
+        if (!own)
+            return VPTQ_E_NOMEM;
+        set->tensors[set->count++] = uniform_tensor(&sorted[i], own, file);
+    }
+    return vptq_tensor_set_finish(set, err);
+}
+
+vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
+{
+    const size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    size_t count = 0;
+    char name[VPTQ_NAME_MAX];
+    vptq_compressed_matrix *list = vptq_arena_alloc(&c->arena, most, sizeof *list, err);
+    if (!list)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < most; i++) {
+        vptq_compressed_layout layout;
+        bool quantized;
+        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
+                              (vptq_linear)(i % VPTQ_LINEAR_COUNT));
+        VPTQ_CHECK(
+            vptq_compressed_layout_of(c->config, name, c->path, &layout, &quantized, err));
+        if (!quantized)
+            continue;
+        const char *own = vptq_arena_strdup(&c->arena, name, err);
+        if (!own)
+            return VPTQ_E_NOMEM;
+        vptq_status st =
+            vptq_compressed_read(&c->set, &layout, own, c->path, &c->arena, &list[count], err);
+        count += !st;
+        VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
+    }
+    qsort(list, count, sizeof *list, by_module);
+    return replace_parts(c, list, count, err);
+}
+
 /* ---- archive ---- */
 
 /* Source of an archived tensor's bytes. */
@@ -177,10 +269,12 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
                          c->path);
     VPTQ_CHECK(vptq_json_parse(text.data, text.len, name, &c->config, err));
     VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
-    VPTQ_CHECK(read_archive_entries(c, shapes_only, err));
+    const bool uniform = vptq_compressed_is_config(c->config);
+    VPTQ_CHECK(read_archive_entries(c, shapes_only && !uniform, err));
     if (vptq_archive_find(f->archive, "tokenizer.json", false))
         c->tokenizer = c->path;
-    return vptq_checkpoint_read_matrices(shapes_only, c, err);
+    return uniform ? vptq_checkpoint_read_uniform(c, err)
+                   : vptq_checkpoint_read_matrices(shapes_only, c, err);
 }
 
 /* ---- work directory ---- */
@@ -229,18 +323,23 @@ static vptq_status add_base_tensors(vptq_checkpoint *c, vptq_err *err)
     return vptq_tensor_set_finish(&c->set, err);
 }
 
+/* *weight = the tensor of the base model that the matrix replaces. */
 static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
-                               const vptq_packed_matrix *m, vptq_err *err)
+                               const vptq_layer_file *f, const vptq_tensor **weight,
+                               vptq_err *err)
 {
-    char weight[VPTQ_NAME_MAX + 8];
-    snprintf(weight, sizeof weight, "%.*s.weight", VPTQ_NAME_MAX, m->name);
-    if (!vptq_tensor_find(&c->set, weight))
+    char name[VPTQ_NAME_MAX + 8];
+    const char *module = vptq_layer_file_matrix(f);
+    const vptq_dtype storage = f->is_uniform ? f->uniform.storage : f->matrix.storage;
+    snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, module);
+    *weight = vptq_tensor_find(&c->set, name);
+    if (!*weight)
         return vptq_fail(err, VPTQ_E_MISMATCH, "%s: matrix '%.200s' is not in the base model",
-                         path, m->name);
-    if (m->storage != c->storage)
+                         path, module);
+    if (storage != c->storage)
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: is stored as %s, " VPTQ_WORK_FILE " says %s", path,
-                         vptq_dtype_get(m->storage)->name, vptq_dtype_get(c->storage)->name);
+                         vptq_dtype_get(storage)->name, vptq_dtype_get(c->storage)->name);
     return VPTQ_OK;
 }
 
@@ -253,10 +352,15 @@ static vptq_status read_layer(const vptq_ctx *ctx, const char *path, vptq_checkp
     if (st)
         return vptq_checkpoint_report_fault(c, st, err);
     c->files->layer_count++;
-    st = check_layer(c, path, &f->matrix, err);
+    const vptq_tensor *weight;
+    st = check_layer(c, path, f, &weight, err);
     if (st)
         return vptq_checkpoint_report_fault(c, st, err);
-    c->quantized[c->quantized_count++] = f->matrix;
+    if (f->is_uniform)
+        c->set.tensors[weight - c->set.tensors] =
+            uniform_tensor(&f->uniform, weight->name, weight->file);
+    else
+        c->quantized[c->quantized_count++] = f->matrix;
     return VPTQ_OK;
 }
 

@@ -26,7 +26,7 @@ size_t vptq_tensor_cols(const vptq_tensor *t)
 vptq_status vptq_tensor_bytes(const vptq_tensor *t, size_t offset, size_t n, void *buf,
                               const uint8_t **bytes, vptq_err *err)
 {
-    VPTQ_BUG_IF(offset > t->bytes || n > t->bytes - offset);
+    VPTQ_BUG_IF(t->uniform || offset > t->bytes || n > t->bytes - offset);
     *bytes = t->data ? t->data + offset : buf;
     if (t->data || n == 0)
         return VPTQ_OK;
@@ -140,7 +140,9 @@ vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *d
     VPTQ_BUG_IF(t->rope_heads && vector && info->block > 1);
     if (n == 0 || cols == 0)
         return VPTQ_OK;
-    if (!t->rope_heads)
+    if (t->uniform)
+        vptq_uniform_read(t->uniform, r0, n, dst);
+    else if (!t->rope_heads)
         convert_range(t, r0 * cols, n * cols, dst);
     else if (vector)
         for (size_t c = 0; c < cols; c++)

@@ -12,6 +12,7 @@
 #include "lib/base/file.h"
 #include "lib/base/mem.h"
 #include "lib/base/strmap.h"
+#include "lib/base/uniform.h"
 
 enum { VPTQ_MAX_DIMS = 8, VPTQ_TENSOR_PIECE = 16 << 20 };
 
@@ -37,6 +38,10 @@ typedef struct vptq_tensor {
     const char *file;    /* path, for messages */
     bool mapped;         /* data lies in a mapping of the file */
     const vptq_tensor_source *source; /* reads the bytes if data is NULL; NULL = damaged */
+    /* A uniformly quantized matrix, from which rows are decoded: neither data nor source.
+     * `type` is that of its scales, `bytes` is what it stores.  Several tensors of the file, or
+     * a file of a work directory, in one. */
+    const vptq_uniform *uniform;
 } vptq_tensor;
 
 /* Rows/columns of a matrix: shape[0] x product of the rest; a vector is 1 x n. */
@@ -61,8 +66,8 @@ const void *vptq_tensor_aligned(const vptq_tensor *t, vptq_arena *arena,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Converts rows [r0, r0 + n) to float into dst [n, cols].  VPTQ_E_UNSUPPORTED for integer
- * types. The tensor's bytes must be in memory.  Blocks run through all elements in order, so a
- * row may begin within one.  Thread safe. */
+ * types.  The tensor's bytes must be in memory, or those of `uniform`.  Blocks run through all
+ * elements in order, so a row may begin within one.  Thread safe. */
 vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *dst,
                              vptq_err *err) VPTQ_MUST_CHECK;
 

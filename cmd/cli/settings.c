@@ -22,6 +22,7 @@ static const spelling spellings[] = {
     {"residual", 'r', "K", false},
     {"groups", 'g', "N", false},
     {"outliers", 0, "PERCENT[:V:K]", false},
+    {"symmetric", 0, NULL, true},
     {"outlier_vector_length", 0, NULL, true}, /* --outliers */
     {"outlier_centroids", 0, NULL, true},
     {"perm", 0, NULL, true}, /* --no-perm */
@@ -94,6 +95,10 @@ size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options,
     add(&l, 0, "preset", CLI_STRING, &s->preset, "NAME",
         "settings of a row of the paper's tables; list prints all");
     add_table(s, &l, true);
+    add(&l, 0, "symmetric", CLI_FLAG, &s->symmetric, NULL,
+        "rtn, gptq: uniform codes without zero points");
+    add(&l, 0, "act-order", CLI_FLAG, &s->act_order, NULL,
+        "gptq: columns by decreasing importance; groups are of columns in that order");
     add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "How the encoder searches");
     add(&l, 0, "encoder", CLI_STRING, &s->encoder, "best|upstream",
         "defaults of the settings below: this project's steps, or the published recipe "
@@ -210,8 +215,10 @@ vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
     }
     if (!s->norm)
         give(&g, "norm", "none");
-    if (!s->perm)
-        give(&g, "perm", "false");
+    if (!s->perm || s->act_order)
+        give(&g, "perm", s->perm ? "true" : "false");
+    if (s->symmetric)
+        give(&g, "symmetric", "true");
     if (s->search)
         VPTQ_CHECK(take_search(&g, s->search, err));
     snprintf(g.seed, sizeof g.seed, "%" PRIu64, seed);

@@ -7,13 +7,14 @@
 
 #include "cmd/cli/cli.h"
 
-enum { CLI_SETTINGS = 32, CLI_SETTINGS_NAME = 40, CLI_SETTINGS_HELP = 160 };
+enum { CLI_SETTINGS = 40, CLI_SETTINGS_NAME = 40, CLI_SETTINGS_HELP = 160 };
 
 typedef struct vptq_cli_settings {
     const char *encoder, *preset;
     const char *value[CLI_SETTINGS]; /* as given, by index in the table; NULL = not given */
     const char *search;              /* "greedy", "beam:16": the setting `beam` */
     bool norm, perm;                 /* false: --no-norm, --no-perm */
+    bool act_order, symmetric;       /* given */
     char name[CLI_SETTINGS][CLI_SETTINGS_NAME]; /* option names */
     char help[CLI_SETTINGS][CLI_SETTINGS_HELP];
 } vptq_cli_settings;

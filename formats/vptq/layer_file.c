@@ -37,39 +37,60 @@ static void add_float_codebook(vptq_tensor *list, size_t *count, const char *nam
                                      .file = ""};
 }
 
-static vptq_status entry_text(const vptq_packed_matrix *m, char **text, vptq_err *err)
+/* The config entry of a uniform matrix; the keys are those of compressed-tensors. */
+static json_t *uniform_entry(const vptq_compressed_matrix *m)
+{
+    const vptq_uniform_shape *s = &m->u.shape;
+    return json_pack("{s:s, s:i, s:i, s:b}", "format", "pack-quantized", "num_bits",
+                     (int)s->bits, "group_size", (int)s->group_size, "symmetric",
+                     !s->has_zeros);
+}
+
+static vptq_status entry_text(const vptq_layer_file *f, char **text, vptq_err *err)
 {
     json_t *entry = NULL;
-    VPTQ_CHECK(vptq_packed_make_entry(m, false, &entry, err));
-    *text = json_dumps(entry, JSON_COMPACT);
+    if (f->is_uniform)
+        entry = uniform_entry(&f->uniform);
+    else
+        VPTQ_CHECK(vptq_packed_make_entry(&f->matrix, false, &entry, err));
+    *text = entry ? json_dumps(entry, JSON_COMPACT) : NULL;
     json_decref(entry);
     if (!*text)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for the config entry of '%s'",
-                         m->name);
+                         vptq_layer_file_matrix(f));
+    return VPTQ_OK;
+}
+
+static vptq_status list_packed(const vptq_layer_file *f, vptq_arena *arena, vptq_tensor *list,
+                               size_t *count, vptq_err *err)
+{
+    const vptq_packed_matrix *m = &f->matrix;
+    VPTQ_CHECK(vptq_packed_tensors(m, arena, list, count, err));
+    add_float_codebook(list, count, "centroids_f32", &m->vq.shape, m->vq.shape.k,
+                       f->centroids_f32);
+    if (m->vq.shape.k_res)
+        add_float_codebook(list, count, "res_centroids_f32", &m->vq.shape, m->vq.shape.k_res,
+                           f->res_centroids_f32);
     return VPTQ_OK;
 }
 
 vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vptq_mem *mem,
                                   vptq_err *err)
 {
-    const vptq_packed_matrix *m = &f->matrix;
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     vptq_arena_init(&arena, mem);
     char *entry = NULL, hex[VPTQ_SAFETENSORS_SUM];
     vptq_tensor list[VPTQ_PACKED_MAX_TENSORS + 2];
     size_t count = 0;
-    VPTQ_TRY(entry_text(m, &entry, err));
-    VPTQ_TRY(vptq_packed_tensors(m, &arena, list, &count, err));
-    add_float_codebook(list, &count, "centroids_f32", &m->vq.shape, m->vq.shape.k,
-                       f->centroids_f32);
-    if (m->vq.shape.k_res)
-        add_float_codebook(list, &count, "res_centroids_f32", &m->vq.shape, m->vq.shape.k_res,
-                           f->res_centroids_f32);
+    VPTQ_TRY(entry_text(f, &entry, err));
+    VPTQ_TRY(f->is_uniform ? vptq_compressed_tensors(&f->uniform, &arena, list, &count, err)
+                           : list_packed(f, &arena, list, &count, err));
     qsort(list, count, sizeof *list, vptq_tensor_by_name);
-    vptq_metadata meta[META_COUNT] = {{"format", LAYER_FORMAT}, {"name", m->name},
-                                      {"entry", entry},         {"fingerprint", f->fingerprint},
-                                      {"report", f->report},    {"xxh3", hex}};
+    vptq_metadata meta[META_COUNT] = {
+        {"format", LAYER_FORMAT}, {"name", vptq_layer_file_matrix(f)},
+        {"entry", entry},         {"fingerprint", f->fingerprint},
+        {"report", f->report},    {"xxh3", hex}};
     vptq_safetensors_sum(list, count, meta, SUM, hex);
     VPTQ_TRY(vptq_safetensors_save(path, list, count, meta, META_COUNT, err));
 out:
@@ -119,19 +140,43 @@ static vptq_status read_float_codebook(vptq_layer_file *f, const char *path, con
     return VPTQ_OK;
 }
 
+static vptq_status read_packed(const char *path, const char *name, const json_t *entry,
+                               vptq_layer_file *f, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_packed_read(&(vptq_packed_source){&f->set, entry, name, path},
+                                &f->set.arena, &f->matrix, err));
+    const vptq_vq_shape *s = &f->matrix.vq.shape;
+    VPTQ_CHECK(read_float_codebook(f, path, "centroids_f32", s->k, &f->centroids_f32, err));
+    return s->k_res ? read_float_codebook(f, path, "res_centroids_f32", s->k_res,
+                                          &f->res_centroids_f32, err)
+                    : VPTQ_OK;
+}
+
+static vptq_status read_uniform(const char *path, const char *name, const json_t *entry,
+                                vptq_layer_file *f, vptq_err *err)
+{
+    uint64_t bits, group_size;
+    bool symmetric;
+    VPTQ_CHECK(vptq_json_u64(entry, path, "num_bits", VPTQ_UNIFORM_MAX_BITS, &bits, err));
+    VPTQ_CHECK(vptq_json_u64(entry, path, "group_size", UINT32_MAX, &group_size, err));
+    VPTQ_CHECK(vptq_json_bool_or(entry, path, "symmetric", false, &symmetric, err));
+    const vptq_compressed_layout layout = {.bits = (uint32_t)bits,
+                                           .group_size = (uint32_t)group_size,
+                                           .symmetric = symmetric,
+                                           .ragged = true};
+    return vptq_compressed_read(&f->set, &layout, name, path, &f->set.arena, &f->uniform, err);
+}
+
 static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_COUNT],
                                vptq_layer_file *f, vptq_err *err)
 {
     json_t *entry = NULL;
     vptq_status st = VPTQ_OK;
+    const char *name = meta[NAME].value;
     VPTQ_TRY(vptq_json_parse(meta[ENTRY].value, strlen(meta[ENTRY].value), path, &entry, err));
-    VPTQ_TRY(vptq_packed_read(&(vptq_packed_source){&f->set, entry, meta[NAME].value, path},
-                              &f->set.arena, &f->matrix, err));
-    const vptq_vq_shape *s = &f->matrix.vq.shape;
-    VPTQ_TRY(read_float_codebook(f, path, "centroids_f32", s->k, &f->centroids_f32, err));
-    if (s->k_res)
-        VPTQ_TRY(read_float_codebook(f, path, "res_centroids_f32", s->k_res,
-                                     &f->res_centroids_f32, err));
+    f->is_uniform = json_object_get(entry, "num_bits") != NULL;
+    VPTQ_TRY(f->is_uniform ? read_uniform(path, name, entry, f, err)
+                           : read_packed(path, name, entry, f, err));
     f->fingerprint = meta[FINGERPRINT].value;
     f->report = meta[REPORT].value;
 out:

@@ -1,16 +1,20 @@
 /* Internal: one finished matrix of a work directory: a safetensors file with the tensors of the
- * published layout (formats/vptq/packed.h), the float codebooks before rounding
- * (`centroids_f32`, `res_centroids_f32`), and metadata: matrix name, config entry as JSON,
- * fingerprint of the settings, report row, and an XXH3 checksum, which reading verifies. */
+ * published layout (formats/vptq/packed.h) and the float codebooks before rounding
+ * (`centroids_f32`, `res_centroids_f32`), or with those of the compressed-tensors layout
+ * (formats/hf/compressed.h), and metadata: matrix name, config entry as JSON, fingerprint of
+ * the settings, report row, and an XXH3 checksum, which reading verifies. */
 #ifndef VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 #define VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 
+#include "formats/hf/compressed.h"
 #include "formats/hf/safetensors.h"
 #include "formats/vptq/packed.h"
 
 typedef struct vptq_layer_file {
     vptq_tensor_set set; /* owns everything below */
+    bool is_uniform;     /* which of the two it is */
     vptq_packed_matrix matrix;
+    vptq_compressed_matrix uniform;
     const float *centroids_f32;     /* [groups][k][v] */
     const float *res_centroids_f32; /* or NULL */
     const char *fingerprint;
@@ -23,6 +27,12 @@ void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
                           const char *linear);
 /* True for a name of this form. */
 bool vptq_layer_file_is(const char *name);
+
+/* Module path of the matrix. */
+static inline const char *vptq_layer_file_matrix(const vptq_layer_file *f)
+{
+    return f->is_uniform ? f->uniform.name : f->matrix.name;
+}
 
 /* Writes f (all but `set`); atomic, replaces an old file.  The float codebooks are those of
  * f->matrix before rounding. */

@@ -15,12 +15,15 @@ enum {
     OUTLIERS = 16,
     FINETUNE = 32,
     PAPER = 64,
-    SECONDS = 128
+    SECONDS = 128,
+    METHODS = 256
 };
 
 /* A row as it is printed.  NULL, NaN, and 0 where no such setting can be 0, are missing. */
 typedef struct table_row {
     const char *label, *name, *independent, *finetune, *recipe, *status;
+    char method[8]; /* "" = vptq; then with the numbers of its codes */
+    uint32_t weight_bits, group_size;
     double outliers, k_res, budget;
     uint32_t v0, k0, v, k, groups;
     double bits, loss, held_out, seconds, paper_bits, paper_ppl[2];
@@ -48,6 +51,9 @@ typedef struct table_row {
 static const vptq_column settings_columns[] = {
     {.name = "row", .title = "", VPTQ_TEXT(table_row, label), .head = true},
     WORD("name", NULL, name, NAMES),
+    {.name = "method", VPTQ_CHARS(table_row, method), .needs = METHODS},
+    COUNT("weight_bits", "code bits", weight_bits, METHODS),
+    COUNT("group_size", "group size", group_size, METHODS),
     WORD("channel_independent", "channel independent", independent, 0),
     WORD("finetune", NULL, finetune, FINETUNE),
     FIGURE("outliers", "N%", outliers, -3, OUTLIERS),
@@ -91,6 +97,7 @@ static unsigned find_needs(const vptq_ablate_report *r)
         has |= isfinite(r->rows[i].mean_held_out) ? HELD_OUT : 0;
         has |= !row->original && row->settings.outliers > 0 ? OUTLIERS : 0;
         has |= row->tune ? FINETUNE : 0;
+        has |= row->settings.method != VPTQ_METHOD_VPTQ ? METHODS : 0;
         has |= isfinite(row->paper_bits) ? PAPER : 0;
     }
     return has;
@@ -102,6 +109,12 @@ static void fill_settings(table_row *t, const vptq_ablate_row *row)
     const vptq_encoder_settings *s = &row->settings;
     if (row->original)
         return;
+    vptq_setting_print(vptq_setting_find("method"), s, t->method, sizeof t->method);
+    if (s->method != VPTQ_METHOD_VPTQ) {
+        t->weight_bits = s->weight_bits;
+        t->group_size = s->group_size;
+        return;
+    }
     t->independent = s->pass_columns == 1 ? "yes" : "no";
     t->finetune = finetuning[row->tune];
     t->outliers = s->outliers;

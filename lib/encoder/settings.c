@@ -9,67 +9,83 @@
 #include <string.h>
 
 #include "kmeans/kmeans.h"
+#include "lib/base/uniform.h"
 #include "lib/encoder/encoder.h"
 
 #define AT(field) offsetof(vptq_encoder_settings, field)
 
+/* Methods that use a setting. */
+enum {
+    VQ = 1 << VPTQ_METHOD_VPTQ,
+    RTN = 1 << VPTQ_METHOD_RTN,
+    GPTQ = 1 << VPTQ_METHOD_GPTQ,
+    ALL = (1 << VPTQ_METHOD_COUNT) - 1
+};
+
 static const vptq_setting table[] = {
-    {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true,
+    {"method", VPTQ_SETTING_CHOICE, AT(method), 0, 0, "vptq|rtn|gptq", true, ALL,
+     "vector quantization, or uniform codes: rounded to nearest, or with compensated errors"},
+    {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
      "rows that share one index"},
-    {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true,
+    {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true, VQ,
      "centroids of the main codebook, a power of two"},
-    {"residual", VPTQ_SETTING_POWER, AT(k_res), 0, VPTQ_VQ_MAX_K, NULL, true,
+    {"residual", VPTQ_SETTING_POWER, AT(k_res), 0, VPTQ_VQ_MAX_K, NULL, true, VQ,
      "centroids of the residual codebook, a power of two; 0 = none"},
-    {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true,
+    {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true, VQ,
      "groups of columns with codebooks of their own"},
-    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true,
-     "columns per group, instead of groups; 0 = by groups"},
-    {"outliers", VPTQ_SETTING_DOUBLE, AT(outliers), 0, 100, NULL, true,
+    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true, ALL,
+     "columns per group, instead of groups; 0 = by groups (rtn, gptq: 0 = all columns)"},
+    {"outliers", VPTQ_SETTING_DOUBLE, AT(outliers), 0, 100, NULL, true, VQ,
      "percent of columns that get the outlier codebook"},
-    {"outlier_vector_length", VPTQ_SETTING_U32, AT(v0), 1, VPTQ_VQ_MAX_V, NULL, true,
+    {"outlier_vector_length", VPTQ_SETTING_U32, AT(v0), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
      "vector length of the outlier codebook"},
-    {"outlier_centroids", VPTQ_SETTING_POWER, AT(k0), 2, VPTQ_VQ_MAX_K, NULL, true,
+    {"outlier_centroids", VPTQ_SETTING_POWER, AT(k0), 2, VPTQ_VQ_MAX_K, NULL, true, VQ,
      "centroids of the outlier codebook, a power of two"},
-    {"dtype", VPTQ_SETTING_DTYPE, AT(storage), 0, 0, "f16|bf16", true,
+    {"dtype", VPTQ_SETTING_DTYPE, AT(storage), 0, 0, "f16|bf16", true, ALL,
      "type of codebooks, scale and bias"},
-    {"norm", VPTQ_SETTING_CHOICE, AT(norm), 0, 0, "none|std|minmax", false,
+    {"weight_bits", VPTQ_SETTING_U32, AT(weight_bits), 2, VPTQ_UNIFORM_MAX_BITS, NULL, true,
+     RTN | GPTQ, "bits of a uniform code"},
+    {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, RTN | GPTQ,
+     "uniform codes without zero points"},
+    {"norm", VPTQ_SETTING_CHOICE, AT(norm), 0, 0, "none|std|minmax", false, VQ,
      "scale and bias of columns"},
-    {"metric", VPTQ_SETTING_CHOICE, AT(metric), 0, 0, "scaled|raw", false,
+    {"metric", VPTQ_SETTING_CHOICE, AT(metric), 0, 0, "scaled|raw", false, VQ,
      "Hessian in normalized coordinates, or as it is"},
-    {"perm", VPTQ_SETTING_BOOL, AT(perm), 0, 0, NULL, false, "order columns by importance"},
-    {"init", VPTQ_SETTING_CHOICE, AT(init), 0, 0, "plusplus|random", false,
+    {"perm", VPTQ_SETTING_BOOL, AT(perm), 0, 0, NULL, false, VQ | GPTQ,
+     "order columns by importance"},
+    {"init", VPTQ_SETTING_CHOICE, AT(init), 0, 0, "plusplus|random", false, VQ,
      "first centroids of k-means"},
     {"kmeans_iterations", VPTQ_SETTING_U32, AT(kmeans_iterations), 1,
-     VPTQ_KMEANS_MAX_ITERATIONS, NULL, false, "maximum number of k-means iterations"},
-    {"kmeans_tolerance", VPTQ_SETTING_DOUBLE, AT(kmeans_tolerance), 0, 0.5, NULL, false,
+     VPTQ_KMEANS_MAX_ITERATIONS, NULL, false, VQ, "maximum number of k-means iterations"},
+    {"kmeans_tolerance", VPTQ_SETTING_DOUBLE, AT(kmeans_tolerance), 0, 0.5, NULL, false, VQ,
      "k-means stops at a smaller relative gain"},
-    {"kmeans_shift", VPTQ_SETTING_DOUBLE, AT(kmeans_shift), 0, 1e30, NULL, false,
+    {"kmeans_shift", VPTQ_SETTING_DOUBLE, AT(kmeans_shift), 0, 1e30, NULL, false, VQ,
      "k-means stops when all centroids together move less (squared); 0 = off"},
-    {"residual_from", VPTQ_SETTING_CHOICE, AT(residual_from), 0, 0, "plain|pass", false,
+    {"residual_from", VPTQ_SETTING_CHOICE, AT(residual_from), 0, 0, "plain|pass", false, VQ,
      "what the residual codebook is trained on"},
-    {"joint", VPTQ_SETTING_U32, AT(joint), 0, 1000, NULL, false,
+    {"joint", VPTQ_SETTING_U32, AT(joint), 0, 1000, NULL, false, VQ,
      "rounds of training both codebooks together"},
-    {"beam", VPTQ_SETTING_U32, AT(beam), 1, VPTQ_VQ_MAX_K, NULL, false,
+    {"beam", VPTQ_SETTING_U32, AT(beam), 1, VPTQ_VQ_MAX_K, NULL, false, VQ,
      "main centroids tried per vector, 1 = greedy"},
-    {"pass_columns", VPTQ_SETTING_U32, AT(pass_columns), 1, VPTQ_PASS_BLOCK, NULL, false,
+    {"pass_columns", VPTQ_SETTING_U32, AT(pass_columns), 1, VPTQ_PASS_BLOCK, NULL, false, VQ,
      "columns quantized before their errors are propagated; 1 = channel-independent"},
-    {"retrain", VPTQ_SETTING_U32, AT(retrain), 0, 1000, NULL, false,
+    {"retrain", VPTQ_SETTING_U32, AT(retrain), 0, 1000, NULL, false, VQ,
      "rounds of training on the compensated targets, then another pass"},
-    {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false,
+    {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false, VQ,
      "coordinate-descent sweeps after the pass"},
-    {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_ENCODER_MAX_REFITS, NULL, false,
+    {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_ENCODER_MAX_REFITS, NULL, false, VQ,
      "rounds of least squares over the codebooks and two sweeps"},
-    {"scales", VPTQ_SETTING_BOOL, AT(scales), 0, 0, NULL, false,
+    {"scales", VPTQ_SETTING_BOOL, AT(scales), 0, 0, NULL, false, VQ,
      "least squares over scale and bias before the first refit"},
-    {"rounding", VPTQ_SETTING_CHOICE, AT(rounding), 0, 0, "loop|end", false,
+    {"rounding", VPTQ_SETTING_CHOICE, AT(rounding), 0, 0, "loop|end", false, VQ,
      "round to the stored type before or after the last decisions"},
-    {"codebook_grid", VPTQ_SETTING_CHOICE, AT(codebook_grid), 0, 0, "none|int8", false,
+    {"codebook_grid", VPTQ_SETTING_CHOICE, AT(codebook_grid), 0, 0, "none|int8", false, VQ,
      "round codebooks to whole multiples, up to 127, of one scale each"},
-    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false,
+    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false, VQ | GPTQ,
      "share of the mean diagonal added to the Hessian"},
-    {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false,
+    {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false, VQ | GPTQ,
      "first share added when the factorization fails"},
-    {"seed", VPTQ_SETTING_U64, AT(seed), 0, 0, NULL, false, "of all random numbers"},
+    {"seed", VPTQ_SETTING_U64, AT(seed), 0, 0, NULL, false, ALL, "of all random numbers"},
 };
 
 const vptq_setting *vptq_setting_table(size_t *count)
@@ -84,6 +100,11 @@ const vptq_setting *vptq_setting_find(const char *key)
         if (!strcmp(table[i].key, key))
             return &table[i];
     return NULL;
+}
+
+bool vptq_setting_is_used(const vptq_setting *t, const vptq_encoder_settings *s)
+{
+    return t->methods & 1U << s->method;
 }
 
 /* ---- text ---- */
@@ -344,6 +365,7 @@ vptq_encoder_settings vptq_encoder_defaults(void)
                                    .v0 = 4,
                                    .k0 = 4096,
                                    .storage = VPTQ_F16,
+                                   .weight_bits = 4,
                                    .norm = VPTQ_NORM_STD,
                                    .perm = true,
                                    .kmeans_iterations = 25,
@@ -358,6 +380,16 @@ vptq_encoder_settings vptq_encoder_defaults(void)
                                    .ridge =
                                        0.0201, /* the published recipe's two ridges in one */
                                    .damping = 0.01};
+}
+
+void vptq_encoder_set_method(vptq_encoder_settings *s, uint32_t method)
+{
+    const vptq_encoder_settings vq = vptq_encoder_defaults();
+    const bool uniform = method != VPTQ_METHOD_VPTQ;
+    s->method = method;
+    s->group_size = uniform ? 128 : 0;
+    s->perm = !uniform;
+    s->ridge = uniform ? 0.01 : vq.ridge;
 }
 
 vptq_status vptq_encoder_set_encoder(vptq_encoder_settings *s, const char *encoder,
@@ -427,6 +459,8 @@ static vptq_status check_ranges(const vptq_encoder_settings *s, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG, "storage type is %s, expected F16 or BF16",
                          vptq_dtype_get(s->storage)->name);
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (!vptq_setting_is_used(&table[i], s))
+            continue;
         vptq_setting_print(&table[i], s, text, sizeof text);
         VPTQ_CHECK(vptq_setting_parse(&table[i], text, &copy, err));
     }
@@ -461,6 +495,8 @@ vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uin
                                vptq_err *err)
 {
     VPTQ_CHECK(check_ranges(s, err));
+    if (s->method != VPTQ_METHOD_VPTQ)
+        return VPTQ_OK;
     VPTQ_CHECK(check_columns(s, in, err));
     vptq_vq_shape shape = vptq_encoder_shape(s, out, in);
     return vptq_vq_shape_check(&shape, err);

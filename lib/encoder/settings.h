@@ -1,5 +1,5 @@
-/* Internal: the settings of one matrix as plain data: what is stored, and how the encoder
- * searches.  One table describes every setting (key, kind, range, help); the command line,
+/* Internal: the settings of one matrix as plain data: the method, what is stored, and how it is
+ * searched for.  One table describes every setting (key, kind, range, help); the command line,
  * recipes, presets and the manifest of a work directory use it, so that a setting has the same
  * name and limits everywhere.
  *
@@ -42,17 +42,29 @@ enum {
     VPTQ_GRID_INT8  /* whole multiples, up to 127, of a scale per codebook (lib/base/grid.h) */
 };
 
+enum {
+    VPTQ_METHOD_VPTQ, /* this folder */
+    VPTQ_METHOD_RTN,  /* the others are those of lib/uniform */
+    VPTQ_METHOD_GPTQ,
+    VPTQ_METHOD_COUNT
+};
+
 typedef struct vptq_encoder_settings {
+    uint32_t method; /* the constants above */
     /* what is stored */
     uint32_t v, k, k_res; /* vector length; centroids; residual centroids, 0 = none */
     uint32_t groups;      /* of columns with codebooks of their own; 1 */
-    uint32_t group_size;  /* columns per group instead of groups; 0 = by groups */
+    uint32_t group_size;  /* columns per group instead of groups; 0 = by groups, of uniform
+                             methods all columns */
     double outliers;      /* percent of columns with the outlier codebook; 0 */
     uint32_t v0, k0;      /* vector length and centroids of that codebook; 4, 4096 */
     vptq_dtype storage;   /* F16 or BF16: type of codebooks, scale and bias */
+    uint32_t weight_bits; /* of a uniform code, 2 to 8; 4 */
+    bool symmetric;       /* uniform codes without zero points */
     /* how the encoder searches */
     uint32_t norm, metric, init, residual_from, rounding; /* the constants above */
-    bool perm; /* order columns by the metric's diagonal, largest first */
+    bool perm; /* order columns by the metric's diagonal, largest first; of uniform methods the
+                  order decides which columns are a group, and is stored */
     uint32_t kmeans_iterations;
     double kmeans_tolerance; /* stop at a smaller relative gain */
     double kmeans_shift; /* stop when the squared moves of all centroids sum to less; 0 = off */
@@ -70,13 +82,17 @@ typedef struct vptq_encoder_settings {
 } vptq_encoder_settings;
 
 vptq_encoder_settings vptq_encoder_defaults(void); /* encoder best, v 4, k 256, F16 */
+/* Sets the method, and of the settings that it uses those whose defaults are its own; the
+ * others stay. */
+void vptq_encoder_set_method(vptq_encoder_settings *s, uint32_t method);
 
 /* Sets how the encoder searches to the values of "best" or "upstream" (another name is
  * VPTQ_E_ARG); what is stored, and the seed, stay. */
 vptq_status vptq_encoder_set_encoder(vptq_encoder_settings *s, const char *encoder,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Rejects impossible settings for a matrix [out, in]: VPTQ_E_ARG naming the setting. */
+/* Rejects impossible settings for a matrix [out, in]: VPTQ_E_ARG naming the setting.  The shape
+ * is that of method vptq. */
 vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                vptq_err *err) VPTQ_MUST_CHECK;
 /* The stored shape that the settings give for a matrix (bits via vptq_vq_count_bits).  Outlier
@@ -102,11 +118,14 @@ typedef struct vptq_setting {
     double min, max;     /* numbers */
     const char *choices; /* "none|std|minmax" */
     bool stored;         /* decides what is stored, not only how the encoder searches */
+    unsigned methods;    /* that use it: 1 << VPTQ_METHOD_..., added */
     const char *help;
 } vptq_setting;
 
 const vptq_setting *vptq_setting_table(size_t *count);
 const vptq_setting *vptq_setting_find(const char *key); /* NULL if unknown */
+/* Whether the method of s uses the setting. */
+bool vptq_setting_is_used(const vptq_setting *t, const vptq_encoder_settings *s);
 /* Sets from text ("8", "true", "std"); VPTQ_E_ARG naming key, value and expectation. */
 vptq_status vptq_setting_parse(const vptq_setting *t, const char *text,
                                vptq_encoder_settings *s, vptq_err *err) VPTQ_MUST_CHECK;

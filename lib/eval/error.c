@@ -80,16 +80,19 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
 {
     vptq_status st = VPTQ_OK;
     const vptq_weight *q = &c->quantized->blocks[layer].linear[l];
+    const vptq_uniform *u = q->packed ? NULL : q->tensor->uniform;
     vptq_error_row row = {.layer = layer,
                           .name = vptq_linear_name(l),
                           .rows = (uint32_t)q->rows,
                           .columns = (uint32_t)q->cols,
-                          .proxy_loss = (double)NAN,
-                          .shape = q->packed->vq.shape};
+                          .proxy_loss = (double)NAN};
+    if (q->packed)
+        row.shape = q->packed->vq.shape;
     VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
     VPTQ_TRY(read_matrix(c, &c->base->blocks[layer].linear[l], c->w, err));
     VPTQ_TRY(read_matrix(c, q, c->what, err));
-    row.bits_per_weight = vptq_vq_count_bits(&row.shape).per_weight;
+    row.bits_per_weight =
+        (u ? vptq_uniform_count_bits(&u->shape) : vptq_vq_count_bits(&row.shape)).per_weight;
     plain_errors(c->w, c->what, &row);
     if (h->lower) {
         vptq_encoder_loss loss;
@@ -115,8 +118,8 @@ static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input in
     vptq_hessian_file h = {.lower = NULL};
     bool open = false;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        if (vptq_linear_input((vptq_linear)l) != input ||
-            !c->quantized->blocks[layer].linear[l].packed)
+        const vptq_weight *w = &c->quantized->blocks[layer].linear[l];
+        if (vptq_linear_input((vptq_linear)l) != input || (!w->packed && !w->tensor->uniform))
             continue;
         if (c->hdir && !open) {
             VPTQ_TRY(vptq_hessian_dir_load(c->hdir, layer, input,

@@ -146,6 +146,8 @@ void vptq_model_release(vptq_model *m)
 /* Stored bits of a plain matrix; one that is rounded when read counts as 16 bits per weight. */
 static double plain_bits(const vptq_tensor *t)
 {
+    if (t->uniform)
+        return (double)vptq_uniform_count_bits(&t->uniform->shape).total;
     if (t->round_to != VPTQ_F32)
         return 16.0 * (double)vptq_tensor_rows(t) * (double)vptq_tensor_cols(t);
     return 8.0 * (double)t->bytes;

@@ -49,7 +49,8 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
 /* Whether reading a plain weight changes nothing but its type. */
 static bool is_raw(const vptq_tensor *t)
 {
-    return t->rope_heads == 0 && (t->round_to == VPTQ_F32 || t->round_to == t->type) &&
+    return !t->uniform && t->rope_heads == 0 &&
+           (t->round_to == VPTQ_F32 || t->round_to == t->type) &&
            (t->type == VPTQ_F32 || t->type == VPTQ_F16 || t->type == VPTQ_BF16);
 }
 

@@ -78,7 +78,7 @@ static vptq_status check_plain(checking *k, vptq_err *err)
         const vptq_tensor *t = &c->set.tensors[i];
         bool numbers = vptq_dtype_get(t->type)->is_float;
         VPTQ_CHECK(vptq_check_cancel(k->dev->ctx, err));
-        if (numbers && !is_of_matrix(c, t->name))
+        if (numbers && !t->uniform && !is_of_matrix(c, t->name))
             VPTQ_CHECK(judge(k, vptq_package_copy(k->dev->ctx, c, t, NULL, err), err));
     }
     return VPTQ_OK;
@@ -309,10 +309,10 @@ static void check_layer_files(checking *k)
 static vptq_status check_surroundings(checking *k, vptq_err *err)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
-    uint32_t all = c->desc.layers * VPTQ_LINEAR_COUNT;
-    if (c->kind == VPTQ_CKPT_WORK && c->quantized_count < all)
-        report(k, false, "%s: %zu of %u matrices are quantized", c->path, c->quantized_count,
-               (unsigned)all);
+    const size_t all = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT,
+                 finished = c->quantized_count + vptq_checkpoint_uniform_count(c);
+    if (c->kind == VPTQ_CKPT_WORK && finished < all)
+        report(k, false, "%s: %zu of %zu matrices are quantized", c->path, finished, all);
     if (!c->tokenizer) {
         report(k, false, "%s: the model has no tokenizer", c->path);
         return VPTQ_OK;

@@ -39,7 +39,7 @@ static size_t stored_bytes(vptq_dtype type, size_t elements)
 static vptq_status read_plain(const vptq_tensor *src, size_t r, size_t n, void *raw, float *x,
                               vptq_err *err)
 {
-    if (src->data)
+    if (src->data || src->uniform)
         return vptq_tensor_read(src, r, n, x, err);
     vptq_tensor tile = *src;
     const size_t cols = vptq_tensor_cols(src);
@@ -73,7 +73,8 @@ static vptq_status open_plain(vptq_package_rows *r, const vptq_tensor *t, vptq_e
 {
     r->host = vptq_mem_alloc(r->ctx->mem, r->tile_rows, r->cols * sizeof(float), err);
     r->raw = vptq_mem_alloc(
-        r->ctx->mem, t->data ? 0 : stored_bytes(t->type, r->tile_rows * r->cols), 1, err);
+        r->ctx->mem, t->data || t->uniform ? 0 : stored_bytes(t->type, r->tile_rows * r->cols),
+        1, err);
     return r->host && r->raw ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
@@ -270,8 +271,9 @@ vptq_status vptq_package_fill_plain(const vptq_package *o, const vptq_package_te
 {
     const vptq_tensor *src = t->source.plain;
     bool number = vptq_dtype_get(src->type)->is_float;
-    bool unchanged = !number || (t->tensor.type == src->type && !src->rope_heads &&
-                                 (src->round_to == VPTQ_F32 || src->round_to == src->type));
+    bool unchanged =
+        !number || (t->tensor.type == src->type && !src->rope_heads && !src->uniform &&
+                    (src->round_to == VPTQ_F32 || src->round_to == src->type));
     return unchanged ? vptq_package_copy(o->ctx, o->from, src, s, err)
                      : vptq_package_fill_rows(o, NULL, t, s, err);
 }

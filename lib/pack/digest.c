@@ -180,11 +180,12 @@ vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
     if (st)
         return st;
     const vptq_checkpoint *c = &model.ckpt;
-    r->matrices = (uint32_t)c->quantized_count;
+    const size_t uniform = vptq_checkpoint_uniform_count(c);
+    r->matrices = (uint32_t)(c->quantized_count + uniform);
     r->all_matrices = c->desc.layers * VPTQ_LINEAR_COUNT;
-    if (vptq_package_is_packed(c) && !has_int8(c))
+    if (vptq_package_is_packed(c) && !has_int8(c) && !uniform)
         st = digest_packed(ctx, c, r, err);
-    else if (!vptq_package_is_packed(c) && c->kind != VPTQ_CKPT_WORK)
+    else if (!vptq_package_is_packed(c) && !uniform && c->kind != VPTQ_CKPT_WORK)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
                        "%s is a %s, expected a packed directory, an archive or a work "
                        "directory",

@@ -9,6 +9,7 @@ typedef struct listing {
     vptq_archive *archive; /* NULL for other kinds */
     vptq_list_row *rows;
     size_t count;
+    double bits, weights; /* of all quantized matrices */
 } listing;
 
 /* Compares numbers inside names as numbers, so that layer 10 comes after layer 9. */
@@ -64,6 +65,7 @@ static void add_matrix(listing *l, const vptq_packed_matrix *m, uint64_t bytes)
 {
     l->rows[l->count++] = (vptq_list_row){.name = m->name,
                                           .quantized = true,
+                                          .vectors = true,
                                           .rows = m->vq.shape.out,
                                           .columns = m->vq.shape.in,
                                           .shape = m->vq.shape,
@@ -72,8 +74,23 @@ static void add_matrix(listing *l, const vptq_packed_matrix *m, uint64_t bytes)
                                           .bytes = bytes};
 }
 
+static void add_uniform(listing *l, const vptq_tensor *t)
+{
+    l->rows[l->count++] = (vptq_list_row){.name = t->name,
+                                          .quantized = true,
+                                          .rows = t->uniform->shape.out,
+                                          .columns = t->uniform->shape.in,
+                                          .bits = vptq_uniform_count_bits(&t->uniform->shape),
+                                          .dtype = vptq_dtype_get(t->type)->name,
+                                          .bytes = t->bytes};
+}
+
 static void add_plain(listing *l, const vptq_tensor *t)
 {
+    if (t->uniform) {
+        add_uniform(l, t);
+        return;
+    }
     l->rows[l->count++] =
         (vptq_list_row){.name = t->name,
                         .rows = (uint32_t)vptq_tensor_rows(t),
@@ -97,6 +114,11 @@ static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, v
     for (size_t i = 0; i < c->set.count; i++)
         if (!vptq_package_matrix_of(c, c->set.tensors[i].name))
             add_plain(l, &c->set.tensors[i]);
+    for (size_t i = 0; i < l->count; i++)
+        if (l->rows[i].quantized) {
+            l->bits += (double)l->rows[i].bits.total;
+            l->weights += (double)l->rows[i].rows * l->rows[i].columns;
+        }
     if (l->count)
         qsort(l->rows, l->count, sizeof *l->rows, by_name);
     for (size_t i = 0; i < l->count && !st; i++)
@@ -122,7 +144,7 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
         VPTQ_TRY(vptq_archive_open(path, ctx->mem, &l.archive, err));
     VPTQ_TRY(list_rows(ctx, &l, fn, arg, err));
     VPTQ_TRY(vptq_package_path_bytes(ctx, path, total_bytes, err));
-    *bits_per_weight = vptq_package_mean_bits(c.quantized, c.quantized_count, false);
+    *bits_per_weight = l.weights > 0 ? l.bits / l.weights : 0;
 out:
     vptq_archive_close(l.archive);
     vptq_checkpoint_release(&c);

@@ -15,11 +15,14 @@ typedef struct packing {
     vptq_packed_matrix *matrices; /* with the storage type of the output */
     const vptq_pack_options *opt;
     vptq_package_loss loss;
-    bool round_again;   /* from the float codebooks, where the input keeps them */
-    bool int8;          /* stores codebooks on int8 grids as such */
-    vptq_quirks quirks; /* of the matrices of a packed input */
-    /* tensors of the matrix that is being written */
-    const vptq_packed_matrix *current;
+    bool round_again;                /* from the float codebooks, where the input keeps them */
+    bool int8;                       /* stores codebooks on int8 grids as such */
+    vptq_quirks quirks;              /* of the matrices of a packed input */
+    vptq_compressed_matrix *uniform; /* [uniform_count] the other matrices */
+    size_t uniform_count;
+    /* tensors of the matrix that is being written: a vptq_packed_matrix, or the vptq_tensor of
+     * a uniformly quantized one */
+    const void *current;
     vptq_arena arena;
     vptq_tensor parts[VPTQ_PACKED_MAX_TENSORS];
     size_t part_count;
@@ -100,6 +103,85 @@ static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, bool firs
     return vptq_packed_tensors(&stored, &p->arena, p->parts, &p->part_count, err);
 }
 
+/* ---- uniformly quantized matrices ---- */
+
+/* Collects them.  One config.json describes one method. */
+static vptq_status find_uniform(packing *p, vptq_err *err)
+{
+    const vptq_tensor_set *set = &p->c->set;
+    const size_t count = vptq_checkpoint_uniform_count(p->c);
+    if (!count)
+        return VPTQ_OK;
+    if (p->c->quantized_count)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: %zu matrices are quantized by method vptq and %zu by others: no "
+                         "packed layout holds both",
+                         p->c->path, p->c->quantized_count, count);
+    if (p->opt->dtype != VPTQ_DTYPE_COUNT && p->opt->dtype != p->c->storage)
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: the matrices were quantized for %s, and uniform codes fit no other "
+            "type",
+            p->c->path, vptq_dtype_get(p->c->storage)->name);
+    p->uniform = vptq_arena_alloc(&p->out->arena, count, sizeof *p->uniform, err);
+    if (!p->uniform)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < set->count; i++) {
+        const vptq_tensor *t = &set->tensors[i];
+        if (!t->uniform)
+            continue;
+        const char *module = vptq_arena_strndup(&p->out->arena, t->name,
+                                                strlen(t->name) - strlen(".weight"), err);
+        if (!module)
+            return VPTQ_E_NOMEM;
+        p->uniform[p->uniform_count++] =
+            (vptq_compressed_matrix){.name = module, .u = *t->uniform, .storage = t->type};
+    }
+    return VPTQ_OK;
+}
+
+/* Makes the stored tensors of a uniformly quantized weight in p->parts. */
+static vptq_status make_uniform_parts(packing *p, const vptq_tensor *t, vptq_err *err)
+{
+    const size_t length = strlen(t->name) - strlen(".weight");
+    size_t i = 0;
+    while (strncmp(p->uniform[i].name, t->name, length) != 0 || p->uniform[i].name[length])
+        i++;
+    forget_matrix(p);
+    p->current = t;
+    return vptq_compressed_tensors(&p->uniform[i], &p->arena, p->parts, &p->part_count, err);
+}
+
+static vptq_status add_uniform(packing *p, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(find_uniform(p, err));
+    for (size_t i = 0; p->uniform_count && i < p->c->set.count; i++) {
+        const vptq_tensor *t = &p->c->set.tensors[i];
+        if (!t->uniform)
+            continue;
+        VPTQ_TRY(make_uniform_parts(p, t, err));
+        for (size_t k = 0; k < p->part_count; k++)
+            VPTQ_TRY(vptq_package_add(p->out, &p->parts[k], (vptq_package_source){.uniform = t},
+                                      err));
+    }
+out:
+    forget_matrix(p);
+    return st;
+}
+
+/* Bits per weight of all matrices. */
+static double uniform_bits(const packing *p)
+{
+    double bits = 0, weights = 0;
+    for (size_t i = 0; i < p->uniform_count; i++) {
+        const vptq_uniform_shape *s = &p->uniform[i].u.shape;
+        bits += (double)vptq_uniform_count_bits(s).total;
+        weights += (double)s->out * s->in;
+    }
+    return bits / weights;
+}
+
 /* ---- the list ---- */
 
 static bool has_bias(const vptq_checkpoint *c, const char *module)
@@ -152,7 +234,7 @@ static vptq_status add_plain(packing *p, uint32_t *count, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
     for (size_t i = 0; i < set->count; i++)
-        if (!vptq_package_matrix_of(p->c, set->tensors[i].name))
+        if (!set->tensors[i].uniform && !vptq_package_matrix_of(p->c, set->tensors[i].name))
             VPTQ_CHECK(add_tensor(p, &set->tensors[i], count, err));
     return VPTQ_OK;
 }
@@ -172,8 +254,20 @@ static vptq_status add_head(packing *p, uint32_t *count, vptq_err *err)
     return add_tensor(p, head, count, err);
 }
 
+static vptq_status set_quantization(json_t *config, json_t *q, vptq_err *err)
+{
+    if (!q || json_object_set_new(vptq_package_config_holder(config), "quantization_config", q))
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
+    return VPTQ_OK;
+}
+
 static vptq_status quantization_config(const packing *p, json_t *config, vptq_err *err)
 {
+    if (p->uniform_count) {
+        json_t *q = NULL;
+        VPTQ_CHECK(vptq_compressed_make_config(p->uniform, p->uniform_count, &q, err));
+        return set_quantization(config, q, err);
+    }
     json_t *layers = json_object();
     for (size_t i = 0; layers && i < p->c->quantized_count; i++) {
         json_t *entry = NULL;
@@ -185,9 +279,7 @@ static vptq_status quantization_config(const packing *p, json_t *config, vptq_er
         }
     }
     json_t *q = json_pack("{s:s, s:o}", "quant_method", "vptq", "config_for_layers", layers);
-    if (!q || json_object_set_new(vptq_package_config_holder(config), "quantization_config", q))
-        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
-    return VPTQ_OK;
+    return set_quantization(config, q, err);
 }
 
 static vptq_status add_config(packing *p, vptq_dtype type, vptq_err *err)
@@ -208,6 +300,7 @@ static vptq_status list_tensors(packing *p, uint32_t *plain, vptq_err *err)
 {
     VPTQ_CHECK(copy_matrices(p, p->opt->dtype, err));
     VPTQ_CHECK(add_matrices(p, err));
+    VPTQ_CHECK(add_uniform(p, err));
     VPTQ_CHECK(add_plain(p, plain, err));
     if (p->opt->lm_head)
         VPTQ_CHECK(add_head(p, plain, err));
@@ -222,8 +315,10 @@ static vptq_status fill(void *arg, const vptq_package_tensor *t, vptq_package_si
     packing *p = arg;
     if (t->source.plain)
         return vptq_package_fill_plain(p->out, t, s, err);
-    if (p->current != t->source.matrix)
+    if (t->source.matrix && p->current != t->source.matrix)
         VPTQ_CHECK(make_parts(p, t->source.matrix, false, err));
+    if (t->source.uniform && p->current != t->source.uniform)
+        VPTQ_CHECK(make_uniform_parts(p, t->source.uniform, err));
     size_t k = 0;
     while (k < p->part_count && strcmp(p->parts[k].name, t->tensor.name) != 0)
         k++;
@@ -247,7 +342,7 @@ static void warn_of_int8(const packing *p, double bits)
 {
     const vptq_checkpoint *c = p->c;
     const double from = vptq_package_mean_bits(c->quantized, c->quantized_count, true);
-    if (!p->int8 && bits > from)
+    if (!p->int8 && !p->uniform_count && bits > from)
         vptq_log(
             p->ctx, VPTQ_LOG_WARN,
             "%s: codebooks of 8 bits take 16 in the published layout: %.4f bits per weight "
@@ -264,8 +359,10 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
     VPTQ_TRY(add_config(p, opt->dtype, err));
     VPTQ_TRY(vptq_package_add_companions(o, p->c, opt->tokenizer,
                                          opt->dry_run ? NULL : opt->output, err));
-    r->quantized = (uint32_t)p->c->quantized_count;
-    r->bits_per_weight = vptq_package_mean_bits(p->matrices, p->c->quantized_count, true);
+    r->quantized = (uint32_t)(p->c->quantized_count + p->uniform_count);
+    r->bits_per_weight = p->uniform_count
+                             ? uniform_bits(p)
+                             : vptq_package_mean_bits(p->matrices, p->c->quantized_count, true);
     warn_of_int8(p, r->bits_per_weight);
     memcpy(r->repaired, p->quirks.count, sizeof r->repaired);
     r->bytes = o->bytes;
@@ -306,7 +403,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     packing p;
     packing_init(&p, ctx, c, opt, &out, "pack");
     p.int8 = opt->form == VPTQ_PACK_ARCHIVE;
-    if (c->quantized_count == 0)
+    if (c->quantized_count == 0 && !vptq_checkpoint_uniform_count(c))
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
                        c->path, vptq_checkpoint_kind_name(c->kind));
     else if (opt->repair && c->kind == VPTQ_CKPT_WORK)

@@ -49,10 +49,10 @@ vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
 
 typedef struct vptq_list_row {
     const char *name;
-    bool quantized;
+    bool quantized, vectors; /* vectors: by method vptq */
     uint32_t rows, columns;
-    vptq_vq_shape shape; /* quantized only, as `bits` */
-    vptq_vq_bits bits;
+    vptq_vq_shape shape; /* vectors only */
+    vptq_vq_bits bits;   /* quantized only */
     const char *dtype;
     uint64_t bytes; /* in the file */
 } vptq_list_row;

@@ -28,7 +28,7 @@ typedef struct list_line {
 #define SHAPE(key, text, member, columns)                                                      \
     {                                                                                          \
         .name = key, .title = text, VPTQ_INTEGER(list_line, r.shape.member), .width = columns, \
-        .missing = "", .when = offsetof(list_line, r.quantized)                                \
+        .missing = "", .when = offsetof(list_line, r.vectors)                                  \
     }
 static const vptq_column list_columns[] = {
     {.name = "name", VPTQ_TEXT(list_line, r.name), .width = 44},

@@ -78,10 +78,16 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     vptq_linear_shape(a->q->model.desc, m->linear, &out, &in);
     a->weights += (uint64_t)out * in;
     if (m->pinned) {
-        const vptq_vq_shape shape = vptq_encoder_shape(&m->settings, out, in);
-        a->options[n] = (vptq_allocate_option){.bits = vptq_vq_count_bits(&shape).total};
+        const vptq_quantize_row row = vptq_row_make(a->q, m->layer, m->linear);
+        a->options[n] = (vptq_allocate_option){.bits = row.bits.total};
         a->rate_of[n++] = NO_RATE;
     }
+    vptq_linear_full_name(name, m->layer, m->linear);
+    if (!m->pinned && m->settings.method != VPTQ_METHOD_VPTQ)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "%s: a bit budget chooses codebooks of method vptq, set weight_bits "
+                         "for the other methods",
+                         name);
     for (uint32_t r = 0; r < a->rates && !m->pinned; r++) {
         const vptq_encoder_settings s = with_rate(&m->settings, &a->rate[r]);
         uint64_t bits;
@@ -95,7 +101,6 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     a->first[i + 1] = n;
     if (n > a->first[i])
         return VPTQ_OK;
-    vptq_linear_full_name(name, m->layer, m->linear);
     return vptq_fail(
         err, VPTQ_E_ARG,
         "%s: none of the settings to choose from is valid for %u rows, %u columns and "

@@ -1,8 +1,8 @@
 /* Internal to lib/quantize: the state of a quantize run and the steps that share it.
  *
  * quantize.c runs it.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
- * the run, predict.c predicts its time on a GPU, manifest.c keeps quantize.json and the
- * work directory, rows.c the rows of report.jsonl. */
+ * the run, predict.c predicts its time on a GPU, uniform.c runs the methods of lib/uniform,
+ * manifest.c keeps quantize.json and the work directory, rows.c the rows of report.jsonl. */
 #ifndef VPTQ_QUANTIZE_INTERNAL_H
 #define VPTQ_QUANTIZE_INTERNAL_H
 
@@ -12,6 +12,7 @@
 #include "lib/base/buf.h"
 #include "lib/quantize/hessians.h"
 #include "lib/quantize/quantize.h"
+#include "lib/uniform/uniform.h"
 
 typedef struct vptq_quantizer {
     vptq_device *dev;
@@ -128,6 +129,16 @@ vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST
 /* Path of the file of a finished matrix. */
 vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
                              char path[PATH_MAX], vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- other methods (uniform.c) ---- */
+
+vptq_uniform_settings vptq_uniform_settings_of(const vptq_encoder_settings *s);
+/* Quantizes a matrix by the method of its settings, other than vptq, and measures it like the
+ * encoder: *u in `arena`, *report with one step. */
+vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings *s,
+                                  const vptq_encoder_input *input, vptq_arena *arena,
+                                  vptq_uniform *u, vptq_encoder_report *report,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- rows (rows.c) ---- */
 

@@ -20,9 +20,11 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     const bool text = measured || (o->calibrate && o->calibrate->corpus.text_count > 0);
 
     VPTQ_CHECK(vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err));
-    if (q->model.ckpt.quantized_count)
+    const vptq_checkpoint *c = &q->model.ckpt;
+    const size_t quantized = c->quantized_count + vptq_checkpoint_uniform_count(c);
+    if (quantized)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' is quantized already (%zu matrices)",
-                         o->model, q->model.ckpt.quantized_count);
+                         o->model, quantized);
     const vptq_model_desc *d = q->model.desc;
     q->first = o->first_layer;
     q->last = o->last_layer == UINT32_MAX ? d->layers - 1 : o->last_layer;
@@ -132,7 +134,8 @@ static void warn_large_codebooks(const vptq_quantizer *q)
             uint64_t vectors;
             uint32_t k;
             vptq_quantize_row r = vptq_row_make(q, layer, (vptq_linear)l);
-            if (large_codebook(&r.shape, &vectors, &k) && !layers++)
+            if (r.settings->method == VPTQ_METHOD_VPTQ &&
+                large_codebook(&r.shape, &vectors, &k) && !layers++)
                 first = r;
         }
         if (layers)
@@ -220,13 +223,16 @@ out:
     return st;
 }
 
-/* Output Hessians come into play after the last refit. */
+/* Output Hessians come into play after the last refit of the encoder. */
 static void warn_unused_outputs(const vptq_quantizer *q)
 {
     size_t unused = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-            unused += !vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings.refits;
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            const vptq_encoder_settings *s =
+                &vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings;
+            unused += s->method != VPTQ_METHOD_VPTQ || !s->refits;
+        }
     if (unused && q->hessians.output_fingerprint[0])
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
                  "%zu matrices are quantized without refits: output Hessians have no effect on "

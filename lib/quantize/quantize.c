@@ -77,6 +77,28 @@ static void read_ahead(const vptq_quantizer *q)
         vptq_weight_ahead(&q->model.blocks[layer].linear[inside ? q->linear + 1 : 0]);
 }
 
+/* Runs the method of the row's settings: *file gets what is stored, in `arena`. */
+static vptq_status choose_codes(const vptq_quantizer *q, const char *name,
+                                const vptq_encoder_input *input, vptq_arena *arena,
+                                vptq_quantize_row *row, vptq_layer_file *file, vptq_err *err)
+{
+    const vptq_encoder_settings *s = row->settings;
+    vptq_encoder_result r;
+    *file = (vptq_layer_file){.is_uniform = s->method != VPTQ_METHOD_VPTQ};
+    if (file->is_uniform) {
+        file->uniform =
+            (vptq_compressed_matrix){.name = name, .storage = s->storage, .ragged = true};
+        return vptq_quantize_uniform(q->dev, s, input, arena, &file->uniform.u, &row->report,
+                                     err);
+    }
+    VPTQ_CHECK(vptq_encode_matrix(q->dev, s, input, arena, &r, err));
+    row->report = r.report;
+    file->matrix = (vptq_packed_matrix){.name = name, .vq = r.vq, .storage = s->storage};
+    file->centroids_f32 = r.centroids_f32;
+    file->res_centroids_f32 = r.res_centroids_f32;
+    return VPTQ_OK;
+}
+
 /* Quantizes the current matrix and writes it to `path`.  *text becomes its row as JSON, to be
  * freed by the caller. */
 static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_hessians *h,
@@ -84,7 +106,7 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
-    vptq_encoder_result r;
+    vptq_layer_file file;
     char name[VPTQ_NAME_MAX];
     vptq_encoder_input input = {.matrix_id =
                                     row->layer * VPTQ_LINEAR_COUNT + (uint32_t)q->linear,
@@ -101,19 +123,13 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
     read_ahead(q);
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
-    VPTQ_TRY(vptq_encode_matrix(q->dev, row->settings, &input, &arena, &r, err));
-    row->report = r.report;
-    VPTQ_TRY(vptq_row_json(row, false, text, err));
     vptq_linear_full_name(name, row->layer, q->linear);
-    vptq_packed_matrix m = {.name = name, .vq = r.vq, .storage = row->settings->storage};
-    VPTQ_TRY(vptq_layer_file_write(path,
-                                   &(vptq_layer_file){.matrix = m,
-                                                      .centroids_f32 = r.centroids_f32,
-                                                      .res_centroids_f32 = r.res_centroids_f32,
-                                                      .fingerprint = q->fingerprint,
-                                                      .report = *text},
-                                   q->dev->ctx->mem, err));
-    log_remarks(q, name, &r.report);
+    VPTQ_TRY(choose_codes(q, name, &input, &arena, row, &file, err));
+    VPTQ_TRY(vptq_row_json(row, false, text, err));
+    file.fingerprint = q->fingerprint;
+    file.report = *text;
+    VPTQ_TRY(vptq_layer_file_write(path, &file, q->dev->ctx->mem, err));
+    log_remarks(q, name, &row->report);
 out:
     vptq_arena_release(&arena);
     return st;
@@ -199,7 +215,7 @@ static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
         for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
             char *text = NULL;
             vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
-            if (costs)
+            if (costs && row.settings->method == VPTQ_METHOD_VPTQ)
                 vptq_encoder_predict(costs, row.settings, row.rows, row.columns, &row.report);
             q->result->predicted_seconds += row.report.seconds;
             st = vptq_row_json(&row, true, &text, err);

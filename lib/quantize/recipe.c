@@ -144,8 +144,12 @@ static vptq_status set_one(const rule *r, const char *key, const json_t *value,
         return bad_rule(r, key, "applies to the whole model and cannot differ by matrix", err);
     if (!text)
         return bad_rule(r, key, "is not a number, true, false or a string", err);
-    if (vptq_setting_parse(t, text, &m->settings, &why))
+    const uint32_t method = m->settings.method;
+    if (vptq_settings_check_used(t, &m->settings, &why) ||
+        vptq_setting_parse(t, text, &m->settings, &why))
         return bad_rule(r, NULL, why.text, err);
+    if (m->settings.method != method)
+        vptq_encoder_set_method(&m->settings, m->settings.method);
     m->pinned |= t->stored;
     return VPTQ_OK;
 }
@@ -156,11 +160,16 @@ static vptq_status set_all(const rule *r, vptq_matrix_settings *m, vptq_err *err
     const char *key;
     json_t *value;
 
+    value = json_object_get(r->settings, "method");
+    if (value) /* before the others: it has defaults */
+        VPTQ_CHECK(set_one(r, "method", value, m, err));
+    if (r->encoder && m->settings.method != VPTQ_METHOD_VPTQ)
+        return bad_rule(r, "encoder", "is for method vptq only", err);
     if (r->encoder && vptq_encoder_set_encoder(&m->settings, r->encoder, &why))
         return bad_rule(r, NULL, why.text, err);
     json_object_foreach((json_t *)(uintptr_t)r->settings, key, value)
     {
-        if (strcmp(key, "encoder"))
+        if (strcmp(key, "encoder") && strcmp(key, "method"))
             VPTQ_CHECK(set_one(r, key, value, m, err));
     }
     return VPTQ_OK;

@@ -17,8 +17,14 @@ vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_li
                              .settings = &vptq_quantizer_matrix(q, layer, l)->settings,
                              .diagonal = q->hessians.diagonal};
     vptq_linear_shape(q->model.desc, l, &row.rows, &row.columns);
-    row.shape = vptq_encoder_shape(row.settings, row.rows, row.columns);
-    row.bits = vptq_vq_count_bits(&row.shape);
+    if (row.settings->method == VPTQ_METHOD_VPTQ) {
+        row.shape = vptq_encoder_shape(row.settings, row.rows, row.columns);
+        row.bits = vptq_vq_count_bits(&row.shape);
+    } else {
+        const vptq_uniform_settings s = vptq_uniform_settings_of(row.settings);
+        row.uniform = vptq_uniform_shape_of(&s, row.rows, row.columns);
+        row.bits = vptq_uniform_count_bits(&row.uniform);
+    }
     row.predicted = q->predicted ? q->predicted[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l]
                                  : (double)NAN;
     return row;
@@ -135,8 +141,23 @@ static bool put_losses(json_t *doc, const vptq_quantize_row *r)
            put_f64(doc, "relative_mse", p->relative_mse);
 }
 
+static bool put_uniform(json_t *doc, const vptq_quantize_row *r)
+{
+    const vptq_setting *t = vptq_setting_find("method");
+    char method[VPTQ_SETTING_TEXT];
+    vptq_setting_print(t, r->settings, method, sizeof method);
+    return put_f64(doc, "bits_per_weight", r->bits.per_weight) &&
+           put(doc, "method", json_string(method)) &&
+           put_u64(doc, "weight_bits", r->uniform.bits) &&
+           put_u64(doc, "group_size", r->uniform.group_size) &&
+           put(doc, "symmetric", json_boolean(!r->uniform.has_zeros)) &&
+           put(doc, "act_order", json_boolean(r->uniform.has_groups));
+}
+
 static bool put_shape(json_t *doc, const vptq_quantize_row *r)
 {
+    if (r->settings->method != VPTQ_METHOD_VPTQ)
+        return put_uniform(doc, r);
     return put_f64(doc, "bits_per_weight", r->bits.per_weight) &&
            put_u64(doc, "v", r->shape.v) && put_u64(doc, "k", r->shape.k) &&
            put_u64(doc, "k_res", r->shape.k_res) && put_u64(doc, "groups", r->shape.groups) &&
@@ -151,8 +172,9 @@ static bool put_work(json_t *doc, const vptq_quantize_row *r)
 
     return put_steps(doc, p, "") && (!r->weighted || put_steps(doc, p, "_weighted")) &&
            (!r->held_out || put_steps(doc, p, "_held_out")) && put_reverted(doc, p) &&
-           put_u64(doc, "kmeans_iterations", (uint64_t)p->kmeans_iterations) &&
-           put_u64(doc, "kmeans_repaired", p->kmeans_repaired) &&
+           (r->settings->method != VPTQ_METHOD_VPTQ ||
+            (put_u64(doc, "kmeans_iterations", (uint64_t)p->kmeans_iterations) &&
+             put_u64(doc, "kmeans_repaired", p->kmeans_repaired))) &&
            put_f64(doc, "damping_added", p->damping_added) &&
            put_u64(doc, "dead_columns", p->dead_columns);
 }

@@ -7,6 +7,31 @@
 
 #include "lib/encoder/presets.h"
 
+vptq_status vptq_settings_check_used(const vptq_setting *t, const vptq_encoder_settings *s,
+                                     vptq_err *err)
+{
+    char method[VPTQ_SETTING_TEXT];
+    if (vptq_setting_is_used(t, s))
+        return VPTQ_OK;
+    vptq_setting_print(vptq_setting_find("method"), s, method, sizeof method);
+    return vptq_fail(err, VPTQ_E_ARG, "%s has no effect with method %s", t->key, method);
+}
+
+/* VPTQ_E_ARG for a setting that does not exist, or that the method does not use. */
+static vptq_status set_given(const vptq_setting_text *g, vptq_encoder_settings *s,
+                             vptq_err *err)
+{
+    const vptq_setting *t = vptq_setting_find(g->key);
+    if (!t)
+        return vptq_fail(err, VPTQ_E_ARG, "no such setting: '%.60s'", g->key);
+    const uint32_t method = s->method;
+    VPTQ_CHECK(vptq_settings_check_used(t, s, err));
+    VPTQ_CHECK(vptq_setting_parse(t, g->value, s, err));
+    if (s->method != method)
+        vptq_encoder_set_method(s, s->method);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,
                                    vptq_encoder_settings *s, vptq_err *err)
@@ -16,12 +41,15 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
         VPTQ_CHECK(vptq_encoder_set_encoder(s, encoder, err));
     if (preset)
         VPTQ_CHECK(vptq_preset_apply(preset, s, err));
-    for (size_t i = 0; i < count; i++) {
-        const vptq_setting *t = vptq_setting_find(given[i].key);
-        if (!t)
-            return vptq_fail(err, VPTQ_E_ARG, "no such setting: '%.60s'", given[i].key);
-        VPTQ_CHECK(vptq_setting_parse(t, given[i].value, s, err));
-    }
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(given[i].key, "method")) /* before the others: it has defaults */
+            VPTQ_CHECK(set_given(&given[i], s, err));
+    if (s->method != VPTQ_METHOD_VPTQ && (encoder || preset))
+        return vptq_fail(err, VPTQ_E_ARG, "%s is for method vptq only",
+                         preset ? "a preset" : "an encoder");
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(given[i].key, "method"))
+            VPTQ_CHECK(set_given(&given[i], s, err));
     return VPTQ_OK;
 }
 
@@ -103,12 +131,15 @@ static json_t *setting_json(const vptq_setting *t, const vptq_encoder_settings *
     return json_string(text);
 }
 
-/* The grid is newer than the format of work directories: they have its key only where it is on,
- * so that those written before it can be continued. */
+/* The grid and the method are newer than the format of work directories: they have these keys
+ * only where they say something, so that those written before can be continued. */
 static bool is_implied(const vptq_setting *t, const vptq_encoder_settings *s)
 {
-    return t->offset == offsetof(vptq_encoder_settings, codebook_grid) &&
-           s->codebook_grid == VPTQ_GRID_NONE;
+    return !vptq_setting_is_used(t, s) ||
+           (t->offset == offsetof(vptq_encoder_settings, codebook_grid) &&
+            s->codebook_grid == VPTQ_GRID_NONE) ||
+           (t->offset == offsetof(vptq_encoder_settings, method) &&
+            s->method == VPTQ_METHOD_VPTQ);
 }
 
 json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_settings *unlike)
@@ -118,7 +149,9 @@ json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_se
     json_t *doc = json_object();
 
     for (size_t i = 0; doc && i < count; i++) {
-        if (unlike ? vptq_setting_equal(&table[i], s, unlike) : is_implied(&table[i], s))
+        if (unlike ? !vptq_setting_is_used(&table[i], s) ||
+                         vptq_setting_equal(&table[i], s, unlike)
+                   : is_implied(&table[i], s))
             continue;
         if (json_object_set_new(doc, table[i].key, setting_json(&table[i], s))) {
             json_decref(doc);

@@ -42,8 +42,13 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d,
 vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_settings *rows,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The settings as a JSON object, without those that equal `unlike` (may be NULL), or without
- * codebook_grid if there is none; NULL when out of memory. */
+/* VPTQ_E_ARG if the method of s does not use the setting. */
+vptq_status vptq_settings_check_used(const vptq_setting *t, const vptq_encoder_settings *s,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The settings that the method uses as a JSON object: those that differ from `unlike`, or
+ * without it (NULL) all but codebook_grid and method where they are `none` and `vptq`; NULL
+ * when out of memory. */
 json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_settings *unlike);
 
 /* A JSON value as the text of a setting, possibly in `text`; NULL for an object, list or null.

@@ -1,0 +1,89 @@
+# RTN and GPTQ over the same Hessians, recipes, reports and resume as VPTQ; every reader takes the result.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 -o h -q
+quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -qq "$@"; }
+nll() { "$BIN/vptq-eval" ppl -m "$@" --tokenizer "$tok" --text "$text" --context 256 --windows 8 -qq --format json | json_get nll; }
+mean() { json_get proxy_loss "$1/report.jsonl" | awk '{ s += $1 } END { printf "%.12g", s / NR }'; }
+
+quantize -o rtn --method rtn --weight-bits 3 --group-size 32 > /dev/null
+quantize -o gptq --method gptq --weight-bits 3 --group-size 32 > /dev/null
+quantize -o order --method gptq --weight-bits 3 --group-size 32 --act-order > /dev/null
+quantize -o row --method gptq --weight-bits 4 --group-size 0 --symmetric > /dev/null
+expect_number "$(mean gptq)" '<' "$(mean rtn | awk '{ print 0.8 * $1 }')"
+expect_number "$(mean order)" '<' "$(mean gptq)"
+expect_number "$(nll gptq)" '<' "$(nll rtn)"
+
+# Bits are those of the file: codes, scales, zero points in whole words, and the groups of columns.
+row=$(grep -m 1 '"name": "q_proj"' rtn/report.jsonl)
+[ "$(echo "$row" | json_get total_bits)" = $((64 * 64 * 3 + 2 * 64 * 16 + 2 * 64 * 3)) ] || fail "bits: $row"
+[ "$(grep -m 1 '"name": "q_proj"' order/report.jsonl | json_get perm_bits)" = $((64 * 32)) ] || fail "groups do not count"
+[ "$(echo "$row" | json_get method)" = rtn ] || fail "method: $row"
+expect_line gptq/quantize.json '"method": "gptq"'
+! grep -q '"centroids"\|"vector_length"' gptq/quantize.json || fail "settings of method vptq in the manifest"
+
+# What the quantizer measures is what others read.
+"$BIN/vptq-eval" error -m order --base "$model" -H h -qq --format json > error.jsonl
+for key in proxy_loss relative_mse bits_per_weight; do
+    json_get $key error.jsonl | awk '{ printf "%.12g\n", $1 }' | sort > found.txt
+    json_get $key order/report.jsonl | awk '{ printf "%.12g\n", $1 }' | sort > wanted.txt
+    cmp found.txt wanted.txt || fail "$key of vptq-eval error"
+done
+"$BIN/vptq-pack" --list order --format json -qq > list.jsonl
+expect_number "$(tail -n 1 list.jsonl | json_get bits_per_weight)" '>' 3.9
+"$BIN/vptq-pack" --check order -qq > check.txt
+expect_line check.txt '^order: 0 errors, 0 warnings'
+
+# The same bytes with other threads, and after an interruption.
+quantize -o two --method gptq --weight-bits 3 --group-size 32 --act-order -t 2 > /dev/null
+expect_same order two
+rm two/layer_002_k_proj.safetensors two/layer_004_up_proj.safetensors
+quantize -o two --method gptq --weight-bits 3 --group-size 32 --act-order > /dev/null
+expect_same order two
+expect_error 1 "its key 'settings.weight_bits' is 3, here it is 4" quantize -o two --method gptq --weight-bits 4 \
+    --group-size 32 --act-order
+
+# A plain copy, an archive and a directory are the same model.
+quantize -o four --method gptq --weight-bits 3 --group-size 4 --act-order > /dev/null
+want=$(nll four)
+"$BIN/vptq-pack" four -o four.vptq --to archive -qq > /dev/null
+"$BIN/vptq-pack" four -o hf -qq > /dev/null
+"$BIN/vptq-pack" --unpack four -o plain -qq > /dev/null
+for form in four.vptq hf plain; do
+    [ "$(nll $form)" = "$want" ] || fail "$form: nll $(nll $form), expected $want"
+done
+for form in four four.vptq hf; do
+    "$BIN/vptq-pack" --check $form -qq > check.txt
+    expect_line check.txt "^$form: 0 errors, 0 warnings"
+done
+expect_line hf/config.json '"quant_method": "compressed-tensors"'
+digest=$("$BIN/vptq-pack" --digest four --format json -qq | json_get digest)
+for form in four.vptq hf; do
+    [ "$("$BIN/vptq-pack" --digest $form --format json -qq | json_get digest)" = "$digest" ] || fail "$form: another digest"
+done
+expect_sentence 1 "'model.layers.0.mlp.down_proj' cannot be written .*: groups of 32 columns do not divide 172 columns" \
+    "$BIN/vptq-pack" order -o order.vptq -q
+expect_sentence 1 'has matrices of other methods than vptq, which cannot be tuned' \
+    "$BIN/vptq-quantize" --from four --tune e2e -c "$text" -o tuned -q
+
+# A recipe mixes methods; the budget counts what it fixes.
+cat > mixed.json << 'R'
+{"rules": [{"match": "v_proj", "settings": {"method": "gptq", "weight_bits": 8}},
+           {"match": "down_proj", "settings": {"method": "rtn", "weight_bits": 4, "group_size": 86}}]}
+R
+quantize -o mixed -v 4 -k 32 --recipe mixed.json --layers 0-1 --format json > mixed.jsonl
+[ "$(json_get method mixed.jsonl | sort | uniq -c | tr -s ' \n' ' ')" = ' 2 gptq 2 rtn ' ] || fail "methods of the recipe"
+nll mixed > /dev/null
+expect_sentence 1 "10 matrices are quantized by method vptq and 4 by others: no packed layout holds both" \
+    "$BIN/vptq-pack" mixed -o mixed.vptq -q
+
+# Settings of other methods are refused, and so are budgets.
+expect_error 2 "vector_length has no effect with method rtn" quantize -o bad --method rtn -v 8
+expect_error 2 "weight_bits has no effect with method vptq" quantize -o bad --weight-bits 4
+expect_error 2 "perm has no effect with method rtn" quantize -o bad --method rtn --act-order
+expect_error 2 "a preset is for method vptq only" quantize -o bad --method gptq --preset ablation-outliers-1
+expect_error 2 '--method awful: expected vptq|rtn|gptq' quantize -o bad --method awful
+expect_error 2 "a bit budget chooses codebooks of method vptq" quantize -o bad --method gptq -b 3
+echo '{"rules": [{"match": "*", "settings": {"method": "gptq", "centroids": 16}}]}' > bad.json
+expect_error 1 "rule 1: .*centroids has no effect with method gptq" quantize -o bad --recipe bad.json
