@@ -104,7 +104,7 @@ const vptq_setting *vptq_setting_find(const char *key)
 
 bool vptq_setting_is_used(const vptq_setting *t, const vptq_encoder_settings *s)
 {
-    return t->methods & 1U << s->method;
+    return s->method >= VPTQ_METHOD_COUNT || t->methods & 1U << s->method;
 }
 
 /* ---- text ---- */

@@ -311,6 +311,8 @@ static void test_fields_out_of_range(void **state)
         vptq_err err = {0};
         vptq_encoder_settings s = vptq_encoder_defaults();
         unsigned char *at = (unsigned char *)&s + t[i].offset;
+        if (!vptq_setting_is_used(&t[i], &s))
+            vptq_encoder_set_method(&s, VPTQ_METHOD_GPTQ);
         const uint32_t large = UINT32_MAX;
         const double wrong[] = {(double)NAN, (double)INFINITY, -1};
         snprintf(part, sizeof part, "%s is '", t[i].key);
@@ -326,9 +328,40 @@ static void test_fields_out_of_range(void **state)
     }
     vptq_err err = {0};
     vptq_encoder_settings s = vptq_encoder_defaults();
+    s.weight_bits = 0; /* which vptq does not use */
+    assert_ok(vptq_encoder_check(&s, 64, 64, &err), &err);
     s.storage = VPTQ_Q4_0;
     assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
                  "storage type is Q4_0, expected F16 or BF16");
+}
+
+/* ---- methods ---- */
+
+static void test_methods(void **state)
+{
+    (void)state;
+    vptq_encoder_settings s = vptq_encoder_defaults();
+    assert_value(&s, "method", "vptq");
+    assert_true(vptq_setting_is_used(find("centroids"), &s));
+    assert_false(vptq_setting_is_used(find("weight_bits"), &s));
+    s.storage = VPTQ_BF16;
+    vptq_encoder_set_method(&s, VPTQ_METHOD_GPTQ);
+    assert_value(&s, "method", "gptq");
+    assert_value(&s, "weight_bits", "4");
+    assert_value(&s, "group_size", "128");
+    assert_value(&s, "perm", "false");
+    assert_value(&s, "ridge", "0.01");
+    assert_value(&s, "dtype", "bf16");
+    assert_false(vptq_setting_is_used(find("centroids"), &s));
+    assert_true(vptq_setting_is_used(find("perm"), &s));
+    vptq_encoder_set_method(&s, VPTQ_METHOD_RTN);
+    assert_false(vptq_setting_is_used(find("perm"), &s));
+    assert_false(vptq_setting_is_used(find("ridge"), &s));
+    assert_true(vptq_setting_is_used(find("seed"), &s));
+    vptq_encoder_set_method(&s, VPTQ_METHOD_VPTQ);
+    s.storage = VPTQ_F16;
+    const vptq_encoder_settings defaults = vptq_encoder_defaults();
+    assert_same(&s, &defaults);
 }
 
 /* ---- the stored shape ---- */
@@ -396,5 +429,5 @@ VTEST_MAIN(cmocka_unit_test(test_table_covers_everything),
            cmocka_unit_test(test_values_read_back), cmocka_unit_test(test_ranges),
            cmocka_unit_test(test_choices), cmocka_unit_test(test_encoders),
            cmocka_unit_test(test_encoders_are_valid), cmocka_unit_test(test_refused_settings),
-           cmocka_unit_test(test_fields_out_of_range), cmocka_unit_test(test_shape),
-           cmocka_unit_test(test_outlier_columns))
+           cmocka_unit_test(test_fields_out_of_range), cmocka_unit_test(test_methods),
+           cmocka_unit_test(test_shape), cmocka_unit_test(test_outlier_columns))
