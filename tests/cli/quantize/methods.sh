@@ -47,8 +47,11 @@ expect_error 1 "its key 'settings.weight_bits' is 3, here it is 4" quantize -o t
 # A plain copy, an archive and a directory are the same model.
 quantize -o four --method gptq --weight-bits 3 --group-size 4 --act-order > /dev/null
 want=$(nll four)
+"$BIN/vptq-pack" --list four --format json -qq > list.json
 "$BIN/vptq-pack" four -o four.vptq --to archive -qq > /dev/null
-"$BIN/vptq-pack" four -o hf -qq > /dev/null
+"$BIN/vptq-pack" four -o hf -qq --format json > packed.json
+expect_number "$(json_get bits_per_weight packed.json)" '==' "$(tail -n 1 list.json | json_get bits_per_weight)"
+expect_number "$(json_get file_bits_per_weight packed.json)" '<' 16
 "$BIN/vptq-pack" --unpack four -o plain -qq > /dev/null
 for form in four.vptq hf plain; do
     [ "$(nll $form)" = "$want" ] || fail "$form: nll $(nll $form), expected $want"
