@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "formats/hf/compressed_internal.h"
+#include "lib/base/bits.h"
 #include "lib/base/half.h"
 #include "lib/base/text.h"
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "formats/hf/compressed_internal.h"
+#include "lib/base/bits.h"
 #include "lib/base/half.h"
 
 enum { BYTE_BITS = 8 };

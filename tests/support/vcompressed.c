@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/bits.h"
 #include "lib/base/half.h"
 #include "tests/support/vtest.h"
 
