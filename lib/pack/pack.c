@@ -117,6 +117,11 @@ static vptq_status find_uniform(packing *p, vptq_err *err)
                          "%s: %zu matrices are quantized by method vptq and %zu by others: no "
                          "packed layout holds both",
                          p->c->path, p->c->quantized_count, count);
+    const size_t all = (size_t)p->c->desc.layers * VPTQ_LINEAR_COUNT;
+    if (count < all)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: %zu of %zu matrices are quantized, expected all of them",
+                         p->c->path, count, all);
     if (p->opt->dtype != VPTQ_DTYPE_COUNT && p->opt->dtype != p->c->storage)
         return vptq_fail(
             err, VPTQ_E_UNSUPPORTED,

@@ -67,6 +67,8 @@ for form in four.vptq hf; do
 done
 expect_sentence 1 "'model.layers.0.mlp.down_proj' cannot be written .*: groups of 32 columns do not divide 172 columns" \
     "$BIN/vptq-pack" order -o order.vptq -q
+quantize -o part --method rtn --group-size 4 --layers 1-2 > /dev/null
+expect_sentence 1 'part: 14 of 35 matrices are quantized, expected all of them' "$BIN/vptq-pack" part -o part.vptq -q
 expect_sentence 1 'has matrices of other methods than vptq, which cannot be tuned' \
     "$BIN/vptq-quantize" --from four --tune e2e -c "$text" -o tuned -q
 
