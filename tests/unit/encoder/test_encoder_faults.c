@@ -60,6 +60,8 @@ OP(add_widened, vptq_widen_args)
 OP(narrow, vptq_narrow_args)
 OP(move_centroids, vptq_move_args)
 OP(worst_vectors, vptq_worst_args)
+OP(uniform_range, vptq_uniform_range_args)
+OP(uniform_pass, vptq_uniform_pass_args)
 OP(vq_pack, vptq_pack_args)
 #undef OP
 

@@ -287,15 +287,26 @@ static void test_json(void **state)
     size_t count;
     vptq_setting_table(&count);
     doc = vptq_settings_json(&s, NULL);
-    assert_int_equal(json_object_size(doc), count - 1);
-    assert_null(json_object_get(doc, "codebook_grid"));
+    const char *const absent[] = {"method", "weight_bits", "symmetric", "codebook_grid"};
+    assert_int_equal(json_object_size(doc), count - 4);
+    for (size_t i = 0; i < 4; i++)
+        assert_null(json_object_get(doc, absent[i]));
     json_decref(doc);
     other.codebook_grid = VPTQ_GRID_INT8;
     doc = vptq_settings_json(&other, NULL);
-    assert_int_equal(json_object_size(doc), count);
+    assert_int_equal(json_object_size(doc), count - 3);
     json_decref(doc);
     doc = vptq_settings_json(&s, &other); /* a matrix without a grid in a run with one */
     assert_string_equal(json_string_value(json_object_get(doc, "codebook_grid")), "none");
+    json_decref(doc);
+    vptq_encoder_set_method(&s, VPTQ_METHOD_GPTQ); /* only what the method uses */
+    doc = vptq_settings_json(&s, NULL);
+    text = json_dumps(doc, JSON_SORT_KEYS);
+    assert_string_equal(text, "{\"damping\": 0.01, \"dtype\": \"bf16\", \"group_size\": 128, "
+                              "\"method\": \"gptq\", \"perm\": false, \"ridge\": 0.01, "
+                              "\"seed\": \"18446744073709551615\", \"symmetric\": false, "
+                              "\"weight_bits\": 4}");
+    free(text);
     json_decref(doc);
 }
 
