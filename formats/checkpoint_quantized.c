@@ -182,6 +182,10 @@ vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
             vptq_compressed_layout_of(c->config, name, c->path, &layout, &quantized, err));
         if (!quantized)
             continue;
+        if (layout.activation_bits)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: the inputs of '%s' have %u bits, which is not supported yet",
+                             c->path, name, layout.activation_bits);
         const char *own = vptq_arena_strdup(&c->arena, name, err);
         if (!own)
             return VPTQ_E_NOMEM;
@@ -323,7 +327,20 @@ static vptq_status add_base_tensors(vptq_checkpoint *c, vptq_err *err)
     return vptq_tensor_set_finish(&c->set, err);
 }
 
-/* *weight = the tensor of the base model that the matrix replaces. */
+static bool is_linear(const vptq_model_desc *d, const char *module)
+{
+    char name[VPTQ_NAME_MAX];
+    for (size_t i = 0; i < (size_t)d->layers * VPTQ_LINEAR_COUNT; i++) {
+        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
+                              (vptq_linear)(i % VPTQ_LINEAR_COUNT));
+        if (!strcmp(name, module))
+            return true;
+    }
+    return false;
+}
+
+/* *weight = the tensor of the base model that the matrix replaces.  A uniform one takes its
+ * place in the set, where only linear layers may be decoded. */
 static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
                                const vptq_layer_file *f, const vptq_tensor **weight,
                                vptq_err *err)
@@ -333,7 +350,7 @@ static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
     const vptq_dtype storage = f->is_uniform ? f->uniform.storage : f->matrix.storage;
     snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, module);
     *weight = vptq_tensor_find(&c->set, name);
-    if (!*weight)
+    if (!*weight || (f->is_uniform && !is_linear(&c->desc, module)))
         return vptq_fail(err, VPTQ_E_MISMATCH, "%s: matrix '%.200s' is not in the base model",
                          path, module);
     if (storage != c->storage)

@@ -288,7 +288,9 @@ VPTQ_API bool vptq_setting_describe(size_t i, vptq_setting_info *info);
 VPTQ_CALL vptq_status vptq_setting_check(const char *key, const char *value, vptq_err *err);
 
 /* The settings of encoder "best" (this project's steps) or "upstream" (the published recipe;
- * NULL = "best"), then those of the preset (NULL = none), then the `count` given ones. */
+ * NULL = "best"), then those of the preset (NULL = none), then the `count` given ones.  A given
+ * `method` comes before all and brings its defaults; VPTQ_E_ARG for an encoder or a preset with
+ * another method than vptq, and for a setting that the method does not use. */
 VPTQ_CALL vptq_status vptq_settings_new(const char *encoder, const char *preset,
                                         const vptq_setting_text *given, size_t count,
                                         vptq_settings **settings, vptq_err *err);

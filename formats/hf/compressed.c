@@ -344,7 +344,7 @@ vptq_status vptq_compressed_find_uneven(const vptq_uniform_shape *s, const int32
     return VPTQ_OK;
 }
 
-/* The library leaves -1 in all places if there is no order. */
+/* Without an order the library may store -1 for every column. */
 static bool is_unset(const int32_t *groups, size_t n)
 {
     size_t i = 0;

@@ -86,7 +86,7 @@ size_t vptq_compressed_module_length(const char *tensor_name);
  * Checks types and shapes against each other and the layout; that the groups divide the columns
  * unless `ragged` (releases before 0.19 derive the group size from the number of scales
  * instead); that scales are finite and positive; that every group of P.weight_g_idx has
- * group_size columns (-1 in all places means that there is none); and that the group's other
+ * group_size columns (-1 for every column: there is none); and that the group's other
  * tensors do not exist.  Zero points may also be I8 [out, groups], as releases before 0.9.4
  * wrote them.  Codes of 3, 5, 6 and 7 bits with gaps in every word, as releases before 0.18
  * wrote them, are VPTQ_E_UNSUPPORTED. */

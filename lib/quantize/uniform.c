@@ -1,5 +1,5 @@
 /* The methods of lib/uniform as the encoder of a matrix: settings, losses, report. */
-#include <string.h>
+#include <math.h>
 
 #include "lib/base/half.h"
 #include "lib/quantize/internal.h"

@@ -3,7 +3,6 @@
 #include "lib/uniform/uniform.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "hessian/hessian.h"
 #include "lib/backend/mirror.h"
