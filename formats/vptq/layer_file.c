@@ -8,7 +8,8 @@
 #include "lib/base/text.h"
 
 /* Version of the metadata and of what the checksum covers. */
-#define LAYER_FORMAT "1"
+#define LAYER_FORMAT   "1"
+#define UNIFORM_FORMAT "pack-quantized"
 
 enum { FORMAT, NAME, ENTRY, FINGERPRINT, REPORT, SUM, META_COUNT };
 
@@ -41,9 +42,8 @@ static void add_float_codebook(vptq_tensor *list, size_t *count, const char *nam
 static json_t *uniform_entry(const vptq_compressed_matrix *m)
 {
     const vptq_uniform_shape *s = &m->u.shape;
-    return json_pack("{s:s, s:i, s:i, s:b}", "format", "pack-quantized", "num_bits",
-                     (int)s->bits, "group_size", (int)s->group_size, "symmetric",
-                     !s->has_zeros);
+    return json_pack("{s:s, s:i, s:i, s:b}", "format", UNIFORM_FORMAT, "num_bits", (int)s->bits,
+                     "group_size", (int)s->group_size, "symmetric", !s->has_zeros);
 }
 
 static vptq_status entry_text(const vptq_layer_file *f, char **text, vptq_err *err)
@@ -155,9 +155,19 @@ static vptq_status read_packed(const char *path, const char *name, const json_t 
 static vptq_status read_uniform(const char *path, const char *name, const json_t *entry,
                                 vptq_layer_file *f, vptq_err *err)
 {
+    const char *format;
     uint64_t bits, group_size;
     bool symmetric;
+    VPTQ_CHECK(vptq_json_str_or(entry, path, "format", "", &format, err));
+    if (strcmp(format, UNIFORM_FORMAT) != 0)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: layer '%s' has codes in format '%.20s', expected " UNIFORM_FORMAT,
+                         path, name, format);
     VPTQ_CHECK(vptq_json_u64(entry, path, "num_bits", VPTQ_UNIFORM_MAX_BITS, &bits, err));
+    if (bits < VPTQ_COMPRESSED_MIN_BITS)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: layer '%s' has codes of %u bits, expected %d to %d", path, name,
+                         (unsigned)bits, VPTQ_COMPRESSED_MIN_BITS, VPTQ_UNIFORM_MAX_BITS);
     VPTQ_CHECK(vptq_json_u64(entry, path, "group_size", UINT32_MAX, &group_size, err));
     VPTQ_CHECK(vptq_json_bool_or(entry, path, "symmetric", false, &symmetric, err));
     const vptq_compressed_layout layout = {.bits = (uint32_t)bits,

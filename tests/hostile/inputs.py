@@ -262,7 +262,9 @@ def make(good, tools):
         "hessian -m m -c text -n 2 -l 32 --outputs 1 -o h",
         "quantize -m m -H h -k 16 -o w",
         "quantize -m m -H h -b 6 -o wb",
+        "quantize -m m -H h --method gptq --group-size 8 --act-order -o wu",
         "pack w -o ps",
+        "pack wu -o us",
         "pack w -o m.vptq",
         "pack --unpack m -o m.gguf",
         "hessian --export h -o pt",
@@ -276,5 +278,6 @@ def make(good, tools):
         )
         if done.returncode:
             raise SystemExit(f"the good inputs cannot be made: vptq-{command}: {done.stderr}")
-    # p: without digests, which would find every change before anything else does
-    shutil.copytree(good / "ps", good / "p", ignore=shutil.ignore_patterns("SHA256SUMS"))
+    # p, u: without digests, which would find every change before anything else does
+    for name in "p", "u":
+        shutil.copytree(good / (name + "s"), good / name, ignore=shutil.ignore_patterns("SHA256SUMS"))

@@ -1,0 +1,162 @@
+"""Models in the compressed-tensors layout, and work directories with uniform codes."""
+
+import json
+import struct
+
+from changes import BAD, at, cut, json_file, tensors
+from net import Kind, found, refused, shown
+
+LIST, READ = "pack --list {}", "eval ppl -q -m {} --text B/text --context 32"
+DOWN = "model.layers.0.mlp.down_proj"  # 16 x 24, 4 bits, groups of 8 columns in an order
+
+
+def part(name, change):
+    return tensors(lambda s: change(s, f"{DOWN}.weight_{name}"))
+
+
+def entry(name, **values):
+    return part(name, lambda s, t: s.header[t].update(values))
+
+
+def numbers(name, code, place, *values):
+    """Other numbers in a tensor, from element `place` on."""
+    size = struct.calcsize(code)
+
+    def change(s, t):
+        struct.pack_into(f"<{len(values)}{code}", s.data, s.at(t)[0] + place * size, *values)
+
+    return part(name, change)
+
+
+def quantization(change):
+    return json_file("config.json", lambda c: change(c["quantization_config"]))
+
+
+def group(**values):
+    return quantization(lambda q: q["config_groups"]["group_0"].update(values))
+
+
+def weights(**values):
+    return quantization(lambda q: q["config_groups"]["group_0"]["weights"].update(values))
+
+
+# --- what the config says ---
+
+kind = Kind("compressed", "u", LIST, READ)
+for name, change in [
+    ("num_bits 1", weights(num_bits=1)),
+    ("num_bits 9", weights(num_bits=9)),
+    ("num_bits 2^31", weights(num_bits=1 << 31)),
+    ("num_bits -4", weights(num_bits=-4)),
+    ("num_bits a text", weights(num_bits=BAD)),
+    ("floats", weights(type="float")),
+    ("scales made while running", weights(dynamic=True)),
+    ("group_size 0", weights(group_size=0)),
+    ("group_size -8", weights(group_size=-8)),
+    ("group_size 2^40", weights(group_size=1 << 40)),
+    ("strategy block", weights(strategy="block")),
+    ("strategy with control characters", weights(strategy=BAD)),
+    ("inputs of 4 bits", group(input_activations={"num_bits": 4})),
+    (
+        "inputs of 8 bits",
+        group(
+            input_activations={"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+        ),
+    ),
+    ("outputs of 8 bits", group(output_activations={"num_bits": 8})),
+    ("targets as a text", group(targets="Linear")),
+    ("targets as numbers", group(targets=[1])),
+    ("an expression that does not end", group(targets=["re:("])),
+    ("format unknown", quantization(lambda q: q.update(format=BAD))),
+    ("groups as a list", quantization(lambda q: q.update(config_groups=[]))),
+    ("no groups", quantization(lambda q: q.update(config_groups=None))),
+    ("sparse", quantization(lambda q: q.update(sparsity_config={"format": "sparse-24-bitmask"}))),
+    ("a cache of 8 bits", quantization(lambda q: q.update(kv_cache_scheme={"num_bits": 8}))),
+    ("a transform", quantization(lambda q: q.update(transform_config={"config_groups": {"a": {}}}))),
+]:
+    kind.row(name, change, refused("u: |u/config.json"))
+for name, change in [
+    ("no weights", group(weights=None)),
+    ("ignored layers that are stored", quantization(lambda q: q.update(ignore=["Linear"]))),
+]:
+    kind.row(name, change, refused("q_proj.weight' is missing"), READ)
+    kind.row(name + ", listed", change, shown("down_proj.weight_packed"), LIST)
+kind.row(
+    "10^4 groups that nothing belongs to",
+    quantization(
+        lambda q: q["config_groups"].update(
+            {f"g{i}": {"targets": ["x"], "weights": {"num_bits": 99}} for i in range(10**4)}
+        )
+    ),
+    shown("down_proj|nll"),
+)
+kind.row(
+    "an expression that takes exponential time",
+    quantization(lambda q: q.update(ignore=["re:(a|o|d|e|l|m|\\.|_)*(.*)*(.+)+$^"])),
+    refused("u: |config.json"),
+)
+
+# --- what the tensors are ---
+
+for name, change in [
+    ("codes of another shape", entry("packed", shape=[48, 1])),
+    ("codes of 2^62 rows", entry("packed", shape=[1 << 62, 3])),
+    ("codes of one dimension", entry("packed", shape=[48])),
+    ("codes of another type", entry("packed", dtype="F32")),
+    ("scales of another shape", entry("scale", shape=[3, 16])),
+    ("scales of another type", entry("scale", dtype="I16")),
+    ("zero points of another shape", entry("zero_point", shape=[3, 2])),
+    ("rows 2^62", numbers("shape", "q", 0, 1 << 62)),
+    ("rows -16", numbers("shape", "q", 0, -16)),
+    ("columns 0", numbers("shape", "q", 1, 0)),
+    ("columns 25", numbers("shape", "q", 1, 25)),
+    ("a group of 2^31 - 1", numbers("g_idx", "i", 0, 2**31 - 1)),
+    ("a group of -2", numbers("g_idx", "i", 0, -2)),
+    ("a group of 9 columns", numbers("g_idx", "i", 0, *[0] * 9)),
+    ("no codes", part("packed", lambda s, t: s.drop(t))),
+    ("no scales", part("scale", lambda s, t: s.drop(t))),
+    ("no shape", part("shape", lambda s, t: s.drop(t))),
+    ("no zero points", part("zero_point", lambda s, t: s.drop(t))),
+    ("the matrix as well", tensors(lambda s: s.add(f"{DOWN}.weight", "F16", [16, 24], bytes(768)))),
+]:
+    kind.row(name, change, refused("down_proj"))
+for name, value in ("NaN", float("nan")), ("infinite", float("inf")), ("0", 0.0), ("negative", -1.0):
+    kind.row(f"a scale that is {name}", numbers("scale", "e", 5, value), refused("down_proj"), READ)
+    kind.row(f"a scale that is {name}, checking", numbers("scale", "e", 5, value), found("down_proj"), "pack --check {}")
+kind.row("bits after the last zero point", numbers("zero_point", "I", 0, 2**32 - 1), shown("ppl|nll"), READ)
+kind.row("a file that is cut", cut("model.safetensors", -8), refused("model.safetensors"))
+
+# --- work directories ---
+
+kind = Kind("uniform work", "wu", LIST, "pack -q {} -o out")
+Q = "layer_000_q_proj.safetensors"
+
+
+def other_name(s):
+    """The matrix in place of the head, which is no linear layer of a block."""
+    meta = s.header["__metadata__"]
+    old, meta["name"] = meta["name"], "lm_head"
+    for t in [t for t in s.header if t.startswith(old)]:
+        s.header["lm_head" + t[len(old) :]] = s.header.pop(t)
+
+
+def spoken(**values):
+    def change(s):
+        meta = s.header["__metadata__"]
+        meta["entry"] = json.dumps({**json.loads(meta["entry"]), **values})
+
+    return tensors(change, Q)
+
+
+for name, change in [
+    ("num_bits 0", spoken(num_bits=0)),
+    ("num_bits 8", spoken(num_bits=8)),
+    ("group_size 0", spoken(group_size=0)),
+    ("group_size 2^40", spoken(group_size=1 << 40)),
+    ("format unknown", spoken(format=BAD)),
+    ("symmetric with zero points", spoken(symmetric=True)),
+    ("cut", cut(Q, -1)),
+    ("another byte", at(Q, -1, b"\x01\x02")),
+]:
+    kind.row(name, change, refused("q_proj"))
+kind.row("codes in place of the head", tensors(other_name, Q), refused("'lm_head' is not in the base model"))
