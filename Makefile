@@ -86,6 +86,8 @@ ifneq ($(SANITIZE),)
 CONFIG   := $(CONFIG)-$(subst $(comma),-,$(SANITIZE))
 OPTIMIZE := -O1 -g -fno-omit-frame-pointer
 SAN      := -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
+# Calls into gcc's shared runtime take half of an emulated kernel's time.
+SAN_LINK := $(if $(findstring clang,$(CC)),,$(if $(findstring address,$(SANITIZE)),-static-libasan))
 HARDEN   :=
 endif
 ifneq ($(strip $(EXTRA_CFLAGS)$(filter-out $(CROSS)gcc,$(CC))),)
@@ -268,6 +270,12 @@ $(OBJ)/%.avx512.o: %.c | $(B)/probe
 $(OBJ)/%.neon.o: %.c | $(B)/probe
 	$(call cc,neon)
 
+EMU_PARTS := cuda_emu cuda_emu_stacks cuda_emu_device cuda_emu_memory cuda_emu_faults cuda_emu_streams cuda_emu_mma \
+             cuda_emu_alignment cuda_emu_graphs
+# The emulator's own code is not what an instrumented build looks into, and runs for every step of every thread.
+$(EMU_PARTS:%=$(OBJ)/tests/emu/%.o): private SAN :=
+$(EMU_PARTS:%=$(OBJ)/tests/emu/%.o): private OPTIMIZE := -O2 -g
+
 define cxx
 	$(Q)mkdir -p $(@D)
 	$(Q)$(if $(V),,echo "  CXX   $<";) $(CXX) $(EMU_CXXFLAGS) $(1) -MMD -MP -c $< -o $@
@@ -289,8 +297,6 @@ $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 	$(Q)mkdir -p $(@D)
 	$(Q)$(if $(V),,echo "  NVCC  $<";) $(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.o=.d) -MP -c $< -o $@
 
-EMU_PARTS := cuda_emu cuda_emu_stacks cuda_emu_device cuda_emu_memory cuda_emu_faults cuda_emu_streams cuda_emu_mma \
-             cuda_emu_alignment cuda_emu_graphs
 $(LIBEMU): $(EMU_PARTS:%=$(OBJ)/tests/emu/%.o) $(OBJ)/backend_emu.o
 LIB_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(filter-out $(SIMD_SRC),$(LIB_SRC))) \
            $(foreach level,$(SIMD_LEVELS),$(SIMD_SRC:%.c=$(OBJ)/%.$(level).o))
@@ -302,7 +308,7 @@ $(LIBVPTQ) $(LIBCLI) $(LIBTEST) $(LIBEMU): | $(B)/probe
 
 define link
 	$(Q)mkdir -p $(@D)
-	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) -pie -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS)
+	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) $(SAN_LINK) -pie -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS)
 endef
 
 $(SHARED): $(LIBVPTQ)

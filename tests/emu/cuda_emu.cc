@@ -347,7 +347,7 @@ static void put_in_order(unsigned *order, unsigned n)
 
 static bool same_site(cuda_emu_site a, cuda_emu_site b)
 {
-    return a.line == b.line && strcmp(a.file, b.file) == 0;
+    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
 }
 
 /* Returns the lanes of the mask that have reached the operation of `f`; *possible is false if
