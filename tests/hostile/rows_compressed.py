@@ -133,7 +133,7 @@ Q = "layer_000_q_proj.safetensors"
 
 
 def other_name(s):
-    """The matrix in place of the head, which is no linear layer of a block."""
+    """The matrix in place of the head, which is not a linear layer of a block."""
     meta = s.header["__metadata__"]
     old, meta["name"] = meta["name"], "lm_head"
     for t in [t for t in s.header if t.startswith(old)]:
