@@ -8,8 +8,6 @@ if [ -z "${TALLY:-}" ]; then
     whole_check=1
 fi
 : "${MAKE:=make}"
-# Idle threads sleep soon, as in the tools, so that a busy machine does not slow the tests down.
-export GOMP_SPINCOUNT="${GOMP_SPINCOUNT-2000}"
 
 # part NAME COMMAND..: runs one check that passes or fails.
 part()
