@@ -8,7 +8,8 @@
 #include "lib/base/text.h"
 
 /* Version of the metadata and of what the checksum covers. */
-#define LAYER_FORMAT   "1"
+#define LAYER_FORMAT "1"
+/* The only format of uniform codes, with the name that compressed-tensors gives it. */
 #define UNIFORM_FORMAT "pack-quantized"
 
 enum { FORMAT, NAME, ENTRY, FINGERPRINT, REPORT, SUM, META_COUNT };

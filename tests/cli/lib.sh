@@ -181,8 +181,6 @@ wait_for()
 # preloading COMMAND..: runs the command with FAULTS preloaded; qemu (UNDER) passes variables on.
 preloading()
 {
-    # the sanitizer runtime requires to be the first library, but works after another one, too
-    local -x ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0
     env "${UNDER:+QEMU_SET_ENV=}LD_PRELOAD=$FAULTS" "$@"
 }
 

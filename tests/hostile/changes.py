@@ -1,5 +1,6 @@
 """What the rows do to the copy of an input: each function here returns a function of the input's path."""
 
+import json
 import os
 import shutil
 
@@ -105,6 +106,21 @@ def at(name, offset, raw):
 
 def tensors(change, name="model.safetensors", sealed=True):
     return lambda t: forge.edit_tensors(t / name, change, sealed)
+
+
+def quantization(change):
+    """Other values of config.json's quantization_config."""
+    return json_file("config.json", lambda c: change(c["quantization_config"]))
+
+
+def matrix_entry(name, **values):
+    """Other values in the config entry of a work directory's matrix."""
+
+    def change(s):
+        meta = s.header["__metadata__"]
+        meta["entry"] = json.dumps({**json.loads(meta["entry"]), **values})
+
+    return tensors(change, name)
 
 
 def gguf(change):

@@ -1,9 +1,8 @@
 """Models in the compressed-tensors layout, and work directories with uniform codes."""
 
-import json
 import struct
 
-from changes import BAD, at, cut, json_file, tensors
+from changes import BAD, at, cut, matrix_entry, quantization, tensors
 from net import Kind, found, refused, shown
 
 LIST, READ = "pack --list {}", "eval ppl -q -m {} --text B/text --context 32"
@@ -26,10 +25,6 @@ def numbers(name, code, place, *values):
         struct.pack_into(f"<{len(values)}{code}", s.data, s.at(t)[0] + place * size, *values)
 
     return part(name, change)
-
-
-def quantization(change):
-    return json_file("config.json", lambda c: change(c["quantization_config"]))
 
 
 def group(**values):
@@ -74,7 +69,7 @@ for name, change in [
     ("a cache of 8 bits", quantization(lambda q: q.update(kv_cache_scheme={"num_bits": 8}))),
     ("a transform", quantization(lambda q: q.update(transform_config={"config_groups": {"a": {}}}))),
 ]:
-    kind.row(name, change, refused("u: |u/config.json"))
+    kind.row(name, change, refused("^vptq-[a-z]+: u[:/]"))
 for name, change in [
     ("no weights", group(weights=None)),
     ("ignored layers that are stored", quantization(lambda q: q.update(ignore=["Linear"]))),
@@ -88,12 +83,13 @@ kind.row(
             {f"g{i}": {"targets": ["x"], "weights": {"num_bits": 99}} for i in range(10**4)}
         )
     ),
-    shown("down_proj|nll"),
+    shown("8.500 bits per weight"),
+    READ,
 )
 kind.row(
     "an expression that takes exponential time",
     quantization(lambda q: q.update(ignore=["re:(a|o|d|e|l|m|\\.|_)*(.*)*(.+)+$^"])),
-    refused("u: |config.json"),
+    refused("takes too many steps"),
 )
 
 # --- what the tensors are ---
@@ -122,8 +118,8 @@ for name, change in [
     kind.row(name, change, refused("down_proj"))
 for name, value in ("NaN", float("nan")), ("infinite", float("inf")), ("0", 0.0), ("negative", -1.0):
     kind.row(f"a scale that is {name}", numbers("scale", "e", 5, value), refused("down_proj"), READ)
-    kind.row(f"a scale that is {name}, checking", numbers("scale", "e", 5, value), found("down_proj"), "pack --check {}")
-kind.row("bits after the last zero point", numbers("zero_point", "I", 0, 2**32 - 1), shown("ppl|nll"), READ)
+    kind.row(f"a scale that is {name}, checked", numbers("scale", "e", 5, value), found("down_proj"), "pack --check {}")
+kind.row("the largest zero points", numbers("zero_point", "I", 0, 2**32 - 1), shown("perplexity|ppl"), READ)
 kind.row("a file that is cut", cut("model.safetensors", -8), refused("model.safetensors"))
 
 # --- work directories ---
@@ -140,21 +136,13 @@ def other_name(s):
         s.header["lm_head" + t[len(old) :]] = s.header.pop(t)
 
 
-def spoken(**values):
-    def change(s):
-        meta = s.header["__metadata__"]
-        meta["entry"] = json.dumps({**json.loads(meta["entry"]), **values})
-
-    return tensors(change, Q)
-
-
 for name, change in [
-    ("num_bits 0", spoken(num_bits=0)),
-    ("num_bits 8", spoken(num_bits=8)),
-    ("group_size 0", spoken(group_size=0)),
-    ("group_size 2^40", spoken(group_size=1 << 40)),
-    ("format unknown", spoken(format=BAD)),
-    ("symmetric with zero points", spoken(symmetric=True)),
+    ("num_bits 0", matrix_entry(Q, num_bits=0)),
+    ("num_bits 8", matrix_entry(Q, num_bits=8)),
+    ("group_size 0", matrix_entry(Q, group_size=0)),
+    ("group_size 2^40", matrix_entry(Q, group_size=1 << 40)),
+    ("format unknown", matrix_entry(Q, format=BAD)),
+    ("symmetric with zero points", matrix_entry(Q, symmetric=True)),
     ("cut", cut(Q, -1)),
     ("another byte", at(Q, -1, b"\x01\x02")),
 ]:

@@ -3,7 +3,7 @@
 import struct
 
 import forge
-from changes import BAD, OUTSIDE, archive, at, both, cut, fifo, gguf, json_file, link, sparse, tensors
+from changes import BAD, OUTSIDE, archive, at, both, cut, fifo, gguf, json_file, link, quantization, sparse, tensors
 from forge import ARRAY, F32, STRING, U32, U64, Raw
 from net import Kind, found, harmless, refused, shown
 
@@ -364,10 +364,6 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 def layer(**values):
     return json_file("config.json", lambda c: c["quantization_config"]["config_for_layers"][DOWN].update(values))
-
-
-def quantization(change):
-    return json_file("config.json", lambda c: change(c["quantization_config"]))
 
 
 for name, change in [

@@ -1,13 +1,27 @@
 """Hessian directories and their exchange forms, work directories, and the files that commands take besides a model."""
 
-import json
 import pickle
 import shutil
 import struct
 
 import forge
 import inputs
-from changes import BAD, at, both, cut, fifo, folder, json_file, link, remove, replace, sparse, tensors, write
+from changes import (
+    BAD,
+    at,
+    both,
+    cut,
+    fifo,
+    folder,
+    json_file,
+    link,
+    matrix_entry,
+    remove,
+    replace,
+    sparse,
+    tensors,
+    write,
+)
 from net import Kind, found, harmless, refused, shown
 
 NAN, INF = float("nan"), float("inf")
@@ -277,11 +291,7 @@ def meta(**values):
 
 
 def entry(**values):
-    return matrix(
-        lambda s: s.header["__metadata__"].update(
-            entry=json.dumps({**json.loads(s.header["__metadata__"]["entry"]), **values})
-        )
-    )
+    return matrix_entry(Q, **values)
 
 
 LIST, RESUME = "pack --list {}", "quantize -q -m B/m -H B/h -k 16 -o {}"
