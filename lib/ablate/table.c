@@ -97,7 +97,7 @@ static unsigned find_needs(const vptq_ablate_report *r)
         has |= isfinite(r->rows[i].mean_held_out) ? HELD_OUT : 0;
         has |= !row->original && row->settings.outliers > 0 ? OUTLIERS : 0;
         has |= row->tune ? FINETUNE : 0;
-        has |= row->settings.method != VPTQ_METHOD_VPTQ ? METHODS : 0;
+        has |= !row->original && row->settings.method != VPTQ_METHOD_VPTQ ? METHODS : 0;
         has |= isfinite(row->paper_bits) ? PAPER : 0;
     }
     return has;

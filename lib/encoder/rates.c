@@ -54,7 +54,8 @@ vptq_encoder_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
 {
     /* Spelled out: a new step of the default encoder must not change the probe. */
     const vptq_encoder_settings best = vptq_encoder_defaults();
-    vptq_encoder_settings s = {.v = 4,
+    vptq_encoder_settings s = {.method = VPTQ_METHOD_VPTQ,
+                               .v = 4,
                                .k = PROBE_CENTROIDS,
                                .groups = 1,
                                .v0 = best.v0,

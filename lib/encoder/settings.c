@@ -16,14 +16,20 @@
 
 /* Methods that use a setting. */
 enum {
-    VQ = 1 << VPTQ_METHOD_VPTQ,
-    RTN = 1 << VPTQ_METHOD_RTN,
-    GPTQ = 1 << VPTQ_METHOD_GPTQ,
-    ALL = (1 << VPTQ_METHOD_COUNT) - 1
+    VQ = VPTQ_METHOD_VPTQ,
+    RTN = VPTQ_METHOD_RTN,
+    GPTQ = VPTQ_METHOD_GPTQ,
+    ALL = VQ | RTN | GPTQ
 };
 
+/* Whether there is a method of these stages. */
+static bool is_method(uint32_t stages)
+{
+    return stages == VQ || stages == RTN || stages == GPTQ;
+}
+
 static const vptq_setting table[] = {
-    {"method", VPTQ_SETTING_CHOICE, AT(method), 0, 0, "vptq|rtn|gptq", true, ALL,
+    {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0, "vptq|rtn|gptq", true, ALL,
      "vector quantization, or uniform codes: rounded to nearest, or with compensated errors"},
     {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
      "rows that share one index"},
@@ -104,15 +110,14 @@ const vptq_setting *vptq_setting_find(const char *key)
 
 bool vptq_setting_is_used(const vptq_setting *t, const vptq_encoder_settings *s)
 {
-    return s->method >= VPTQ_METHOD_COUNT || t->methods & 1U << s->method;
+    return !is_method(s->method) || t->methods & s->method;
 }
 
 /* ---- text ---- */
 
-/* Index of `text` in "a|b|c", or -1. */
-static int choice_index(const char *choices, const char *text)
+/* Index of the `len` characters at `text` in "a|b|c", or -1. */
+static int choice_index(const char *choices, const char *text, size_t len)
 {
-    size_t len = strlen(text);
     for (int i = 0; *choices; i++) {
         size_t n = strcspn(choices, "|");
         if (n == len && !memcmp(choices, text, n))
@@ -129,6 +134,35 @@ static void choice_name(const char *choices, uint32_t index, char *text, size_t 
         choices += n + (choices[n] == '|');
     }
     snprintf(text, size, "%.*s", (int)strcspn(choices, "|"), choices);
+}
+
+/* Reads "a+c" into bits; false for an unknown or repeated name. */
+static bool parse_stages(const char *choices, const char *text, uint32_t *stages)
+{
+    *stages = 0;
+    for (;; text++) {
+        const size_t len = strcspn(text, "+");
+        const int i = choice_index(choices, text, len);
+        if (i < 0 || *stages & 1U << i)
+            return false;
+        *stages |= 1U << i;
+        text += len;
+        if (!*text)
+            return true;
+    }
+}
+
+static void print_stages(const char *choices, uint32_t stages, char *text, size_t size)
+{
+    char name[32];
+    size_t n = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < 32 && stages >> i; i++) {
+        if (!(stages >> i & 1) || n >= size)
+            continue;
+        choice_name(choices, i, name, sizeof name);
+        n += (size_t)snprintf(text + n, size - n, "%s%s", n ? "+" : "", name);
+    }
 }
 
 enum { REASON = 96 };
@@ -205,12 +239,18 @@ static bool parse_value(const vptq_setting *t, const char *text, unsigned char *
         memcpy(at, &yes, sizeof yes);
         return true;
     }
+    case VPTQ_SETTING_METHOD:
+        snprintf(reason, REASON, "expected %s", t->choices);
+        if (!parse_stages(t->choices, text, &u) || !is_method(u))
+            return false;
+        memcpy(at, &u, sizeof u);
+        return true;
     case VPTQ_SETTING_CHOICE:
     case VPTQ_SETTING_DTYPE:
         break;
     }
     snprintf(reason, REASON, "expected %s", t->choices);
-    const int i = choice_index(t->choices, text);
+    const int i = choice_index(t->choices, text, strlen(text));
     const vptq_dtype dtype = i ? VPTQ_BF16 : VPTQ_F16;
     u = (uint32_t)i;
     if (i < 0)
@@ -279,6 +319,10 @@ void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, c
         memcpy(&u, at, sizeof u);
         choice_name(t->choices, u, text, size);
         break;
+    case VPTQ_SETTING_METHOD:
+        memcpy(&u, at, sizeof u);
+        print_stages(t->choices, u, text, size);
+        break;
     case VPTQ_SETTING_DTYPE:
         memcpy(&dtype, at, sizeof dtype);
         choice_name(t->choices, dtype == VPTQ_BF16, text, size);
@@ -322,6 +366,7 @@ static size_t setting_size(const vptq_setting *t)
     case VPTQ_SETTING_U32:
     case VPTQ_SETTING_POWER:
     case VPTQ_SETTING_CHOICE:
+    case VPTQ_SETTING_METHOD:
         break;
     }
     return sizeof(uint32_t);
@@ -359,7 +404,8 @@ static void copy_how(vptq_encoder_settings *to, const vptq_encoder_settings *fro
 
 vptq_encoder_settings vptq_encoder_defaults(void)
 {
-    return (vptq_encoder_settings){.v = 4,
+    return (vptq_encoder_settings){.method = VPTQ_METHOD_VPTQ,
+                                   .v = 4,
                                    .k = 256,
                                    .groups = 1,
                                    .v0 = 4,

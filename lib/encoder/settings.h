@@ -42,15 +42,15 @@ enum {
     VPTQ_GRID_INT8  /* whole multiples, up to 127, of a scale per codebook (lib/base/grid.h) */
 };
 
+/* Stages of a method, each a bit. */
 enum {
-    VPTQ_METHOD_VPTQ, /* this folder */
-    VPTQ_METHOD_RTN,  /* the others are those of lib/uniform */
-    VPTQ_METHOD_GPTQ,
-    VPTQ_METHOD_COUNT
+    VPTQ_METHOD_VPTQ = 1, /* this folder; the others are those of lib/uniform */
+    VPTQ_METHOD_RTN = 2,
+    VPTQ_METHOD_GPTQ = 4
 };
 
 typedef struct vptq_encoder_settings {
-    uint32_t method; /* the constants above */
+    uint32_t method; /* its stages, added */
     /* what is stored */
     uint32_t v, k, k_res; /* vector length; centroids; residual centroids, 0 = none */
     uint32_t groups;      /* of columns with codebooks of their own; 1 */
@@ -108,7 +108,8 @@ typedef enum {
     VPTQ_SETTING_BOOL,
     VPTQ_SETTING_DOUBLE,
     VPTQ_SETTING_CHOICE, /* a uint32_t: index into `choices` */
-    VPTQ_SETTING_DTYPE
+    VPTQ_SETTING_DTYPE,
+    VPTQ_SETTING_METHOD /* a uint32_t: names of `choices`, joined by +, as bits */
 } vptq_setting_kind;
 
 typedef struct vptq_setting {
@@ -118,13 +119,13 @@ typedef struct vptq_setting {
     double min, max;     /* numbers */
     const char *choices; /* "none|std|minmax" */
     bool stored;         /* decides what is stored, not only how the encoder searches */
-    unsigned methods;    /* that use it: 1 << VPTQ_METHOD_..., added */
+    unsigned methods;    /* stages that use it, added */
     const char *help;
 } vptq_setting;
 
 const vptq_setting *vptq_setting_table(size_t *count);
 const vptq_setting *vptq_setting_find(const char *key); /* NULL if unknown */
-/* Whether the method of s, if there is such a method, uses the setting. */
+/* Whether a stage of the method of s uses the setting; true if there is no such method. */
 bool vptq_setting_is_used(const vptq_setting *t, const vptq_encoder_settings *s);
 /* Sets from text ("8", "true", "std"); VPTQ_E_ARG naming key, value and expectation. */
 vptq_status vptq_setting_parse(const vptq_setting *t, const char *text,

@@ -152,7 +152,7 @@ static bool put_uniform(json_t *doc, const vptq_quantize_row *r)
            put_u64(doc, "group_size", r->uniform.group_size) &&
            put(doc, "symmetric", json_boolean(!r->uniform.has_zeros)) &&
            put(doc, "act_order",
-               json_boolean(r->settings->method == VPTQ_METHOD_GPTQ && r->settings->perm));
+               json_boolean(r->settings->method & VPTQ_METHOD_GPTQ && r->settings->perm));
 }
 
 static bool put_shape(json_t *doc, const vptq_quantize_row *r)

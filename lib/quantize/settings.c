@@ -126,6 +126,7 @@ static json_t *setting_json(const vptq_setting *t, const vptq_encoder_settings *
         return json_real(strtod(text, NULL));
     case VPTQ_SETTING_CHOICE:
     case VPTQ_SETTING_DTYPE:
+    case VPTQ_SETTING_METHOD:
         break;
     }
     return json_string(text);

@@ -9,7 +9,7 @@ vptq_uniform_settings vptq_uniform_settings_of(const vptq_encoder_settings *s)
     return (vptq_uniform_settings){.bits = s->weight_bits,
                                    .group_size = s->group_size,
                                    .symmetric = s->symmetric,
-                                   .compensate = s->method == VPTQ_METHOD_GPTQ,
+                                   .compensate = s->method & VPTQ_METHOD_GPTQ,
                                    .order = s->perm,
                                    .storage = s->storage,
                                    .ridge = s->ridge,

@@ -40,16 +40,17 @@ static void assert_same(const vptq_encoder_settings *a, const vptq_encoder_setti
 static void test_table_covers_everything(void **state)
 {
     (void)state;
-    static const size_t size[] = {sizeof(uint32_t),  sizeof(uint32_t), sizeof(uint64_t),
-                                  sizeof(bool),      sizeof(double),   sizeof(uint32_t),
-                                  sizeof(vptq_dtype)};
+    static const size_t size[] = {sizeof(uint32_t),   sizeof(uint32_t), sizeof(uint64_t),
+                                  sizeof(bool),       sizeof(double),   sizeof(uint32_t),
+                                  sizeof(vptq_dtype), sizeof(uint32_t)};
     unsigned char covered[sizeof(vptq_encoder_settings)] = {0};
     size_t count, holes = 0;
     const vptq_setting *t = vptq_setting_table(&count);
     for (size_t i = 0; i < count; i++) {
         assert_ptr_equal(vptq_setting_find(t[i].key), &t[i]);
         assert_true(t[i].help[0] != 0);
-        assert_int_equal(t[i].kind == VPTQ_SETTING_CHOICE || t[i].kind == VPTQ_SETTING_DTYPE,
+        assert_int_equal(t[i].kind == VPTQ_SETTING_CHOICE || t[i].kind == VPTQ_SETTING_DTYPE ||
+                             t[i].kind == VPTQ_SETTING_METHOD,
                          t[i].choices != NULL);
         for (size_t b = 0; b < size[t[i].kind]; b++) {
             assert_false(covered[t[i].offset + b]); /* two keys for one field */
@@ -317,7 +318,7 @@ static void test_fields_out_of_range(void **state)
         const double wrong[] = {(double)NAN, (double)INFINITY, -1};
         snprintf(part, sizeof part, "%s is '", t[i].key);
         if (t[i].kind == VPTQ_SETTING_U32 || t[i].kind == VPTQ_SETTING_POWER ||
-            t[i].kind == VPTQ_SETTING_CHOICE) {
+            t[i].kind == VPTQ_SETTING_CHOICE || t[i].kind == VPTQ_SETTING_METHOD) {
             memcpy(at, &large, sizeof large);
             assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err, part);
         }
@@ -362,6 +363,14 @@ static void test_methods(void **state)
     s.storage = VPTQ_F16;
     const vptq_encoder_settings defaults = vptq_encoder_defaults();
     assert_same(&s, &defaults);
+    static const char *const wrong[] = {"",      "awq?",  "rtn+gptq", "gptq+gptq",
+                                        "gptq+", "+gptq", "vptq+rtn"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        vptq_err err = {0};
+        assert_fails(vptq_setting_parse(find("method"), wrong[i], &s, &err), VPTQ_E_ARG, &err,
+                     "expected vptq|rtn|gptq");
+        assert_value(&s, "method", "vptq");
+    }
 }
 
 /* ---- the stored shape ---- */
