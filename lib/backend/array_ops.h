@@ -265,6 +265,49 @@ typedef struct vptq_uniform_pass_args {
 typedef vptq_status vptq_op_uniform_pass(vptq_dev *dev, const vptq_uniform_pass_args *a,
                                          vptq_err *err);
 
+/* ---- products of bytes ----
+ *
+ * A linear layer with 8-bit activations: every token's input is quantized, and multiplied by
+ * uniform codes of 8 bits without zero points, one scale per row (lib/base/uniform.h).  Sums
+ * are exact and everything else has one order, so that all backends give the same bits, except
+ * those of a NaN. */
+
+/* Columns up to which a sum of products fits in 32 bits. */
+enum { VPTQ_BYTES_MAX_COLUMNS = 132000 };
+/* Bytes of a quantized row: whole words, as rows of codes have them. */
+#define VPTQ_BYTES_ROW(cols) (((cols) + 3) / 4 * 4)
+
+/* Quantizes each row of x by its largest magnitude m, in float with halves rounded to even:
+ *     scale = m / 127      q = rint(x * (127 / m))       from -127 to 127
+ * Rows with m < 2^-119 count as zeros: scale 0, q 0.  If m is not finite, q is 0 and the scale
+ * is m / 127, so that products become NaN. */
+typedef struct vptq_quantize_rows_args {
+    size_t rows, cols;
+    const float *x; /* [rows, cols] */
+    size_t ldx;
+    int8_t *q; /* [rows, VPTQ_BYTES_ROW(cols)] without gaps, aligned to 4; zeros at the end */
+    float *scale; /* [rows] */
+} vptq_quantize_rows_args;
+#define VPTQ_BYTES_LEAST 0x1p-119F
+typedef vptq_status vptq_op_quantize_rows(vptq_dev *dev, const vptq_quantize_rows_args *a,
+                                          vptq_err *err);
+
+/* y[t][o] = (float)(sum over i of q[t][i] (codes[o][i] - 128)) * (q_scale[t] * scale[o]), the
+ * sum exact; then + bias[o], if there is one; then + the old y[t][o] if beta is 1. */
+typedef struct vptq_multiply_bytes_args {
+    size_t rows, out, in;  /* in at most VPTQ_BYTES_MAX_COLUMNS */
+    const int8_t *q;       /* [rows, VPTQ_BYTES_ROW(in)] and */
+    const float *q_scale;  /* [rows], of quantize_rows */
+    const uint32_t *codes; /* [out, VPTQ_BYTES_ROW(in) / 4], four codes to a word */
+    const float *scale;    /* [out] */
+    const float *bias;     /* [out] or NULL */
+    float beta;            /* 0 (y is not read) or 1 */
+    float *y;              /* [rows, out] */
+    size_t ldy;
+} vptq_multiply_bytes_args;
+typedef vptq_status vptq_op_multiply_bytes(vptq_dev *dev, const vptq_multiply_bytes_args *a,
+                                           vptq_err *err);
+
 /* ---- packing ---- */
 
 /* Packs the indices of a column group as lib/base/vq.h stores them: entry e of row i is idx |
@@ -284,7 +327,8 @@ typedef vptq_status vptq_op_vq_pack(vptq_dev *dev, const vptq_pack_args *a, vptq
     OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(pack_lower)                 \
     OP(reverse_upper) OP(subtract) OP(affine) OP(column_dots) OP(solve_upper)                  \
     OP(dot) OP(cg_step) OP(cg_turn) OP(add_rounded) OP(add_widened) OP(narrow)                 \
-    OP(move_centroids) OP(worst_vectors) OP(uniform_range) OP(uniform_pass) OP(vq_pack)
+    OP(move_centroids) OP(worst_vectors) OP(uniform_range) OP(uniform_pass) OP(vq_pack)           \
+    OP(quantize_rows) OP(multiply_bytes)
 /* clang-format on */
 
 #endif

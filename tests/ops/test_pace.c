@@ -230,6 +230,22 @@ static vptq_status run_uniform_pass(bench *b, vptq_err *err)
     return b->dev.ops->uniform_pass(b->dev.state, &a, err);
 }
 
+/* q and codes are any bytes of x. */
+static vptq_status run_multiply_bytes(bench *b, vptq_err *err)
+{
+    const void *q = b->x, *codes = b->x + 5000;
+    const vptq_multiply_bytes_args a = {.rows = 100,
+                                        .out = 90,
+                                        .in = 170,
+                                        .q = q,
+                                        .q_scale = b->x,
+                                        .codes = codes,
+                                        .scale = b->x + 200,
+                                        .y = b->y,
+                                        .ldy = 90};
+    return b->dev.ops->multiply_bytes(b->dev.state, &a, err);
+}
+
 /* More rows than a panel has, with a window and earlier keys. */
 static vptq_attention_args attention_of(const bench *b)
 {
@@ -330,6 +346,7 @@ static const struct {
     {.name = "vq_descend", .run = run_vq_descend},
     {.name = "vq_descend_output", .run = run_vq_descend_output},
     {.name = "uniform_pass", .run = run_uniform_pass},
+    {.name = "multiply_bytes", .run = run_multiply_bytes},
     {.name = "attention", .run = run_attention},
     {.name = "attention_mass", .run = run_attention_mass},
     {.name = "attention_paged", .run = run_attention_paged},

@@ -169,6 +169,27 @@ static void uniform_pass_arrays(shadow *s, const vptq_uniform_pass_args *a,
 }
 SHADOW_OP(uniform_pass, vptq_uniform_pass_args)
 
+static void quantize_rows_arrays(shadow *s, const vptq_quantize_rows_args *a,
+                                 vptq_quantize_rows_args *d)
+{
+    IN(x, shadow_span(a->rows, a->cols, a->ldx));
+    OUT(q, a->rows * VPTQ_BYTES_ROW(a->cols));
+    OUT(scale, a->rows);
+}
+SHADOW_OP(quantize_rows, vptq_quantize_rows_args)
+
+static void multiply_bytes_arrays(shadow *s, const vptq_multiply_bytes_args *a,
+                                  vptq_multiply_bytes_args *d)
+{
+    IN(q, a->rows * VPTQ_BYTES_ROW(a->in));
+    IN(q_scale, a->rows);
+    IN(codes, a->out * VPTQ_BYTES_ROW(a->in) / 4);
+    IN(scale, a->out);
+    IN(bias, a->out);
+    OUT(y, shadow_span(a->rows, a->out, a->ldy));
+}
+SHADOW_OP(multiply_bytes, vptq_multiply_bytes_args)
+
 static void vq_pack_arrays(shadow *s, const vptq_pack_args *a, vptq_pack_args *d)
 {
     IN(idx, a->cols * a->vector_rows);

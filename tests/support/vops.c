@@ -369,6 +369,11 @@ RUN(uniform_range, vptq_uniform_range_args, .cols = C, .rows = N, .z = r->x, .ld
 RUN(uniform_pass, vptq_uniform_pass_args, .cols = C, .rows = N, .z = r->y, .u = r->x, .bits = 4,
     .storage = VPTQ_F16, .scale = r->x, .zero = (void *)r->idx, .codes = (void *)(r->idx + N),
     .err = r->y + N * C, .ldz = N, .ldu = C, .ldc = N, .lde = N)
+RUN(quantize_rows, vptq_quantize_rows_args, .rows = C, .cols = N, .x = r->x, .ldx = N,
+    .q = (void *)r->idx, .scale = r->y)
+RUN(multiply_bytes, vptq_multiply_bytes_args, .rows = C, .out = C, .in = N,
+    .q = (const void *)r->idx, .q_scale = r->x, .codes = r->idx + N * C, .scale = r->x,
+    .y = r->y, .ldy = C)
 RUN(vq_pack, vptq_pack_args, .cols = C, .vector_rows = C, .bits = 5, .idx = r->idx,
     .words = r->idx + N * C, .ldw = C)
 

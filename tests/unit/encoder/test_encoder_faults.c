@@ -62,6 +62,8 @@ OP(move_centroids, vptq_move_args)
 OP(worst_vectors, vptq_worst_args)
 OP(uniform_range, vptq_uniform_range_args)
 OP(uniform_pass, vptq_uniform_pass_args)
+OP(quantize_rows, vptq_quantize_rows_args)
+OP(multiply_bytes, vptq_multiply_bytes_args)
 OP(vq_pack, vptq_pack_args)
 #undef OP
 
