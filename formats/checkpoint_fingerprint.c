@@ -122,6 +122,8 @@ static vptq_status describe_tensor(const vptq_tensor *t, vptq_buf *b, vptq_err *
         st = vptq_buf_printf(b, err, " uniform %u %u %d %d", t->uniform->shape.bits,
                              t->uniform->shape.group_size, t->uniform->shape.has_zeros,
                              t->uniform->shape.has_groups);
+    if (t->activation_bits && !st)
+        st = vptq_buf_printf(b, err, " activations %u", t->activation_bits);
     return st ? st : vptq_buf_add(b, "\n", 1, err);
 }
 

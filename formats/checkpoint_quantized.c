@@ -117,7 +117,8 @@ static vptq_tensor uniform_tensor(const vptq_compressed_matrix *m, const char *n
                          .bytes = (size_t)(vptq_uniform_count_bits(s).total / 8),
                          .round_to = m->storage,
                          .file = file,
-                         .uniform = &m->u};
+                         .uniform = &m->u,
+                         .activation_bits = m->activation_bits};
 }
 
 static int by_module(const void *a, const void *b)
@@ -182,10 +183,6 @@ vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
             vptq_compressed_layout_of(c->config, name, c->path, &layout, &quantized, err));
         if (!quantized)
             continue;
-        if (layout.activation_bits)
-            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: the inputs of '%s' have %u bits, which is not supported yet",
-                             c->path, name, layout.activation_bits);
         const char *own = vptq_arena_strdup(&c->arena, name, err);
         if (!own)
             return VPTQ_E_NOMEM;

@@ -42,6 +42,8 @@ typedef struct vptq_tensor {
      * `type` is that of its scales, `bytes` is what it stores.  Several tensors of the file, or
      * a file of a work directory, in one. */
     const vptq_uniform *uniform;
+    uint32_t activation_bits; /* of such a matrix: 8 if the inputs of its linear layer are
+                                 quantized per token when the model runs, else 0 */
 } vptq_tensor;
 
 /* Rows/columns of a matrix: shape[0] x product of the rest; a vector is 1 x n. */

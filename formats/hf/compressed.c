@@ -395,6 +395,23 @@ static vptq_status read_order(matrix_reader *r)
     return VPTQ_OK;
 }
 
+/* Whole numbers are multiplied by whole numbers, so a row must have one scale and no zero
+ * point. */
+static vptq_status check_activations(const matrix_reader *r)
+{
+    const vptq_uniform_shape *s = &r->u.shape;
+    if (!r->layout->activation_bits ||
+        (s->bits == VPTQ_UNIFORM_MAX_BITS && s->group_size >= s->in && !s->has_zeros))
+        return VPTQ_OK;
+    return vptq_fail(r->err, VPTQ_E_UNSUPPORTED,
+                     "%s: layer '%s' has activations of %u bits with %scodes of %u bits in "
+                     "groups of %u columns, expected 8 bits, no zero points and one group per "
+                     "row",
+                     r->file, r->name, (unsigned)r->layout->activation_bits,
+                     s->has_zeros ? "asymmetric " : "", (unsigned)s->bits,
+                     (unsigned)s->group_size);
+}
+
 vptq_status vptq_compressed_read(const vptq_tensor_set *set,
                                  const vptq_compressed_layout *layout, const char *name,
                                  const char *file, vptq_arena *arena,
@@ -411,6 +428,7 @@ vptq_status vptq_compressed_read(const vptq_tensor_set *set,
     VPTQ_CHECK(read_order(&r));
     if (vptq_uniform_shape_check(&r.u.shape, err))
         return vptq_err_context(err, "%s: layer '%s'", file, name);
+    VPTQ_CHECK(check_activations(&r));
     char *own_name = vptq_arena_strdup(arena, name, err);
     if (!own_name)
         return VPTQ_E_NOMEM;

@@ -9,8 +9,10 @@
 
 /* Version of the metadata and of what the checksum covers. */
 #define LAYER_FORMAT "1"
-/* The only format of uniform codes, with the name that compressed-tensors gives it. */
-#define UNIFORM_FORMAT "pack-quantized"
+/* Formats of uniform codes, with the names that compressed-tensors gives them.  That of bytes
+ * is for 8-bit activations. */
+#define PACKED_FORMAT "pack-quantized"
+#define BYTES_FORMAT  "int-quantized"
 
 enum { FORMAT, NAME, ENTRY, FINGERPRINT, REPORT, SUM, META_COUNT };
 
@@ -43,8 +45,15 @@ static void add_float_codebook(vptq_tensor *list, size_t *count, const char *nam
 static json_t *uniform_entry(const vptq_compressed_matrix *m)
 {
     const vptq_uniform_shape *s = &m->u.shape;
-    return json_pack("{s:s, s:i, s:i, s:b}", "format", UNIFORM_FORMAT, "num_bits", (int)s->bits,
-                     "group_size", (int)s->group_size, "symmetric", !s->has_zeros);
+    json_t *entry = json_pack(
+        "{s:s, s:i, s:i, s:b}", "format", m->activation_bits ? BYTES_FORMAT : PACKED_FORMAT,
+        "num_bits", (int)s->bits, "group_size", (int)s->group_size, "symmetric", !s->has_zeros);
+    if (entry && m->activation_bits &&
+        json_object_set_new(entry, "activation_bits", json_integer(m->activation_bits))) {
+        json_decref(entry);
+        return NULL;
+    }
+    return entry;
 }
 
 static vptq_status entry_text(const vptq_layer_file *f, char **text, vptq_err *err)
@@ -153,27 +162,49 @@ static vptq_status read_packed(const char *path, const char *name, const json_t 
                     : VPTQ_OK;
 }
 
+/* *bits: of the activations, 8 if the codes are bytes, else 0. */
+static vptq_status read_format(const char *path, const char *name, const json_t *entry,
+                               uint32_t *bits, vptq_err *err)
+{
+    const char *format;
+    uint64_t found;
+    VPTQ_CHECK(vptq_json_str_or(entry, path, "format", "", &format, err));
+    const bool bytes = !strcmp(format, BYTES_FORMAT);
+    if (!bytes && strcmp(format, PACKED_FORMAT) != 0)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: layer '%s' has codes in format '%.20s', expected " PACKED_FORMAT
+                         " or " BYTES_FORMAT,
+                         path, name, format);
+    *bits = bytes ? VPTQ_COMPRESSED_ACTIVATION_BITS : 0;
+    VPTQ_CHECK(vptq_json_u64_or(entry, path, "activation_bits", UINT32_MAX, 0, &found, err));
+    if (found != *bits)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: layer '%s' has activations of %u bits, expected %u with format "
+                         "'%s'",
+                         path, name, (unsigned)found, (unsigned)*bits, format);
+    return VPTQ_OK;
+}
+
 static vptq_status read_uniform(const char *path, const char *name, const json_t *entry,
                                 vptq_layer_file *f, vptq_err *err)
 {
-    const char *format;
+    uint32_t activation_bits = 0;
     uint64_t bits, group_size;
     bool symmetric;
-    VPTQ_CHECK(vptq_json_str_or(entry, path, "format", "", &format, err));
-    if (strcmp(format, UNIFORM_FORMAT) != 0)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: layer '%s' has codes in format '%.20s', expected " UNIFORM_FORMAT,
-                         path, name, format);
+    VPTQ_CHECK(read_format(path, name, entry, &activation_bits, err));
     VPTQ_CHECK(vptq_json_u64(entry, path, "num_bits", VPTQ_UNIFORM_MAX_BITS, &bits, err));
-    if (bits < VPTQ_COMPRESSED_MIN_BITS)
+    const uint32_t least = activation_bits ? VPTQ_UNIFORM_MAX_BITS : VPTQ_COMPRESSED_MIN_BITS;
+    if (bits < least)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: layer '%s' has codes of %u bits, expected %d to %d", path, name,
-                         (unsigned)bits, VPTQ_COMPRESSED_MIN_BITS, VPTQ_UNIFORM_MAX_BITS);
+                         "%s: layer '%s' has codes of %u bits, expected %u to %d", path, name,
+                         (unsigned)bits, (unsigned)least, VPTQ_UNIFORM_MAX_BITS);
     VPTQ_CHECK(vptq_json_u64(entry, path, "group_size", UINT32_MAX, &group_size, err));
     VPTQ_CHECK(vptq_json_bool_or(entry, path, "symmetric", false, &symmetric, err));
     const vptq_compressed_layout layout = {.bits = (uint32_t)bits,
                                            .group_size = (uint32_t)group_size,
                                            .symmetric = symmetric,
+                                           .bytes = activation_bits > 0,
+                                           .activation_bits = activation_bits,
                                            .ragged = true};
     return vptq_compressed_read(&f->set, &layout, name, path, &f->set.arena, &f->uniform, err);
 }

@@ -53,6 +53,8 @@ static const vptq_setting table[] = {
      RTN | GPTQ, "bits of a uniform code"},
     {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, RTN | GPTQ,
      "uniform codes without zero points"},
+    {"activation_bits", VPTQ_SETTING_U32, AT(activation_bits), 0, 8, NULL, true, RTN | GPTQ,
+     "bits of each token's inputs when the model runs: 8, or 0 = not quantized"},
     {"norm", VPTQ_SETTING_CHOICE, AT(norm), 0, 0, "none|std|minmax", false, VQ,
      "scale and bias of columns"},
     {"metric", VPTQ_SETTING_CHOICE, AT(metric), 0, 0, "scaled|raw", false, VQ,
@@ -537,10 +539,28 @@ static vptq_status check_columns(const vptq_encoder_settings *s, uint32_t in, vp
     return VPTQ_OK;
 }
 
+/* Rows of bytes are multiplied by rows of bytes: one scale each. */
+static vptq_status check_activations(const vptq_encoder_settings *s, uint32_t in, vptq_err *err)
+{
+    if (!(s->method & (RTN | GPTQ)) || !s->activation_bits)
+        return VPTQ_OK;
+    if (s->activation_bits != 8)
+        return vptq_fail(err, VPTQ_E_ARG, "activation_bits is %u, expected 0 or 8",
+                         s->activation_bits);
+    if (s->weight_bits != 8 || !s->symmetric || (s->group_size && s->group_size < in))
+        return vptq_fail(
+            err, VPTQ_E_ARG,
+            "activation_bits is 8, which needs weight_bits 8 (not %u), group_size 0 "
+            "(not %u) and symmetric true (not %s)",
+            s->weight_bits, s->group_size, s->symmetric ? "true" : "false");
+    return VPTQ_OK;
+}
+
 vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                vptq_err *err)
 {
     VPTQ_CHECK(check_ranges(s, err));
+    VPTQ_CHECK(check_activations(s, in, err));
     if (s->method != VPTQ_METHOD_VPTQ)
         return VPTQ_OK;
     VPTQ_CHECK(check_columns(s, in, err));

@@ -52,15 +52,17 @@ enum {
 typedef struct vptq_encoder_settings {
     uint32_t method; /* its stages, added */
     /* what is stored */
-    uint32_t v, k, k_res; /* vector length; centroids; residual centroids, 0 = none */
-    uint32_t groups;      /* of columns with codebooks of their own; 1 */
-    uint32_t group_size;  /* columns per group instead of groups; 0 = by groups, of uniform
-                             methods all columns */
-    double outliers;      /* percent of columns with the outlier codebook; 0 */
-    uint32_t v0, k0;      /* vector length and centroids of that codebook; 4, 4096 */
-    vptq_dtype storage;   /* F16 or BF16: type of codebooks, scale and bias */
-    uint32_t weight_bits; /* of a uniform code, 2 to 8; 4 */
-    bool symmetric;       /* uniform codes without zero points */
+    uint32_t v, k, k_res;     /* vector length; centroids; residual centroids, 0 = none */
+    uint32_t groups;          /* of columns with codebooks of their own; 1 */
+    uint32_t group_size;      /* columns per group instead of groups; 0 = by groups, of uniform
+                                 methods all columns */
+    double outliers;          /* percent of columns with the outlier codebook; 0 */
+    uint32_t v0, k0;          /* vector length and centroids of that codebook; 4, 4096 */
+    vptq_dtype storage;       /* F16 or BF16: type of codebooks, scale and bias */
+    uint32_t weight_bits;     /* of a uniform code, 2 to 8; 4 */
+    bool symmetric;           /* uniform codes without zero points */
+    uint32_t activation_bits; /* 8: the model quantizes each token's input of the linear layer;
+                                 0: it does not; 0 */
     /* how the encoder searches */
     uint32_t norm, metric, init, residual_from, rounding; /* the constants above */
     bool perm; /* order columns by the metric's diagonal, largest first; of uniform methods the

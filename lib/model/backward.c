@@ -150,6 +150,12 @@ vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
     const bool host = f->dev->ops->host_memory;
     *out = NULL;
     VPTQ_BUG_IF(length > f->max_length);
+    if (f->takes_bytes)
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: has linear layers with 8-bit activations, through which gradients "
+            "are not computed",
+            f->m->ckpt.path);
     vptq_backward *b = vptq_mem_alloc(f->dev->ctx->mem, 1, sizeof *b, err);
     if (!b)
         return VPTQ_E_NOMEM;

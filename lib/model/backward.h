@@ -20,7 +20,7 @@
 typedef struct vptq_backward vptq_backward;
 
 /* For up to `windows` windows of `length` tokens; that is at most the max_length of f, which
- * must outlive it. */
+ * must outlive it.  VPTQ_E_UNSUPPORTED for a model with 8-bit activations. */
 vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
                                vptq_backward **b, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_backward_close(vptq_backward *b); /* accepts NULL */

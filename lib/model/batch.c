@@ -117,7 +117,7 @@ vptq_status vptq_batch_plan(const vptq_model *m, const vptq_batch_options *o,
     if (!vptq_size_mul(o->sequences * sizeof(int32_t), o->length, &ids))
         return vptq_fail(err, VPTQ_E_NOMEM, "%zu sequences of %zu tokens are too large",
                          o->sequences, o->length);
-    memory->working = vptq_forward_bytes(d, o->length, group_rows(o)) +
+    memory->working = vptq_forward_bytes(m, o->length, group_rows(o)) +
                       head_rows(o) * ((size_t)d->vocab + d->hidden) * sizeof(float) + ids +
                       2 * index_count(o) * sizeof(uint32_t) + pages * sizeof(uint32_t);
     return VPTQ_OK;

@@ -49,6 +49,31 @@ static void activations_free(vptq_forward *f)
     floats_free(f, &f->gate);
     floats_free(f, &f->up);
     f->rows = 0;
+    f->dev->ops->release(f->dev->state, f->quantized.q);
+    f->quantized.q = NULL;
+    floats_free(f, &f->quantized.scale);
+    f->quantized.rows = 0;
+}
+
+vptq_status vptq_forward_reserve_quantized(vptq_forward *f, size_t rows, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    void *q = NULL;
+    if (rows <= f->quantized.rows)
+        return VPTQ_OK;
+    f->quantized.rows = 0;
+    ops->release(f->dev->state, f->quantized.q);
+    f->quantized.q = NULL;
+    floats_free(f, &f->quantized.scale);
+    VPTQ_TRY(ops->alloc(f->dev->state, rows, vptq_forward_byte_row(f), &q, err));
+    f->quantized.q = q;
+    VPTQ_TRY(floats_alloc(f, rows, 1, &f->quantized.scale, err));
+    f->quantized.rows = rows;
+out:
+    if (st)
+        vptq_err_context(err, "quantized inputs of %zu tokens", rows);
+    return st;
 }
 
 vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err)
@@ -237,9 +262,11 @@ static size_t tile_floats(const vptq_forward *f)
     return largest;
 }
 
-size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t rows)
+size_t vptq_forward_bytes(const vptq_model *m, size_t max_length, size_t rows)
 {
+    const vptq_model_desc *d = m->desc;
     const vptq_forward f = {.d = d,
+                            .takes_bytes = vptq_forward_has_bytes(m),
                             .q_dim = (size_t)d->heads * d->head_dim,
                             .kv_dim = (size_t)d->kv_heads * d->head_dim};
     const size_t row = d->hidden + vptq_forward_row_floats(&f);
@@ -256,7 +283,11 @@ vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_
     vptq_forward *f = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err);
     if (!f)
         return VPTQ_E_NOMEM;
-    *f = (vptq_forward){.m = m, .d = m->desc, .dev = dev, .max_length = max_length};
+    *f = (vptq_forward){.m = m,
+                        .d = m->desc,
+                        .dev = dev,
+                        .max_length = max_length,
+                        .takes_bytes = vptq_forward_has_bytes(m)};
     f->q_dim = (size_t)f->d->heads * f->d->head_dim;
     f->kv_dim = (size_t)f->d->kv_heads * f->d->head_dim;
     f->tile_floats = tile_floats(f);

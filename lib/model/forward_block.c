@@ -62,10 +62,44 @@ vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_
     return ops->gemm(f->dev->state, &g, err);
 }
 
+/* Quantizes the input of each token and multiplies it by the codes of a weight. */
+static vptq_status multiply_bytes(vptq_forward *f, const vptq_forward_linear_args *a,
+                                  vptq_err *err)
+{
+    const vptq_backend *ops = f->dev->ops;
+    const size_t cols = a->w->cols, step = vptq_forward_tile_rows(f, a->rows, cols);
+    VPTQ_CHECK(vptq_forward_reserve_quantized(f, a->rows, err));
+    const vptq_quantize_rows_args x = {.rows = a->rows,
+                                       .cols = cols,
+                                       .x = a->x,
+                                       .ldx = cols,
+                                       .q = f->quantized.q,
+                                       .scale = f->quantized.scale};
+    VPTQ_CHECK(ops->quantize_rows(f->dev->state, &x, err));
+    for (size_t r = 0; r < a->w->rows; r += step) {
+        vptq_multiply_bytes_args m = {.rows = a->rows,
+                                      .out = a->w->rows - r < step ? a->w->rows - r : step,
+                                      .in = cols,
+                                      .q = f->quantized.q,
+                                      .q_scale = f->quantized.scale,
+                                      .bias = a->bias ? a->bias + r : NULL,
+                                      .beta = a->beta,
+                                      .y = a->out + r,
+                                      .ldy = a->w->rows};
+        VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
+        VPTQ_CHECK(vptq_weight_codes(a->w, a->opened, f->dev, r, m.out, f->tile, &m.codes,
+                                     &m.scale, err));
+        VPTQ_CHECK(ops->multiply_bytes(f->dev->state, &m, err));
+    }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_forward_linear(vptq_forward *f, const vptq_forward_linear_args *a,
                                 vptq_err *err)
 {
     const vptq_weight *w = a->w;
+    if (vptq_weight_takes_bytes(w))
+        return multiply_bytes(f, a, err);
     if (a->rows <= vptq_weight_gemv_rows(w, f->dev, a->kept) &&
         vptq_weight_is_whole(w, a->opened, f->dev))
         return multiply_stored(f, a, err);

@@ -63,6 +63,14 @@ struct vptq_forward {
     float *gate; /* [rows, max(intermediate, q_dim)]: attention output, then the gate */
     float *up;   /* [rows, intermediate] */
 
+    /* Inputs of linear layers that take bytes, quantized; NULL before the first. */
+    bool takes_bytes; /* the model has such */
+    struct {
+        int8_t *q;    /* [rows, vptq_forward_byte_row] */
+        float *scale; /* [rows] */
+        size_t rows;
+    } quantized;
+
     /* Keys and values from a root to the attending sequence, if sequences continue others, and
      * the indices 0, 1, ... for copying rows; device memory. */
     float *tree_k, *tree_v; /* [tree_tokens, kv_dim] */
@@ -221,7 +229,14 @@ vptq_status vptq_forward_pages_block(vptq_forward *f, uint32_t layer, size_t row
 /* Floats of a row of activations, without its hidden state. */
 size_t vptq_forward_row_floats(const vptq_forward *f);
 /* Device memory of rotation tables, a tile, activations and hidden states of `rows` rows. */
-size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t rows);
+size_t vptq_forward_bytes(const vptq_model *m, size_t max_length, size_t rows);
+/* Whether a linear layer of the model takes bytes. */
+bool vptq_forward_has_bytes(const vptq_model *m);
+/* Bytes of the longest quantized row. */
+size_t vptq_forward_byte_row(const vptq_forward *f);
+/* Allocates f->quantized for as many rows; its content is lost if it grows. */
+vptq_status vptq_forward_reserve_quantized(vptq_forward *f, size_t rows,
+                                           vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The intermediate results of a block, in device memory.  Arrays may be the same where one is
  * read before the other is written: x in both halves; o, gate and act. */

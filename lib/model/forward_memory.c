@@ -14,7 +14,26 @@ enum {
 size_t vptq_forward_row_floats(const vptq_forward *f)
 {
     const size_t inter = f->d->intermediate, gate = inter > f->q_dim ? inter : f->q_dim;
-    return f->d->hidden + f->q_dim + 2 * f->kv_dim + gate + inter;
+    const size_t bytes =
+        f->takes_bytes ? vptq_forward_byte_row(f) / sizeof(float) + 1 : 0; /* and a scale */
+    return f->d->hidden + f->q_dim + 2 * f->kv_dim + gate + inter + bytes;
+}
+
+bool vptq_forward_has_bytes(const vptq_model *m)
+{
+    for (uint32_t layer = 0; layer < m->desc->layers; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            if (vptq_weight_takes_bytes(&m->blocks[layer].linear[l]))
+                return true;
+    return false;
+}
+
+size_t vptq_forward_byte_row(const vptq_forward *f)
+{
+    const size_t inter = f->d->intermediate, hidden = f->d->hidden;
+    size_t widest = inter > hidden ? inter : hidden;
+    widest = widest > f->q_dim ? widest : f->q_dim;
+    return VPTQ_BYTES_ROW(widest);
 }
 
 /* Free bytes less the scratch memory that the ops may allocate. */

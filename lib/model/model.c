@@ -56,6 +56,20 @@ static bool is_missing_quantized(const vptq_model *m, const char *module)
     return c->fault && packed && vptq_packed_entry(c->config, module);
 }
 
+/* A sum of products of bytes must fit in 32 bits; a tile of codes and scales, in one of floats.
+ */
+static vptq_status check_activations(const vptq_model *m, const vptq_weight *w, vptq_err *err)
+{
+    if (!vptq_weight_takes_bytes(w) || (w->cols >= 2 && w->cols <= VPTQ_BYTES_MAX_COLUMNS))
+        return VPTQ_OK;
+    return vptq_checkpoint_report_fault(
+        &m->ckpt,
+        vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                  "%s: tensor '%s' has 8-bit activations and %zu columns, expected 2 to %d",
+                  w->tensor->file, w->tensor->name, w->cols, VPTQ_BYTES_MAX_COLUMNS),
+        err);
+}
+
 /* Finds weight and bias.  The bias is required where the family has one, and used wherever the
  * file has one. */
 static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear l,
@@ -73,6 +87,7 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
         VPTQ_CHECK(check_packed(m, w->packed, rows, cols, err));
     else if (!is_missing_quantized(m, module))
         VPTQ_CHECK(need(m, name, rows, cols, &w->tensor, err));
+    VPTQ_CHECK(check_activations(m, w, err));
     snprintf(name, sizeof name, "%s.bias", module);
     if (!bias_expected(m->desc, l) && !vptq_tensor_find(&m->ckpt.set, name))
         return VPTQ_OK;

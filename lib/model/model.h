@@ -22,8 +22,9 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
 /* A weight prepared on a device for tiles and products. */
 typedef struct vptq_opened {
     vptq_matrix *matrix; /* a packed weight */
-    void *stored;        /* a plain one in the device's own memory, as vptq_weight_type; NULL:
-                            tiles are uploaded again for each product */
+    void *stored;        /* a plain one in the device's own memory, as vptq_weight_type, or its
+                            codes followed by their scales; NULL: tiles are uploaded again for
+                            each product */
 } vptq_opened;
 /* Prepares a packed weight; a plain one needs no preparation.  The model must outlive it. */
 vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_opened *o,
@@ -55,6 +56,15 @@ bool vptq_weight_is_whole(const vptq_weight *w, const vptq_opened *o, const vptq
 /* As the op `gemv` of the backend, for an opened whole weight. */
 vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_opened *o, vptq_device *dev,
                              const vptq_gemv_args *g, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Whether the inputs of the linear layer are quantized per token, so that the op
+ * `multiply_bytes` takes its codes.  Such a weight has no tiles of numbers and no gemv. */
+bool vptq_weight_takes_bytes(const vptq_weight *w);
+/* Codes and scales of rows [r0, r0 + n) of an opened weight that takes bytes, in device memory:
+ * in `buffer` (n * cols floats, at least 2 columns) or where they are stored. */
+vptq_status vptq_weight_codes(const vptq_weight *w, const vptq_opened *o, vptq_device *dev,
+                              size_t r0, size_t n, float *buffer, const uint32_t **codes,
+                              const float **scales, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Call after the last use for a while; see vptq_tensor_forget. */
 void vptq_weight_forget(const vptq_weight *w);

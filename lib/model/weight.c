@@ -64,8 +64,21 @@ vptq_dtype vptq_weight_type(const vptq_weight *w)
     return t->type == VPTQ_F16 || t->type == VPTQ_BF16 ? t->type : VPTQ_F32;
 }
 
+/* Words of a row of codes. */
+static size_t row_words(const vptq_weight *w)
+{
+    return VPTQ_BYTES_ROW(w->cols) / sizeof(uint32_t);
+}
+
+bool vptq_weight_takes_bytes(const vptq_weight *w)
+{
+    return w->tensor && w->tensor->activation_bits;
+}
+
 static size_t row_bytes(const vptq_weight *w)
 {
+    if (vptq_weight_takes_bytes(w))
+        return row_words(w) * sizeof(uint32_t) + sizeof(float);
     return w->cols * vptq_dtype_get(vptq_weight_type(w))->bytes;
 }
 
@@ -118,6 +131,20 @@ out:
     return st;
 }
 
+/* to = the codes of rows [r0, r0 + n), then their scales. */
+static vptq_status upload_codes(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
+                                void *to, bool unused, vptq_err *err)
+{
+    const vptq_uniform *u = w->tensor->uniform;
+    const size_t words = row_words(w);
+    uint32_t *codes = to;
+    vptq_status (*const upload)(vptq_dev *, void *, const void *, size_t, vptq_err *) =
+        unused ? dev->ops->upload_new : dev->ops->upload;
+    VPTQ_CHECK(
+        upload(dev->state, codes, u->codes + r0 * words, n * words * sizeof *codes, err));
+    return upload(dev->state, codes + n * words, u->scales + r0, n * sizeof *u->scales, err);
+}
+
 /* ---- opened weights ---- */
 
 vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_opened *o,
@@ -139,7 +166,9 @@ vptq_status vptq_weight_store(const vptq_weight *w, vptq_device *dev, vptq_opene
     vptq_status st = VPTQ_OK;
     VPTQ_BUG_IF(w->packed || dev->ops->host_memory || o->stored);
     VPTQ_TRY(dev->ops->alloc(dev->state, w->rows, row_bytes(w), &o->stored, err));
-    VPTQ_TRY(upload_rows(w, dev, 0, w->rows, o->stored, true, err));
+    VPTQ_TRY(vptq_weight_takes_bytes(w)
+                 ? upload_codes(w, dev, 0, w->rows, o->stored, true, err)
+                 : upload_rows(w, dev, 0, w->rows, o->stored, true, err));
 out:
     if (st)
         vptq_weight_close(dev, o);
@@ -158,6 +187,7 @@ vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_opened *o, vptq_de
                              vptq_err *err)
 {
     *rows = buffer;
+    VPTQ_BUG_IF(vptq_weight_takes_bytes(w));
     if (w->packed)
         return dev->ops->vq_dequant(dev->state, o->matrix, r0, n, buffer, w->cols, err);
     if (dev->ops->host_memory)
@@ -166,6 +196,28 @@ vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_opened *o, vptq_de
         return upload_rows(w, dev, r0, n, buffer, false, err);
     *rows = (const char *)o->stored + r0 * row_bytes(w);
     return VPTQ_OK;
+}
+
+vptq_status vptq_weight_codes(const vptq_weight *w, const vptq_opened *o, vptq_device *dev,
+                              size_t r0, size_t n, float *buffer, const uint32_t **codes,
+                              const float **scales, vptq_err *err)
+{
+    const vptq_uniform *u = w->tensor->uniform;
+    const size_t words = row_words(w);
+    void *at = buffer;
+    if (dev->ops->host_memory) {
+        *codes = u->codes + r0 * words;
+        *scales = u->scales + r0;
+        return VPTQ_OK;
+    }
+    if (o->stored) {
+        *codes = (const uint32_t *)o->stored + r0 * words;
+        *scales = (const float *)o->stored + w->rows * words + r0;
+        return VPTQ_OK;
+    }
+    *codes = at;
+    *scales = buffer + n * words;
+    return upload_codes(w, dev, r0, n, at, false, err);
 }
 
 /* ---- products ---- */

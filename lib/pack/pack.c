@@ -140,7 +140,10 @@ static vptq_status find_uniform(packing *p, vptq_err *err)
         if (!module)
             return VPTQ_E_NOMEM;
         p->uniform[p->uniform_count++] =
-            (vptq_compressed_matrix){.name = module, .u = *t->uniform, .storage = t->type};
+            (vptq_compressed_matrix){.name = module,
+                                     .u = *t->uniform,
+                                     .storage = t->type,
+                                     .activation_bits = t->activation_bits};
     }
     return VPTQ_OK;
 }

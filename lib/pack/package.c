@@ -139,6 +139,20 @@ static vptq_status add_matrix(vptq_package *o, const vptq_packed_matrix *m, vptq
     return vptq_package_add(o, &t, (vptq_package_source){.matrix = m}, err);
 }
 
+/* Plain models have nothing that says so. */
+static void warn_of_activations(const vptq_package *o)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < o->from->set.count; i++)
+        count += o->from->set.tensors[i].activation_bits > 0;
+    if (count)
+        vptq_log(
+            o->ctx, VPTQ_LOG_WARN,
+            "%s: %zu linear layers have 8-bit activations; the output keeps their weights, "
+            "and its activations are not quantized",
+            o->from->path, count);
+}
+
 vptq_status vptq_package_add_dequantized(vptq_package *o, vptq_dtype plain_type,
                                          vptq_dtype matrix_type, vptq_package_skip skip,
                                          vptq_err *err)
@@ -151,6 +165,7 @@ vptq_status vptq_package_add_dequantized(vptq_package *o, vptq_dtype plain_type,
     }
     for (size_t i = 0; i < c->quantized_count; i++)
         VPTQ_CHECK(add_matrix(o, &c->quantized[i], matrix_type, err));
+    warn_of_activations(o);
     return vptq_package_finish(o, err);
 }
 

@@ -86,8 +86,10 @@ static vptq_status choose_codes(const vptq_quantizer *q, const char *name,
     vptq_encoder_result r;
     *file = (vptq_layer_file){.is_uniform = s->method != VPTQ_METHOD_VPTQ};
     if (file->is_uniform) {
-        file->uniform =
-            (vptq_compressed_matrix){.name = name, .storage = s->storage, .ragged = true};
+        file->uniform = (vptq_compressed_matrix){.name = name,
+                                                 .storage = s->storage,
+                                                 .activation_bits = s->activation_bits,
+                                                 .ragged = true};
         return vptq_quantize_uniform(q->dev, s, input, arena, &file->uniform.u, &row->report,
                                      err);
     }

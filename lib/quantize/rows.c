@@ -149,6 +149,8 @@ static bool put_uniform(json_t *doc, const vptq_quantize_row *r)
     return put_f64(doc, "bits_per_weight", r->bits.per_weight) &&
            put(doc, "method", json_string(method)) &&
            put_u64(doc, "weight_bits", r->uniform.bits) &&
+           (!r->settings->activation_bits ||
+            put_u64(doc, "activation_bits", r->settings->activation_bits)) &&
            put_u64(doc, "group_size", r->uniform.group_size) &&
            put(doc, "symmetric", json_boolean(!r->uniform.has_zeros)) &&
            put(doc, "act_order",

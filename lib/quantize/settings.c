@@ -132,13 +132,16 @@ static json_t *setting_json(const vptq_setting *t, const vptq_encoder_settings *
     return json_string(text);
 }
 
-/* The grid and the method are newer than the format of work directories: they have these keys
- * only where they say something, so that those written before can be continued. */
+/* The grid, the method and the activations are newer than the format of work directories: they
+ * have these keys only where they say something, so that those written before can be continued.
+ */
 static bool is_implied(const vptq_setting *t, const vptq_encoder_settings *s)
 {
     return !vptq_setting_is_used(t, s) ||
            (t->offset == offsetof(vptq_encoder_settings, codebook_grid) &&
             s->codebook_grid == VPTQ_GRID_NONE) ||
+           (t->offset == offsetof(vptq_encoder_settings, activation_bits) &&
+            !s->activation_bits) ||
            (t->offset == offsetof(vptq_encoder_settings, method) &&
             s->method == VPTQ_METHOD_VPTQ);
 }
