@@ -105,22 +105,6 @@ vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c, 
 
 /* ---- uniformly quantized matrices ---- */
 
-/* The weight of a uniformly quantized linear layer, as a tensor. */
-static vptq_tensor uniform_tensor(const vptq_compressed_matrix *m, const char *name,
-                                  const char *file)
-{
-    const vptq_uniform_shape *s = &m->u.shape;
-    return (vptq_tensor){.name = name,
-                         .type = m->storage,
-                         .dims = 2,
-                         .shape = {s->out, s->in},
-                         .bytes = (size_t)(vptq_uniform_count_bits(s).total / 8),
-                         .round_to = m->storage,
-                         .file = file,
-                         .uniform = &m->u,
-                         .activation_bits = m->activation_bits};
-}
-
 static int by_module(const void *a, const void *b)
 {
     return strcmp(((const vptq_compressed_matrix *)a)->name,
@@ -161,7 +145,7 @@ static vptq_status replace_parts(vptq_checkpoint *c, const vptq_compressed_matri
         const char *own = vptq_arena_strdup(&c->arena, name, err);
         if (!own)
             return VPTQ_E_NOMEM;
-        set->tensors[set->count++] = uniform_tensor(&sorted[i], own, file);
+        set->tensors[set->count++] = vptq_compressed_weight(&sorted[i], own, file);
     }
     return vptq_tensor_set_finish(set, err);
 }
@@ -188,6 +172,8 @@ vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
             return VPTQ_E_NOMEM;
         vptq_status st =
             vptq_compressed_read(&c->set, &layout, own, c->path, &c->arena, &list[count], err);
+        if (!st)
+            st = vptq_compressed_check_activations(&list[count], c->path, err);
         count += !st;
         VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
     }
@@ -372,7 +358,7 @@ static vptq_status read_layer(const vptq_ctx *ctx, const char *path, vptq_checkp
         return vptq_checkpoint_report_fault(c, st, err);
     if (f->is_uniform)
         c->set.tensors[weight - c->set.tensors] =
-            uniform_tensor(&f->uniform, weight->name, weight->file);
+            vptq_compressed_weight(&f->uniform, weight->name, weight->file);
     else
         c->quantized[c->quantized_count++] = f->matrix;
     return VPTQ_OK;

@@ -395,23 +395,6 @@ static vptq_status read_order(matrix_reader *r)
     return VPTQ_OK;
 }
 
-/* Whole numbers are multiplied by whole numbers, so a row must have one scale and no zero
- * point. */
-static vptq_status check_activations(const matrix_reader *r)
-{
-    const vptq_uniform_shape *s = &r->u.shape;
-    if (!r->layout->activation_bits ||
-        (s->bits == VPTQ_UNIFORM_MAX_BITS && s->group_size >= s->in && !s->has_zeros))
-        return VPTQ_OK;
-    return vptq_fail(r->err, VPTQ_E_UNSUPPORTED,
-                     "%s: layer '%s' has activations of %u bits with %scodes of %u bits in "
-                     "groups of %u columns, expected 8 bits, no zero points and one group per "
-                     "row",
-                     r->file, r->name, (unsigned)r->layout->activation_bits,
-                     s->has_zeros ? "asymmetric " : "", (unsigned)s->bits,
-                     (unsigned)s->group_size);
-}
-
 vptq_status vptq_compressed_read(const vptq_tensor_set *set,
                                  const vptq_compressed_layout *layout, const char *name,
                                  const char *file, vptq_arena *arena,
@@ -428,7 +411,6 @@ vptq_status vptq_compressed_read(const vptq_tensor_set *set,
     VPTQ_CHECK(read_order(&r));
     if (vptq_uniform_shape_check(&r.u.shape, err))
         return vptq_err_context(err, "%s: layer '%s'", file, name);
-    VPTQ_CHECK(check_activations(&r));
     char *own_name = vptq_arena_strdup(arena, name, err);
     if (!own_name)
         return VPTQ_E_NOMEM;
@@ -438,6 +420,37 @@ vptq_status vptq_compressed_read(const vptq_tensor_set *set,
                                     .activation_bits = layout->activation_bits,
                                     .ragged = layout->ragged};
     return VPTQ_OK;
+}
+
+vptq_status vptq_compressed_check_activations(const vptq_compressed_matrix *m, const char *file,
+                                              vptq_err *err)
+{
+    const vptq_uniform_shape *s = &m->u.shape;
+    if (!m->activation_bits ||
+        (s->bits == VPTQ_UNIFORM_MAX_BITS && s->group_size >= s->in && !s->has_zeros))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: layer '%s' has activations of %u bits with %scodes of %u bits in "
+                     "groups of %u columns, expected 8 bits, no zero points and one group per "
+                     "row",
+                     file, m->name, (unsigned)m->activation_bits,
+                     s->has_zeros ? "asymmetric " : "", (unsigned)s->bits,
+                     (unsigned)s->group_size);
+}
+
+vptq_tensor vptq_compressed_weight(const vptq_compressed_matrix *m, const char *name,
+                                   const char *file)
+{
+    const vptq_uniform_shape *s = &m->u.shape;
+    return (vptq_tensor){.name = name,
+                         .type = m->storage,
+                         .dims = 2,
+                         .shape = {s->out, s->in},
+                         .bytes = (size_t)(vptq_uniform_count_bits(s).total / 8),
+                         .round_to = m->storage,
+                         .file = file,
+                         .uniform = &m->u,
+                         .activation_bits = m->activation_bits};
 }
 
 size_t vptq_compressed_module_length(const char *tensor_name)

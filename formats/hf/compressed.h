@@ -87,14 +87,23 @@ size_t vptq_compressed_module_length(const char *tensor_name);
  * unless `ragged` (releases before 0.19 derive the group size from the number of scales
  * instead); that scales are finite and positive; that every group of P.weight_g_idx has
  * group_size columns (-1 for every column: there is none); and that the group's other
- * tensors do not exist.  8-bit activations with anything but codes of 8 bits, no zero points
- * and one group per row are VPTQ_E_UNSUPPORTED.  Zero points may also be I8 [out, groups], as
- * releases before 0.9.4 wrote them.  Codes of 3, 5, 6 and 7 bits with gaps in every word, as
- * releases before 0.18 wrote them, are VPTQ_E_UNSUPPORTED. */
+ * tensors do not exist.  Zero points may also be I8 [out, groups], as releases before 0.9.4
+ * wrote them.  Codes of 3, 5, 6 and 7 bits with gaps in every word, as releases before 0.18
+ * wrote them, are VPTQ_E_UNSUPPORTED. */
 vptq_status vptq_compressed_read(const vptq_tensor_set *set,
                                  const vptq_compressed_layout *layout, const char *name,
                                  const char *file, vptq_arena *arena,
                                  vptq_compressed_matrix *out, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* VPTQ_E_UNSUPPORTED for 8-bit activations with anything but codes of 8 bits, no zero points
+ * and one group per row: the library knows such layers, but models with them cannot be run. */
+vptq_status vptq_compressed_check_activations(const vptq_compressed_matrix *m, const char *file,
+                                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The weight of the linear layer as one tensor, from which rows are decoded; m must outlive it
+ * and stay where it is. */
+vptq_tensor vptq_compressed_weight(const vptq_compressed_matrix *m, const char *name,
+                                   const char *file);
 
 /* Appends the stored tensors of a matrix (names and data in `arena`, or views of its data) to
  * list[*count], which has space for VPTQ_COMPRESSED_MAX_TENSORS more: int-quantized if

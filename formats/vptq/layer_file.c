@@ -206,7 +206,9 @@ static vptq_status read_uniform(const char *path, const char *name, const json_t
                                            .bytes = activation_bits > 0,
                                            .activation_bits = activation_bits,
                                            .ragged = true};
-    return vptq_compressed_read(&f->set, &layout, name, path, &f->set.arena, &f->uniform, err);
+    VPTQ_CHECK(
+        vptq_compressed_read(&f->set, &layout, name, path, &f->set.arena, &f->uniform, err));
+    return vptq_compressed_check_activations(&f->uniform, path, err);
 }
 
 static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_COUNT],

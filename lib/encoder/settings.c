@@ -548,11 +548,10 @@ static vptq_status check_activations(const vptq_encoder_settings *s, uint32_t in
         return vptq_fail(err, VPTQ_E_ARG, "activation_bits is %u, expected 0 or 8",
                          s->activation_bits);
     if (s->weight_bits != 8 || !s->symmetric || (s->group_size && s->group_size < in))
-        return vptq_fail(
-            err, VPTQ_E_ARG,
-            "activation_bits is 8, which needs weight_bits 8 (not %u), group_size 0 "
-            "(not %u) and symmetric true (not %s)",
-            s->weight_bits, s->group_size, s->symmetric ? "true" : "false");
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "activation_bits 8 needs weight_bits 8, group_size 0 and symmetric "
+                         "true; they are %u, %u and %s",
+                         s->weight_bits, s->group_size, s->symmetric ? "true" : "false");
     return VPTQ_OK;
 }
 

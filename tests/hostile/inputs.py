@@ -263,8 +263,10 @@ def make(good, tools):
         "quantize -m m -H h -k 16 -o w",
         "quantize -m m -H h -b 6 -o wb",
         "quantize -m m -H h --method gptq --group-size 8 --act-order -o wu",
+        "quantize -m m -H h --method rtn --weight-bits 8 --group-size 0 --symmetric --activation-bits 8 -o w8",
         "pack w -o ps",
         "pack wu -o us",
+        "pack w8 -o u8s",
         "pack w -o m.vptq",
         "pack --unpack m -o m.gguf",
         "hessian --export h -o pt",
@@ -278,6 +280,6 @@ def make(good, tools):
         )
         if done.returncode:
             raise SystemExit(f"the good inputs cannot be made: vptq-{command}: {done.stderr}")
-    # p, u: without digests, which would find every change before anything else does
-    for name in "p", "u":
+    # p, u, u8: without digests, which would find every change before anything else does
+    for name in "p", "u", "u8":
         shutil.copytree(good / (name + "s"), good / name, ignore=shutil.ignore_patterns("SHA256SUMS"))

@@ -52,12 +52,7 @@ for name, change in [
     ("strategy block", weights(strategy="block")),
     ("strategy with control characters", weights(strategy=BAD)),
     ("inputs of 4 bits", group(input_activations={"num_bits": 4})),
-    (
-        "inputs of 8 bits",
-        group(
-            input_activations={"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-        ),
-    ),
+    ("inputs of 8 bits, codes of 4", group(input_activations={"strategy": "token", "dynamic": True})),
     ("outputs of 8 bits", group(output_activations={"num_bits": 8})),
     ("targets as a text", group(targets="Linear")),
     ("targets as numbers", group(targets=[1])),
@@ -122,6 +117,47 @@ for name, value in ("NaN", float("nan")), ("infinite", float("inf")), ("0", 0.0)
 kind.row("the largest zero points", numbers("zero_point", "I", 0, 2**32 - 1), shown("perplexity|ppl"), READ)
 kind.row("a file that is cut", cut("model.safetensors", -8), refused("model.safetensors"))
 
+# --- 8-bit activations ---
+
+kind = Kind("bytes", "u8", LIST, READ)
+INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+
+
+def inputs(**values):
+    return group(input_activations={**INPUTS, **values})
+
+
+def bytes_entry(name, **values):
+    return tensors(lambda s: s.header[f"{DOWN}.weight{name}"].update(values))
+
+
+for name, change in [
+    ("of 4 bits", inputs(num_bits=4)),
+    ("of 16 bits", inputs(num_bits=16)),
+    ("of -8 bits", inputs(num_bits=-8)),
+    ("of a text of bits", inputs(num_bits=BAD)),
+    ("of floats", inputs(type="float")),
+    ("with zero points", inputs(symmetric=False)),
+    ("of the whole input", inputs(strategy="tensor")),
+    ("with fixed scales", inputs(dynamic=False)),
+    ("as a list", group(input_activations=[INPUTS])),
+    ("with codes of 4 bits", weights(num_bits=4)),
+    ("with codes in groups", weights(strategy="group", group_size=8)),
+    ("with zero points of codes", weights(symmetric=False)),
+    ("with packed codes", quantization(lambda q: q.update(format="pack-quantized"))),
+    ("with codes of another type", bytes_entry("", dtype="U8")),
+    ("with codes of another shape", bytes_entry("", shape=[24, 16])),
+    ("with codes of one dimension", bytes_entry("", shape=[384])),
+    ("with scales of another shape", bytes_entry("_scale", shape=[1, 16])),
+    ("without codes", tensors(lambda s: s.drop(f"{DOWN}.weight"))),
+    ("without scales", tensors(lambda s: s.drop(f"{DOWN}.weight_scale"))),
+]:
+    kind.row("activations " + name, change, refused("^vptq-[a-z]+: u8[:/]"))
+for name, value in ("NaN", float("nan")), ("infinite", float("inf")), ("0", 0.0), ("negative", -1.0):
+    kind.row(f"a scale that is {name}", numbers("scale", "e", 5, value), refused("down_proj"), READ)
+kind.row("the largest scales", numbers("scale", "e", 0, *[65504.0] * 16), shown("perplexity|ppl|not finite"), READ)
+kind.row("without activations", group(input_activations=None), shown("perplexity|ppl"), READ)
+
 # --- work directories ---
 
 kind = Kind("uniform work", "wu", LIST, "pack -q {} -o out")
@@ -148,3 +184,19 @@ for name, change in [
 ]:
     kind.row(name, change, refused("q_proj"))
 kind.row("codes in place of the head", tensors(other_name, Q), refused("'lm_head' is not in the base model"))
+
+kind = Kind("work of bytes", "w8", LIST, "pack -q {} -o out")
+for name, change in [
+    ("activation_bits 0", matrix_entry(Q, activation_bits=0)),
+    ("activation_bits 4", matrix_entry(Q, activation_bits=4)),
+    ("activation_bits -8", matrix_entry(Q, activation_bits=-8)),
+    ("activation_bits 2^40", matrix_entry(Q, activation_bits=1 << 40)),
+    ("activation_bits a text", matrix_entry(Q, activation_bits=BAD)),
+    ("format of packed codes", matrix_entry(Q, format="pack-quantized")),
+    ("num_bits 4", matrix_entry(Q, num_bits=4)),
+    ("zero points", matrix_entry(Q, symmetric=False)),
+    ("groups of 8 columns", matrix_entry(Q, group_size=8)),
+    ("cut", cut(Q, -1)),
+    ("another byte", at(Q, -1, b"\x01\x02")),
+]:
+    kind.row(name, change, refused("q_proj"))

@@ -373,6 +373,44 @@ static void test_methods(void **state)
     }
 }
 
+/* Rows of bytes with one scale each. */
+static void test_activation_bits(void **state)
+{
+    (void)state;
+    const struct {
+        uint32_t activation_bits, weight_bits, group_size;
+        bool symmetric;
+        const char *text; /* NULL: accepted */
+    } rows[] = {
+        {0, 4, 128, false, NULL},
+        {8, 8, 0, true, NULL},
+        {8, 8, 96, true, NULL}, /* the whole row */
+        {8, 8, 95, true, "group_size 0 and symmetric true; they are 8, 95 and true"},
+        {8, 8, 0, false,
+         "activation_bits 8 needs weight_bits 8, group_size 0 and symmetric "
+         "true; they are 8, 0 and false"},
+        {8, 7, 0, true, "they are 7, 0 and true"},
+        {4, 8, 0, true, "activation_bits is 4, expected 0 or 8"},
+        {1, 8, 0, true, "activation_bits is 1, expected 0 or 8"},
+        {9, 8, 0, true, "activation_bits is '9', expected a whole number from 0 to 8"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        vptq_err err = {0};
+        vptq_encoder_settings s = vptq_encoder_defaults();
+        vptq_encoder_set_method(&s, VPTQ_METHOD_RTN);
+        s.activation_bits = rows[i].activation_bits;
+        s.weight_bits = rows[i].weight_bits;
+        s.group_size = rows[i].group_size;
+        s.symmetric = rows[i].symmetric;
+        if (rows[i].text)
+            assert_fails(vptq_encoder_check(&s, 32, 96, &err), VPTQ_E_ARG, &err, rows[i].text);
+        else
+            assert_ok(vptq_encoder_check(&s, 32, 96, &err), &err);
+        vptq_encoder_set_method(&s, VPTQ_METHOD_VPTQ); /* which does not use it */
+        assert_ok(vptq_encoder_check(&s, 32, 96, &err), &err);
+    }
+}
+
 /* ---- the stored shape ---- */
 
 static void assert_shape(const vptq_encoder_settings *s, const vptq_vq_shape *want)
@@ -439,4 +477,5 @@ VTEST_MAIN(cmocka_unit_test(test_table_covers_everything),
            cmocka_unit_test(test_choices), cmocka_unit_test(test_encoders),
            cmocka_unit_test(test_encoders_are_valid), cmocka_unit_test(test_refused_settings),
            cmocka_unit_test(test_fields_out_of_range), cmocka_unit_test(test_methods),
-           cmocka_unit_test(test_shape), cmocka_unit_test(test_outlier_columns))
+           cmocka_unit_test(test_activation_bits), cmocka_unit_test(test_shape),
+           cmocka_unit_test(test_outlier_columns))

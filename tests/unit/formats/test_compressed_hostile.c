@@ -215,6 +215,40 @@ static void test_bad_groups(void **state)
     close_rig(&r);
 }
 
+/* Activations of 8 bits are for rows of bytes with one scale each and no zero points. */
+static void test_bad_activations(void **state)
+{
+    (void)state;
+    static const struct row {
+        vptq_uniform_shape shape;
+        const char *text;
+    } rows[] = {
+        {{6, 12, 8, 12, false, false}, NULL}, /* packed bytes are as good */
+        {{6, 12, 4, 12, false, false},
+         "x.safetensors: layer 'P' has activations of 8 bits with codes of 4 bits in groups of "
+         "12 columns, expected 8 bits, no zero points and one group per row"},
+        {{6, 12, 8, 6, false, false}, "with codes of 8 bits in groups of 6 columns"},
+        {{6, 12, 8, 12, true, false},
+         "with asymmetric codes of 8 bits in groups of 12 columns"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        rig r;
+        vptq_compressed_matrix m;
+        vptq_err err = {0};
+        vcompressed_make(&r.x, rows[i].shape, VPTQ_BF16, 0);
+        vcompressed_set(&r.x.m, &r.set, NULL, NULL);
+        r.layout = vcompressed_layout(&r.x.m);
+        r.layout.activation_bits = 8;
+        assert_ok(read_rig(&r, &m, &err), &err);
+        if (rows[i].text)
+            assert_fails(vptq_compressed_check_activations(&m, FILE_NAME, &err),
+                         VPTQ_E_UNSUPPORTED, &err, rows[i].text);
+        else
+            assert_ok(vptq_compressed_check_activations(&m, FILE_NAME, &err), &err);
+        close_rig(&r);
+    }
+}
+
 /* Tensors that the config group rules out, and orders of columns. */
 static void test_extra_tensors(void **state)
 {
@@ -431,7 +465,7 @@ static void test_out_of_memory(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_bad_tensors), cmocka_unit_test(test_missing_tensors),
            cmocka_unit_test(test_damaged), cmocka_unit_test(test_bad_groups),
-           cmocka_unit_test(test_extra_tensors), cmocka_unit_test(test_tensor_zero_point),
-           cmocka_unit_test(test_old_forms), cmocka_unit_test(test_views_and_padding),
-           cmocka_unit_test(test_unwritable_shapes), cmocka_unit_test(test_unwritable_numbers),
-           cmocka_unit_test(test_out_of_memory))
+           cmocka_unit_test(test_bad_activations), cmocka_unit_test(test_extra_tensors),
+           cmocka_unit_test(test_tensor_zero_point), cmocka_unit_test(test_old_forms),
+           cmocka_unit_test(test_views_and_padding), cmocka_unit_test(test_unwritable_shapes),
+           cmocka_unit_test(test_unwritable_numbers), cmocka_unit_test(test_out_of_memory))

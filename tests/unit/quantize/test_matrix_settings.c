@@ -287,14 +287,15 @@ static void test_json(void **state)
     size_t count;
     vptq_setting_table(&count);
     doc = vptq_settings_json(&s, NULL);
-    const char *const absent[] = {"method", "weight_bits", "symmetric", "codebook_grid"};
-    assert_int_equal(json_object_size(doc), count - 4);
-    for (size_t i = 0; i < 4; i++)
+    const char *const absent[] = {"method", "weight_bits", "symmetric", "activation_bits",
+                                  "codebook_grid"};
+    assert_int_equal(json_object_size(doc), count - 5);
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
         assert_null(json_object_get(doc, absent[i]));
     json_decref(doc);
     other.codebook_grid = VPTQ_GRID_INT8;
     doc = vptq_settings_json(&other, NULL);
-    assert_int_equal(json_object_size(doc), count - 3);
+    assert_int_equal(json_object_size(doc), count - 4);
     json_decref(doc);
     doc = vptq_settings_json(&s, &other); /* a matrix without a grid in a run with one */
     assert_string_equal(json_string_value(json_object_get(doc, "codebook_grid")), "none");
@@ -307,6 +308,10 @@ static void test_json(void **state)
                               "\"seed\": \"18446744073709551615\", \"symmetric\": false, "
                               "\"weight_bits\": 4}");
     free(text);
+    json_decref(doc);
+    s.activation_bits = 8;
+    doc = vptq_settings_json(&s, NULL);
+    assert_int_equal(json_integer_value(json_object_get(doc, "activation_bits")), 8);
     json_decref(doc);
 }
 
