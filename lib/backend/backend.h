@@ -70,6 +70,20 @@ typedef struct vptq_syrk_args {
 } vptq_syrk_args;
 typedef vptq_status vptq_op_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err);
 
+/* Statistics of columns: abs_sum[j] += sum_t |x_t[j]|, added in double and in the order of
+ * tokens; min[j] and max[j] are widened to hold all x_t[j].  All backends give the same bits,
+ * except those of a NaN: it makes the sum NaN, and is ignored in the range. */
+typedef struct vptq_channel_args {
+    size_t tokens, n;
+    const float *x; /* [tokens, n] */
+    size_t ldx;
+    bool first;       /* starts from no tokens: the outputs are not read */
+    double *abs_sum;  /* [n] */
+    float *min, *max; /* [n]; infinity and -infinity without tokens */
+} vptq_channel_args;
+typedef vptq_status vptq_op_channel_range(vptq_dev *dev, const vptq_channel_args *a,
+                                          vptq_err *err);
+
 /* *trace = tr(E H E^T), the proxy loss, in double. */
 typedef struct vptq_quad_trace_args {
     size_t m, n;
@@ -546,8 +560,8 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
 /* The ops, each a function vptq_BACKEND_NAME of type vptq_op_NAME in every backend. */
 /* clang-format off */
 #define VPTQ_BACKEND_OPS(OP)                                                                   \
-    OP(gemm) OP(syrk_add) OP(potrf) OP(trtri) OP(quad_trace)                                   \
-    OP(assign) OP(accumulate) OP(plus_plus)                                                    \
+    OP(gemm) OP(syrk_add) OP(channel_range) OP(potrf) OP(trtri)                                \
+    OP(quad_trace) OP(assign) OP(accumulate) OP(plus_plus)                                     \
     OP(search_index_open) OP(search_index_close) OP(search)                                    \
     OP(vq_pass) OP(vq_descend) OP(vq_descend_output) OP(vq_gather) OP(vq_scatter)              \
     OP(gemv) OP(library_gemv) OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)      \

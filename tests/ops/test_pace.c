@@ -105,6 +105,20 @@ static vptq_status run_syrk_add(bench *b, vptq_err *err)
         &(vptq_syrk_args){.tokens = 20, .n = N, .x = b->x, .ldx = N, .h = h, .sum = sum}, err);
 }
 
+static vptq_status run_channel_range(bench *b, vptq_err *err)
+{
+    void *sum = b->y;
+    const vptq_channel_args a = {.tokens = 20,
+                                 .n = 160,
+                                 .x = b->x,
+                                 .ldx = 160,
+                                 .first = true,
+                                 .abs_sum = sum,
+                                 .min = b->y + 1000,
+                                 .max = b->y + 2000};
+    return b->dev.ops->channel_range(b->dev.state, &a, err);
+}
+
 static vptq_status run_quad_trace(bench *b, vptq_err *err)
 {
     enum { N = 150 };
@@ -338,6 +352,7 @@ static const struct {
     {.name = "gemv", .run = run_gemv},
     {.name = "solve_upper", .run = run_solve_upper},
     {.name = "syrk_add", .run = run_syrk_add},
+    {.name = "channel_range", .run = run_channel_range},
     {.name = "quad_trace", .run = run_quad_trace},
     {.name = "assign", .run = run_assign},
     {.name = "plus_plus", .run = run_plus_plus, .prepares = 3},

@@ -179,6 +179,15 @@ static void syrk_add_arrays(shadow *s, const vptq_syrk_args *a, vptq_syrk_args *
 }
 SHADOW_OP(syrk_add, vptq_syrk_args)
 
+static void channel_range_arrays(shadow *s, const vptq_channel_args *a, vptq_channel_args *d)
+{
+    IN(x, shadow_span(a->tokens, a->n, a->ldx));
+    OUT(abs_sum, a->n);
+    OUT(min, a->n);
+    OUT(max, a->n);
+}
+SHADOW_OP(channel_range, vptq_channel_args)
+
 vptq_status shadow_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
                          vptq_err *err)
 {

@@ -102,6 +102,19 @@ static vptq_status run_syrk_add(vops *r, vptq_err *err)
         err);
 }
 
+static vptq_status run_channel_range(vops *r, vptq_err *err)
+{
+    return r->dev.ops->channel_range(r->dev.state,
+                                     &(vptq_channel_args){.tokens = N,
+                                                          .n = N - 1,
+                                                          .x = r->x,
+                                                          .ldx = N,
+                                                          .abs_sum = r->d,
+                                                          .min = r->y,
+                                                          .max = r->y + N},
+                                     err);
+}
+
 static vptq_status run_potrf(vops *r, vptq_err *err)
 {
     return r->dev.ops->potrf(r->dev.state, N, r->d, N, NULL, err);
@@ -617,6 +630,7 @@ const vops_op vops_all[] = {
     {"sync", .run = run_sync},
     {"gemm", .run = run_gemm},
     {"syrk_add", .run = run_syrk_add},
+    {"channel_range", .run = run_channel_range},
     {"potrf", .run = run_potrf},
     {"trtri", .run = run_trtri},
     {"quad_trace", .run = run_quad_trace},

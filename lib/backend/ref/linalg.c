@@ -54,6 +54,26 @@ vptq_status vptq_ref_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *
     return VPTQ_OK;
 }
 
+vptq_status vptq_ref_channel_range(vptq_dev *dev, const vptq_channel_args *a, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t j = 0; j < a->n; j++) {
+        double sum = a->first ? 0 : a->abs_sum[j];
+        float lo = a->first ? INFINITY : a->min[j], hi = a->first ? -INFINITY : a->max[j];
+        for (size_t t = 0; t < a->tokens; t++) {
+            const float x = a->x[t * a->ldx + j];
+            sum += (double)fabsf(x);
+            lo = x < lo ? x : lo;
+            hi = x > hi ? x : hi;
+        }
+        a->abs_sum[j] = sum;
+        a->min[j] = lo;
+        a->max[j] = hi;
+    }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_ref_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
                            vptq_err *err)
 {
