@@ -44,6 +44,7 @@ static vptq_status plan(collector *c, vptq_err *err)
                                            .last_layer = last,
                                            .tokens = (uint64_t)c->calibrator.windows[part] *
                                                      o->calibrate.length,
+                                           .channel_ranges = true,
                                            .weights = o->calibrate.weights,
                                            .factor = o->factor};
         memcpy(c->meta[part].model_fingerprint, c->calibrator.model_fingerprint, 17);
@@ -175,6 +176,21 @@ static vptq_status remove_old(const collector *c, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* A directory that an older version began without channel ranges continues without them. */
+static vptq_status compare_ranges(collector *c, int part, const vptq_hessian_dir *old,
+                                  vptq_err *err)
+{
+    if (!old->channel_ranges && c->opt->force)
+        return vptq_fail(err, VPTQ_E_MISMATCH, "'%s' has no channel ranges", c->dir[part]);
+    if (!old->channel_ranges)
+        vptq_log(c->dev->ctx, VPTQ_LOG_INFO,
+                 "'%s' was begun without abs_mean, min and max of the inputs and continues "
+                 "without them (--force starts again)",
+                 c->dir[part]);
+    c->meta[part].channel_ranges = old->channel_ranges;
+    return VPTQ_OK;
+}
+
 /* *same: hessian.json has everything.  Output Hessians that are not wanted stay. */
 static vptq_status compare_old(collector *c, bool *same, vptq_err *err)
 {
@@ -185,6 +201,7 @@ static vptq_status compare_old(collector *c, bool *same, vptq_err *err)
             continue;
         VPTQ_CHECK(vptq_hessian_dir_open(c->dir[part], &old, err));
         VPTQ_CHECK(compare_dir(c->dir[part], &old, &c->meta[part], err));
+        VPTQ_CHECK(compare_ranges(c, part, &old, err));
         if (!c->opt->calibrate.outputs)
             c->meta[part].outputs = old.outputs;
         *same =
@@ -243,6 +260,12 @@ static vptq_token_weights kind_of(const collector *c, int i)
     return i < VPTQ_INPUT_COUNT ? VPTQ_WEIGHTS_PLAIN : c->opt->calibrate.weights;
 }
 
+/* Whether file i holds channel ranges. */
+static bool has_range(const collector *c, int part, int i)
+{
+    return i < VPTQ_INPUT_COUNT && c->meta[part].channel_ranges;
+}
+
 /* Reads file i of a layer; *whole is false, with a log line, if it is damaged or of another
  * run.
  */
@@ -261,7 +284,8 @@ static vptq_status check_file(const collector *c, int part, uint32_t layer, int 
         return VPTQ_OK;
     vptq_status st = vptq_hessian_file_read(path, n, c->dev->ctx->mem, &h, &why);
     if (!st) {
-        if (h.kind != kind_of(c, i) || !h.lower || h.tokens != c->meta[part].tokens)
+        if (h.kind != kind_of(c, i) || !h.lower || h.tokens != c->meta[part].tokens ||
+            (h.abs_mean != NULL) != has_range(c, part, i))
             st = vptq_fail(&why, VPTQ_E_MISMATCH, "%s: is a file of another collection", path);
         vptq_hessian_file_release(&h);
     }
@@ -303,14 +327,21 @@ static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
     vptq_arena_init(&arena, c->dev->ctx->mem);
     float *lower = vptq_arena_alloc(&arena, vptq_triangle(s->n), sizeof *lower, err);
     float *mean = lower ? vptq_arena_alloc(&arena, s->n, sizeof *mean, err) : NULL;
-    if (!mean)
+    float *range = mean ? vptq_arena_alloc(&arena, 3 * (size_t)s->n, sizeof *range, err) : NULL;
+    if (!range)
         VPTQ_TRY(VPTQ_E_NOMEM);
+    float *min = range + s->n, *max = min + s->n;
     VPTQ_TRY(vptq_calibrator_finish(s, k->layer, input, lower, mean, err));
+    if (has_range(c, part, i))
+        VPTQ_TRY(vptq_hessian_sum_range(s, range, min, max, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], k->layer, input, err));
     const vptq_hessian_data data = {.n = s->n,
                                     .tokens = c->meta[part].tokens,
                                     .values = lower,
                                     .mean = mean,
+                                    .abs_mean = has_range(c, part, i) ? range : NULL,
+                                    .min = min,
+                                    .max = max,
                                     .kind = kind_of(c, i),
                                     .windows = is_term ? s->tokens : 0};
     VPTQ_TRY(vptq_hessian_file_write(path, &data, err));
@@ -355,9 +386,9 @@ static vptq_status run_outputs(collector *c, vptq_err *err)
     return vptq_outputs_collect(&c->calibrator, path, err);
 }
 
-static uint64_t file_bytes(uint64_t n)
+static uint64_t file_bytes(uint64_t n, bool range)
 {
-    return (n * (n + 1) / 2 + n) * sizeof(float);
+    return (n * (n + 1) / 2 + (range ? 4 : 1) * n) * sizeof(float);
 }
 
 static void fill_result(const collector *c, vptq_collect_result *r)
@@ -369,7 +400,8 @@ static void fill_result(const collector *c, vptq_collect_result *r)
     r->tokens = d->tokens;
     for (int i = 0; i < LAYER_FILES; i++)
         if (is_file(c->opt->calibrate.weights, i))
-            r->bytes += file_bytes(file_columns(c->model->desc, i));
+            r->bytes +=
+                file_bytes(file_columns(c->model->desc, i), has_range(c, VPTQ_PART_MAIN, i));
     r->bytes *= (d->last_layer - d->first_layer + 1) * (r->held_out ? 2 : 1);
     if (c->opt->calibrate.outputs)
         r->bytes +=
@@ -408,9 +440,10 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
 
     *result = (vptq_collect_result){0};
     VPTQ_TRY(plan(&c, err));
-    fill_result(&c, result);
-    if (opt->dry_run)
+    if (opt->dry_run) {
+        fill_result(&c, result);
         goto out;
+    }
     VPTQ_TRY(vptq_path_join(c.holdout, sizeof c.holdout, dir, VPTQ_HESSIAN_HOLDOUT, err));
     c.dir[VPTQ_PART_HELD_OUT] = c.holdout;
     /* a work directory would take our files for its own */
@@ -421,6 +454,7 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     VPTQ_TRY(vptq_dir_make(dir, err));
     VPTQ_TRY(vptq_lock_take(dir, &lock, err));
     VPTQ_TRY(collect_locked(&c, result, err));
+    fill_result(&c, result);
 out:
     result->seconds = vptq_seconds() - start;
     vptq_lock_release(&lock);

@@ -41,6 +41,7 @@ typedef struct vptq_hessian_dir {
     uint32_t first_layer, last_layer; /* inclusive: what the directory holds */
     uint64_t tokens;                  /* 0 = unknown (imported) */
     bool diagonal;                    /* only diagonals are known (imported) */
+    bool channel_ranges;              /* Hessians have abs_mean, min and max */
     vptq_token_weights weights;       /* with terms unless plain */
     double factor;                    /* of the term, by default */
     uint64_t held_out_tokens;         /* of DIR/holdout; 0 = none */

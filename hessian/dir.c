@@ -69,6 +69,7 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err
     VPTQ_TRY(vptq_json_u64(doc, path, "last_layer", VPTQ_HESSIAN_MAX_LAYERS, &last, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "tokens", UINT64_MAX >> 1, &h->tokens, err));
     VPTQ_TRY(vptq_json_bool_or(doc, path, "diagonal", false, &h->diagonal, err));
+    VPTQ_TRY(vptq_json_bool_or(doc, path, "channel_ranges", false, &h->channel_ranges, err));
     VPTQ_TRY(get_weights(doc, path, h, err));
     VPTQ_TRY(vptq_json_u64_or(json_object_get(doc, "settings"), path, "outputs",
                               UINT64_MAX >> 1, 0, &h->outputs, err));
@@ -103,6 +104,8 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
                 !json_object_set_new(doc, "weights_factor", json_real(h->factor));
     if (whole && h->diagonal)
         whole = !json_object_set_new(doc, "diagonal", json_true());
+    if (whole && h->channel_ranges)
+        whole = !json_object_set_new(doc, "channel_ranges", json_true());
     if (whole && h->held_out_tokens)
         whole = !json_object_set_new(doc, "held_out_tokens",
                                      json_integer((json_int_t)h->held_out_tokens));

@@ -16,8 +16,12 @@ vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum
                          n);
     VPTQ_TRY(dev->ops->alloc(dev->state, square, sizeof(double), &p, err));
     s->h = p;
-    VPTQ_TRY(dev->ops->alloc(dev->state, n, sizeof(double), &p, err));
+    VPTQ_TRY(dev->ops->alloc(dev->state, n, 2 * sizeof(double), &p, err));
     s->x = p;
+    s->abs_x = s->x + n;
+    VPTQ_TRY(dev->ops->alloc(dev->state, n, 2 * sizeof(float), &p, err));
+    s->min = p;
+    s->max = s->min + n;
 out:
     if (st) {
         vptq_err_context(err, "a hessian of %u columns", n);
@@ -38,6 +42,7 @@ void vptq_hessian_sum_release(vptq_hessian_sum *s)
         return;
     s->dev->ops->release(s->dev->state, s->h);
     s->dev->ops->release(s->dev->state, s->x);
+    s->dev->ops->release(s->dev->state, s->min);
     *s = (vptq_hessian_sum){0};
 }
 
@@ -62,6 +67,15 @@ static vptq_status add(vptq_hessian_sum *s, size_t t, const float *x, const floa
 
 vptq_status vptq_hessian_sum_add(vptq_hessian_sum *s, size_t t, const float *x, vptq_err *err)
 {
+    const vptq_channel_args range = {.tokens = t,
+                                     .n = s->n,
+                                     .x = x,
+                                     .ldx = s->n,
+                                     .first = s->clear,
+                                     .abs_sum = s->abs_x,
+                                     .min = s->min,
+                                     .max = s->max};
+    VPTQ_CHECK(s->dev->ops->channel_range(s->dev->state, &range, err));
     return add(s, t, x, NULL, t, err);
 }
 
@@ -112,6 +126,32 @@ vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, flo
         VPTQ_TRY(dev->ops->download(dev->state, mean, packed, s->n * sizeof *mean, err));
 out:
     dev->ops->release(dev->state, packed);
+    return st;
+}
+
+vptq_status vptq_hessian_sum_range(const vptq_hessian_sum *s, float *abs_mean, float *min,
+                                   float *max, vptq_err *err)
+{
+    const vptq_backend *ops = s->dev->ops;
+    vptq_dev *dev = s->dev->state;
+    const size_t bytes = s->n * sizeof(float);
+    vptq_narrow_args means = {
+        .n = s->n, .divisor = (double)s->tokens, .x = s->abs_x, .y = abs_mean};
+    void *narrowed = NULL;
+    vptq_status st = VPTQ_OK;
+    if (!s->tokens)
+        return vptq_fail(err, VPTQ_E_ARG, "no tokens went into the hessian");
+    if (!ops->host_memory) {
+        VPTQ_TRY(ops->alloc(dev, s->n, sizeof(float), &narrowed, err));
+        means.y = narrowed;
+    }
+    VPTQ_TRY(ops->narrow(dev, &means, err));
+    if (narrowed)
+        VPTQ_TRY(ops->download(dev, abs_mean, narrowed, bytes, err));
+    VPTQ_TRY(ops->download(dev, min, s->min, bytes, err));
+    VPTQ_TRY(ops->download(dev, max, s->max, bytes, err));
+out:
+    ops->release(dev, narrowed);
     return st;
 }
 
@@ -205,4 +245,27 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
 out:
     vptq_arena_release(&arena);
     return st;
+}
+
+bool vptq_hessian_pool_range(const vptq_hessian_file *parts, size_t count, float *abs_mean,
+                             float *min, float *max)
+{
+    uint64_t total = 0;
+    for (size_t g = 0; g < count; g++) {
+        if (!parts[g].abs_mean)
+            return false;
+        total += parts[g].tokens;
+    }
+    for (size_t i = 0; i < parts[0].n; i++) {
+        double sum = 0;
+        min[i] = parts[0].min[i];
+        max[i] = parts[0].max[i];
+        for (size_t g = 0; g < count; g++) {
+            sum += (double)parts[g].tokens * (double)parts[g].abs_mean[i];
+            min[i] = parts[g].min[i] < min[i] ? parts[g].min[i] : min[i];
+            max[i] = parts[g].max[i] > max[i] ? parts[g].max[i] : max[i];
+        }
+        abs_mean[i] = (float)(sum / (double)total);
+    }
+    return true;
 }

@@ -8,13 +8,16 @@
 #include "lib/backend/backend.h"
 #include "lib/vptq.h"
 
-/* sum x x^T (lower triangle of [n, n]) and sum x, in double, in device memory. */
+/* sum x x^T (lower triangle of [n, n]), sum x and sum |x| in double, minimum and maximum of x;
+ * in device memory. */
 typedef struct vptq_hessian_sum {
     vptq_device *dev;
     uint32_t n;
     uint64_t tokens;
-    bool clear; /* nothing was added: h and x are uninitialized */
+    bool clear; /* nothing was added: the arrays are uninitialized */
     double *h, *x;
+    double *abs_x;    /* this and the range: not of windows of a term */
+    float *min, *max; /* one array */
 } vptq_hessian_sum;
 
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
@@ -32,6 +35,10 @@ vptq_status vptq_hessian_sum_add_window(vptq_hessian_sum *s, size_t t, const flo
  * without tokens. */
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err) VPTQ_MUST_CHECK;
+/* abs_mean, min and max [n] of the tokens of a sum without windows of a term; VPTQ_E_ARG
+ * without tokens.  A NaN in x is only in abs_mean (and in the Hessian). */
+vptq_status vptq_hessian_sum_range(const vptq_hessian_sum *s, float *abs_mean, float *min,
+                                   float *max, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The term of linear layer l, named by a linear layer too: k_proj and v_proj share that of
  * k_proj (sink, attention), or each has its own (guided); VPTQ_LINEAR_COUNT = none. */
@@ -52,6 +59,11 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
                               float *lower, float *mean, uint64_t *tokens,
                               vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Pools the ranges of parts that vptq_hessian_pool pools: abs_mean like the means.  Returns
+ * false, and writes nothing, if a part has none. */
+bool vptq_hessian_pool_range(const vptq_hessian_file *parts, size_t count, float *abs_mean,
+                             float *min, float *max);
+
 typedef struct vptq_hessian_stats {
     uint32_t n;      /* columns */
     uint64_t tokens; /* 0 = unknown */
@@ -62,6 +74,7 @@ typedef struct vptq_hessian_stats {
     uint32_t nan;           /* entries that are not finite */
     double condition;       /* estimated, of H + 1e-6 mean_diag I; INFINITY = does not factor */
     double samples_per_dim; /* tokens / n; NAN = unknown */
+    double abs_max;         /* largest |x|; NAN = unknown */
     bool diagonal;          /* only the diagonal is known */
     const char *verdict;    /* "good", "diagonal only", "few samples", "rank deficient", "dead
                                columns" or "broken": the worst that applies; static */

@@ -38,17 +38,23 @@ static vptq_status merge_one(const merger *m, uint32_t layer, const char *input,
     size_t n = parts[0].n;
     float *lower = vptq_arena_alloc(&arena, vptq_triangle(n), sizeof *lower, err);
     float *mean = lower ? vptq_arena_alloc(&arena, n, sizeof *mean, err) : NULL;
-    if (!mean)
+    float *range = mean ? vptq_arena_alloc(&arena, 3 * n, sizeof *range, err) : NULL;
+    if (!range)
         VPTQ_TRY(VPTQ_E_NOMEM);
     uint64_t tokens, windows = 0;
     for (size_t g = 0; g < m->count; g++)
         windows += parts[g].windows;
     VPTQ_TRY(vptq_hessian_pool(m->ctx->mem, parts, m->count, lower, mean, &tokens, err));
+    const bool has_range =
+        vptq_hessian_pool_range(parts, m->count, range, range + n, range + 2 * n);
     VPTQ_TRY(vptq_hessian_dir_file(path, m->to, layer, input, err));
     const vptq_hessian_data data = {.n = (uint32_t)n,
                                     .tokens = tokens,
                                     .values = lower,
                                     .mean = mean,
+                                    .abs_mean = has_range ? range : NULL,
+                                    .min = range + n,
+                                    .max = range + 2 * n,
                                     .kind = kind,
                                     .windows = windows};
     VPTQ_TRY(vptq_hessian_file_write(path, &data, err));
@@ -100,6 +106,7 @@ static vptq_status merge_check(merger *m, vptq_err *err)
             h.held_out_tokens > INT64_MAX - pooled->held_out_tokens)
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "'%s' and those before it claim more than 2^63 tokens", dirs[g]);
+        pooled->channel_ranges = pooled->channel_ranges && h.channel_ranges;
         pooled->tokens += h.tokens;
         pooled->held_out_tokens = pooled->held_out_tokens && h.held_out_tokens
                                       ? pooled->held_out_tokens + h.held_out_tokens

@@ -126,8 +126,20 @@ static void count_columns(const vptq_hessian_file *h, vptq_hessian_stats *s)
         else if (d - m * m <= CONSTANT_SHARE * d)
             s->constant++;
     }
+    for (size_t i = 0; h->abs_mean && i < h->n; i++) {
+        const float larger = h->max[i] > -h->min[i] ? h->max[i] : -h->min[i];
+        s->abs_max = (double)larger > s->abs_max ? (double)larger : s->abs_max;
+    }
     s->mean_diag = s->trace / h->n;
     s->mean_share = !(mean_sq > 0) ? (double)NAN : s->trace > 0 ? mean_sq / s->trace : 0;
+}
+
+static uint32_t count_unusable(const float *x, size_t n)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; x && i < n; i++)
+        count += !vptq_hessian_usable(x[i]);
+    return count;
 }
 
 /* A diagonal does not lose rank with few tokens. */
@@ -148,14 +160,16 @@ vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
     const size_t n = h->n;
     const float *values = h->diagonal ? h->diagonal : h->lower;
 
-    *s = (vptq_hessian_stats){.n = h->n, .tokens = h->tokens, .diagonal = h->diagonal != NULL};
+    *s = (vptq_hessian_stats){.n = h->n,
+                              .tokens = h->tokens,
+                              .abs_max = h->abs_mean ? 0 : (double)NAN,
+                              .diagonal = h->diagonal != NULL};
     s->samples_per_dim = h->tokens ? (double)h->tokens / (double)n : (double)NAN;
-    for (size_t i = 0; i < (h->diagonal ? n : n * (n + 1) / 2); i++)
-        s->nan += vptq_hessian_usable(values[i]) ? 0 : 1;
-    for (size_t i = 0; i < n; i++)
-        s->nan += vptq_hessian_usable(h->mean[i]) ? 0 : 1;
+    s->nan = count_unusable(values, h->diagonal ? n : n * (n + 1) / 2) +
+             count_unusable(h->mean, n) + count_unusable(h->abs_mean, n) +
+             count_unusable(h->min, n) + count_unusable(h->max, n);
     if (s->nan) {
-        s->trace = s->mean_diag = s->max_diag = s->mean_share = s->condition = NAN;
+        s->trace = s->mean_diag = s->max_diag = s->mean_share = s->abs_max = s->condition = NAN;
         s->verdict = "broken";
         return VPTQ_OK;
     }

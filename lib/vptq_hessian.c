@@ -102,6 +102,7 @@ static const vptq_column show_columns[] = {
      VPTQ_REAL(show_row, s.max_diag),
      .decimals = -3,
      .width = 9},
+    {.name = "abs_max", VPTQ_REAL(show_row, s.abs_max), .formats = VPTQ_IN_JSON},
     {.name = "mean_share",
      .title = "mean",
      VPTQ_REAL(show_row, s.mean_share),

@@ -9,6 +9,7 @@
 #include "lib/base/text.h"
 
 static const char tokens_key[] = "tokens", kind_key[] = "kind", windows_key[] = "windows";
+enum { MAX_TENSORS = 6 }; /* that are written */
 static const char unknown[] = "unknown", sum_key[] = "xxh3";
 
 static const char *const weights_names[] = {"plain", "sink", "attention", "guided"};
@@ -63,18 +64,24 @@ vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h
     snprintf(tokens, sizeof tokens, "%llu", (unsigned long long)h->tokens);
     snprintf(windows, sizeof windows, "%llu", (unsigned long long)h->windows);
     char sum[VPTQ_SAFETENSORS_SUM];
-    const size_t count = h->extra_name ? 3 : 2;
-    const vptq_tensor tensors[] = {h->diagonal ? vector("diagonal", h->n, h->values)
-                                               : vector("hessian", triangle, h->values),
-                                   vector("mean", h->n, h->mean),
-                                   vector(h->extra_name, triangle, h->extra)};
+    vptq_tensor tensors[MAX_TENSORS] = {h->diagonal ? vector("diagonal", h->n, h->values)
+                                                    : vector("hessian", triangle, h->values),
+                                        vector("mean", h->n, h->mean)};
+    size_t count = 2;
+    if (h->abs_mean) {
+        tensors[count++] = vector("abs_mean", h->n, h->abs_mean);
+        tensors[count++] = vector("min", h->n, h->min);
+        tensors[count++] = vector("max", h->n, h->max);
+    }
+    if (h->extra_name)
+        tensors[count++] = vector(h->extra_name, triangle, h->extra);
     vptq_metadata plain[] = {{tokens_key, h->tokens ? tokens : unknown}, {sum_key, sum}};
     vptq_metadata weighted[] = {{kind_key, vptq_token_weights_name(h->kind)},
                                 {tokens_key, tokens},
                                 {windows_key, windows},
                                 {sum_key, sum}};
     const vptq_metadata_list meta = {term ? weighted : plain, term ? 4 : 2};
-    vptq_tensor sorted[3];
+    vptq_tensor sorted[MAX_TENSORS];
     memcpy(sorted, tensors, sizeof sorted);
     qsort(sorted, count, sizeof *sorted, vptq_tensor_by_name);
     checksum(sorted, count, &meta, sum);
@@ -149,6 +156,27 @@ static vptq_status find_size(const char *path, const vptq_tensor_set *set, uint3
     return VPTQ_OK;
 }
 
+/* Sets all three vectors, or none if the file has none. */
+static vptq_status read_range(vptq_hessian_file *h, vptq_err *err)
+{
+    const struct {
+        const char *name;
+        const float **out;
+    } all[] = {{"abs_mean", &h->abs_mean}, {"min", &h->min}, {"max", &h->max}};
+    enum { COUNT = sizeof all / sizeof *all };
+    const vptq_tensor *t;
+    bool has = false;
+    for (size_t i = 0; i < COUNT; i++)
+        has = has || vptq_tensor_find(&h->set, all[i].name);
+    for (size_t i = 0; has && i < COUNT; i++) {
+        VPTQ_CHECK(require_vector(&h->set, all[i].name, h->n, &t, err));
+        *all[i].out = vptq_tensor_aligned(t, &h->set.arena, err);
+        if (!*all[i].out)
+            return VPTQ_E_NOMEM;
+    }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err)
 {
@@ -175,6 +203,8 @@ vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem
     if (!x)
         VPTQ_TRY(VPTQ_E_NOMEM);
     *(diagonal ? &h->diagonal : &h->lower) = x;
+    if (!h->kind)
+        VPTQ_TRY(read_range(h, err));
     VPTQ_TRY(verify(path, &h->set, &meta, err));
 out:
     if (st)
@@ -208,6 +238,27 @@ static vptq_status unusable(const char *path, const char *what, size_t row, size
                      path, row, column, what, (double)x);
 }
 
+/* Column j of the range. */
+static vptq_status check_range(const vptq_hessian_file *h, const char *path, size_t j,
+                               vptq_err *err)
+{
+    if (!vptq_hessian_usable(h->abs_mean[j]))
+        return unusable(path, "abs_mean", 0, j, h->abs_mean[j], err);
+    if (!vptq_hessian_usable(h->min[j]))
+        return unusable(path, "min", 0, j, h->min[j], err);
+    if (!vptq_hessian_usable(h->max[j]))
+        return unusable(path, "max", 0, j, h->max[j], err);
+    if (h->abs_mean[j] < 0)
+        return vptq_fail(err, VPTQ_E_NUMERIC,
+                         "%s: column %zu of abs_mean is %g, expected zero or a positive number",
+                         path, j, (double)h->abs_mean[j]);
+    if (h->min[j] > h->max[j])
+        return vptq_fail(err, VPTQ_E_NUMERIC,
+                         "%s: column %zu has a min of %g above its max of %g", path, j,
+                         (double)h->min[j], (double)h->max[j]);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_hessian_file_check(const vptq_hessian_file *h, const char *path, vptq_err *err)
 {
     for (size_t row = 0, at = 0; row < h->n; row++) {
@@ -218,6 +269,8 @@ vptq_status vptq_hessian_file_check(const vptq_hessian_file *h, const char *path
                 return unusable(path, "Hessian", row, column, h->lower[at], err);
         if (!vptq_hessian_usable(h->mean[row]))
             return unusable(path, "mean", 0, row, h->mean[row], err);
+        if (h->abs_mean)
+            VPTQ_CHECK(check_range(h, path, row, err));
     }
     return VPTQ_OK;
 }

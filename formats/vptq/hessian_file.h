@@ -2,7 +2,9 @@
  * windows, settings) and one safetensors file per block input, "layer_003_qkv.safetensors".  It
  * has tensors `hessian` (lower triangle of H = E[x x^T] row by row, (0,0) (1,0) (1,1) ..., F32;
  * or `diagonal` if only that is known) and `mean` (E[x], F32; all zero if unknown) and metadata
- * `tokens` (a number or "unknown") and `xxh3`, a checksum of everything else.
+ * `tokens` (a number or "unknown") and `xxh3`, a checksum of everything else.  A Hessian also
+ * has `abs_mean` (E[|x|]), `min` and `max` of every column of x (F32 [n]), unless they are not
+ * known.
  *
  * With token weights there are also terms T, in the same layout, with metadata `kind` and
  * `windows`: "layer_003_kv.safetensors", which k and v add to the Hessian of qkv, or
@@ -24,12 +26,13 @@ vptq_token_weights vptq_token_weights_find(const char *name, size_t len);
 typedef struct vptq_hessian_file {
     vptq_tensor_set set; /* owns the data */
     uint32_t n;
-    uint64_t tokens;         /* below 2^63; 0 = unknown */
-    vptq_token_weights kind; /* of a term; VPTQ_WEIGHTS_PLAIN for a Hessian */
-    uint64_t windows;        /* number averaged in a term; 0 for a Hessian */
-    const float *lower;      /* [n (n + 1) / 2]; NULL if only the diagonal is known */
-    const float *diagonal;   /* [n]; NULL if `lower` is in the file */
-    const float *mean;       /* [n] */
+    uint64_t tokens;                   /* below 2^63; 0 = unknown */
+    vptq_token_weights kind;           /* of a term; VPTQ_WEIGHTS_PLAIN for a Hessian */
+    uint64_t windows;                  /* number averaged in a term; 0 for a Hessian */
+    const float *lower;                /* [n (n + 1) / 2]; NULL if only the diagonal is known */
+    const float *diagonal;             /* [n]; NULL if `lower` is in the file */
+    const float *mean;                 /* [n] */
+    const float *abs_mean, *min, *max; /* [n]; NULL = unknown, and for a term */
 } vptq_hessian_file;
 
 /* Whether a value of a Hessian or a mean can be computed with: finite, and so small that sums
@@ -50,9 +53,10 @@ void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input);
 /* Values to write. */
 typedef struct vptq_hessian_data {
     uint32_t n;
-    uint64_t tokens;     /* 0 = unknown */
-    const float *values; /* lower triangle [n (n + 1) / 2], or diagonal [n] */
-    const float *mean;   /* [n] */
+    uint64_t tokens;                   /* 0 = unknown */
+    const float *values;               /* lower triangle [n (n + 1) / 2], or diagonal [n] */
+    const float *mean;                 /* [n] */
+    const float *abs_mean, *min, *max; /* [n]; NULL = unknown */
     bool diagonal;
     vptq_token_weights kind; /* of a term; VPTQ_WEIGHTS_PLAIN for a Hessian */
     uint64_t windows;        /* number averaged in a term */
@@ -67,8 +71,8 @@ vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h
  * the checksum. */
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
-/* VPTQ_E_NUMERIC naming the column of the first value that is not usable.  Separate from
- * reading, so that a faulty file can still be shown. */
+/* VPTQ_E_NUMERIC naming the column of the first value that is not usable, or contradicts
+ * another one.  Separate from reading, so that a faulty file can still be shown. */
 vptq_status vptq_hessian_file_check(const vptq_hessian_file *h, const char *path,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 /* Makes `lower` from `diagonal`, zero outside it.  Allocates n (n + 1) / 2 numbers for n in the

@@ -81,6 +81,8 @@ static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
             continue;
         assert_int_equal(c->sum[i].tokens, c->windows[part] * VCALIB_LENGTH);
         m->h[part][i] = copy_of(c->sum[i].h, n * n);
+        float *range = m->range[part][i] = vcalib_room(3, n);
+        VPTQ_CHECK(vptq_hessian_sum_range(&c->sum[i], range, range + n, range + 2 * n, err));
         if (!c->opt.sequential)
             continue;
         m->shift[part][i] = vcalib_room(c->model->desc->hidden, n);
@@ -96,6 +98,7 @@ void vcalib_free(vcalib_moments *m)
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             free(m->h[part][i]);
+            free(m->range[part][i]);
             free(m->shift[part][i]);
         }
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
@@ -139,6 +142,7 @@ void vcalib_expect_same(const vcalib *r, const vcalib_moments *a, const vcalib_m
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i);
             expect_same_lower(a->h[part][i], b->h[part][i], n);
+            assert_memory_equal(a->range[part][i], b->range[part][i], 3 * n * sizeof(float));
         }
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             const size_t n = vptq_input_size(r->v.m.desc, vptq_linear_input((vptq_linear)l));

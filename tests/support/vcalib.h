@@ -30,6 +30,7 @@ void vcalib_start(vcalib *r, const char *dir, vptq_token_weights weights, bool s
 /* All moments of one block, for both parts of the windows; NULL = none. */
 typedef struct vcalib_moments {
     double *h[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT], *term[VPTQ_PART_COUNT][VPTQ_LINEAR_COUNT];
+    float *range[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT]; /* abs_mean, min and max [3, n] */
     float *shift[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT]; /* or drift */
     float *term_shift[VPTQ_PART_COUNT][VPTQ_LINEAR_COUNT];
 } vcalib_moments;

@@ -12,7 +12,7 @@ collect --tokens b.i32 -o b
 collect --tokens a.i32 --tokens b.i32 -o all
 "$BIN/vptq-hessian" --merge a b -o pooled
 for dir in all pooled; do "$BIN/vptq-hessian" --show "$dir" --format json > "$dir.json"; done
-for key in trace max_diag mean_share; do
+for key in trace max_diag mean_share abs_max; do
     json_get "$key" all.json > all.txt
     json_get "$key" pooled.json > pooled.txt
     paste all.txt pooled.txt | while read -r x y; do expect_near "$y" "$x" 1e-6; done

@@ -54,6 +54,98 @@ static void test_round_trip(void **state)
                  "h.safetensors: the Hessian has 5 columns, expected 6");
 }
 
+/* ---- channel ranges ---- */
+
+static float lows[N] = {-1, 0, -3.5f, 2, -0.0f}, highs[N] = {1, 0, 2, 2, 0},
+             magnitudes[N] = {0.5f, 0, 3, 2, 0};
+
+/* A Hessian with channel ranges. */
+static vptq_hessian_data ranged(const float *lower, const float *mean)
+{
+    return (vptq_hessian_data){.n = N,
+                               .tokens = 9,
+                               .values = lower,
+                               .mean = mean,
+                               .abs_mean = magnitudes,
+                               .min = lows,
+                               .max = highs};
+}
+
+static void test_ranges(void **state)
+{
+    char path[4096];
+    float lower[TRIANGLE], mean[N];
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    vtest_path(path, sizeof path, *state, "r.safetensors");
+    put_hessian(path, lower, mean); /* as files were before there were ranges */
+    assert_ok(vptq_hessian_file_read(path, N, NULL, &h, &err), &err);
+    assert_true(!h.abs_mean && !h.min && !h.max);
+    assert_ok(vptq_hessian_file_check(&h, path, &err), &err);
+    vptq_hessian_file_release(&h);
+    vptq_hessian_data data = ranged(lower, mean);
+    for (int extra = 0; extra < 2; extra++) {
+        data.extra_name = extra ? "covariance" : NULL;
+        data.extra = lower;
+        assert_ok(vptq_hessian_file_write(path, &data, &err), &err);
+        assert_ok(vptq_hessian_file_read(path, N, NULL, &h, &err), &err);
+        assert_ok(vptq_hessian_file_check(&h, path, &err), &err);
+        assert_same_f32(h.lower, lower, TRIANGLE);
+        assert_same_f32(h.mean, mean, N);
+        assert_same_f32(h.abs_mean, magnitudes, N);
+        assert_same_f32(h.min, lows, N);
+        assert_same_f32(h.max, highs, N);
+        vptq_hessian_file_release(&h);
+    }
+    data.kind = VPTQ_WEIGHTS_SINK; /* a term has none */
+    data.windows = 3;
+    assert_ok(vptq_hessian_file_write(path, &data, &err), &err);
+    assert_ok(vptq_hessian_file_read(path, N, NULL, &h, &err), &err);
+    assert_true(!h.abs_mean && !h.min && !h.max);
+    vptq_hessian_file_release(&h);
+}
+
+/* Two of three vectors, and vectors of other types and sizes. */
+static void test_bad_ranges(void **state)
+{
+    static const struct {
+        const char *name[2];
+        vptq_dtype type;
+        uint64_t n;
+        vptq_status code;
+        const char *part;
+    } bad[] = {
+        {{"min", "max"}, VPTQ_F32, N, VPTQ_E_FORMAT, "tensor 'abs_mean' is missing"},
+        {{"abs_mean", "max"}, VPTQ_F32, N, VPTQ_E_FORMAT, "tensor 'min' is missing"},
+        {{"abs_mean", "min"}, VPTQ_F32, N, VPTQ_E_FORMAT, "tensor 'max' is missing"},
+        {{"max", "other"}, VPTQ_F32, N, VPTQ_E_FORMAT, "tensor 'abs_mean' is missing"},
+        {{"abs_mean", "min"}, VPTQ_I32, N, VPTQ_E_FORMAT, "'abs_mean' is I32, expected F32"},
+        {{"abs_mean", "min"}, VPTQ_F32, N - 1, VPTQ_E_SHAPE, "has shape [4], expected [5]"},
+        {{"abs_mean", "min"}, VPTQ_F32, N + 1, VPTQ_E_SHAPE, "has shape [6], expected [5]"},
+        {{"abs_mean", "min"}, VPTQ_F32, 0, VPTQ_E_SHAPE, "has shape [0], expected [5]"}};
+    static const float zeros[TRIANGLE];
+    static const vptq_metadata tokens = {"tokens", "7"};
+    char path[4096];
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    vtest_path(path, sizeof path, *state, "r.safetensors");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        vptq_tensor t[] = {{.name = "hessian", .shape = {TRIANGLE}},
+                           {.name = "mean", .shape = {N}},
+                           {.name = bad[i].name[0], .shape = {bad[i].n}},
+                           {.name = bad[i].name[1], .shape = {N}}};
+        for (int k = 0; k < 4; k++) {
+            t[k].type = k == 2 ? bad[i].type : VPTQ_F32;
+            t[k].dims = 1;
+            t[k].data = (const uint8_t *)zeros;
+        }
+        assert_ok(vptq_safetensors_save(path, t, 4, &tokens, 1, &err), &err);
+        assert_fails(vptq_hessian_file_read(path, 0, NULL, &h, &err), bad[i].code, &err,
+                     bad[i].part);
+        assert_non_null(strstr(err.text, "r.safetensors: "));
+    }
+}
+
 static void test_metadata_terms(void **state)
 {
     static const struct {
@@ -159,6 +251,37 @@ static void test_not_finite(void **state)
               &err);
     assert_fails(read_and_check(path, &err), VPTQ_E_NUMERIC, &err,
                  "row 0, column 3 of the mean is -inf");
+}
+
+static void test_impossible_ranges(void **state)
+{
+    static const struct {
+        float *x, value;
+        const char *part;
+    } bad[] = {
+        {&magnitudes[2], NAN,
+         "r.safetensors: row 0, column 2 of the abs_mean is nan, expected"},
+        {&magnitudes[2], INFINITY, "column 2 of the abs_mean is inf"},
+        {&magnitudes[4], -1, "column 4 of abs_mean is -1, expected zero or a positive number"},
+        {&lows[0], -INFINITY, "column 0 of the min is -inf"},
+        {&lows[1], NAN, "column 1 of the min is nan"},
+        {&lows[3], 2.5f, "column 3 has a min of 2.5 above its max of 2"},
+        {&highs[4], NAN, "column 4 of the max is nan"},
+        {&highs[3], 3e38f, "column 3 of the max is 3e+38"},
+        {&highs[2], -4, "column 2 has a min of -3.5 above its max of -4"}};
+    char path[4096];
+    float lower[TRIANGLE], mean[N];
+    vptq_err err = {0};
+    vtest_path(path, sizeof path, *state, "r.safetensors");
+    put_hessian(path, lower, mean);
+    const vptq_hessian_data data = ranged(lower, mean);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const float kept = *bad[i].x;
+        *bad[i].x = bad[i].value;
+        assert_ok(vptq_hessian_file_write(path, &data, &err), &err);
+        assert_fails(read_and_check(path, &err), VPTQ_E_NUMERIC, &err, bad[i].part);
+        *bad[i].x = kept;
+    }
 }
 
 /* Writes a file with the two given tensors and one metadata entry. */
@@ -292,6 +415,9 @@ static void test_every_byte(void **state)
                                         .tokens = 40,
                                         .values = values,
                                         .mean = mean,
+                                        .abs_mean = kind ? NULL : magnitudes,
+                                        .min = lows,
+                                        .max = highs,
                                         .kind = (vptq_token_weights)kind,
                                         .windows = kind ? 5 : 0};
         assert_ok(vptq_hessian_file_write(path, &data, &err), &err);
@@ -311,6 +437,12 @@ static void test_every_byte(void **state)
             assert_true(h.tokens == 40 && h.windows == data.windows);
             assert_same_f32(h.lower, values, 6);
             assert_same_f32(h.mean, mean, 3);
+            assert_int_equal(h.abs_mean != NULL, !kind);
+            if (h.abs_mean) {
+                assert_same_f32(h.abs_mean, magnitudes, 3);
+                assert_same_f32(h.min, lows, 3);
+                assert_same_f32(h.max, highs, 3);
+            }
             vptq_hessian_file_release(&h);
         }
         free(bytes);
@@ -332,11 +464,16 @@ static void test_out_of_memory(void **state)
     char path[4096];
     float lower[TRIANGLE], mean[N];
     vtest_path(path, sizeof path, *state, "h.safetensors");
+    vptq_err err = {0};
     put_hessian(path, lower, mean);
+    const vptq_hessian_data data = ranged(lower, mean);
+    assert_ok(vptq_hessian_file_write(path, &data, &err), &err);
     vtest_oom_walk(read_counted, path);
 }
 
 VTEST_MAIN(cmocka_unit_test(test_names), scratch_test(test_round_trip),
-           scratch_test(test_metadata_terms), scratch_test(test_not_finite),
-           scratch_test(test_bad_files), scratch_test(test_unaligned),
-           scratch_test(test_every_byte), scratch_test(test_out_of_memory))
+           scratch_test(test_ranges), scratch_test(test_bad_ranges),
+           scratch_test(test_impossible_ranges), scratch_test(test_metadata_terms),
+           scratch_test(test_not_finite), scratch_test(test_bad_files),
+           scratch_test(test_unaligned), scratch_test(test_every_byte),
+           scratch_test(test_out_of_memory))

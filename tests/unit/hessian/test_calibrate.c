@@ -154,7 +154,25 @@ static void stream_free(stream *s)
     free(s->after[1]);
 }
 
-/* Checks E[x~ x~^T] and E[(a - b) x~^T] of one part against sums in double. */
+/* Checks E[|x~|], minimum and maximum of `count` tokens p [count, n] against a loop in double.
+ */
+static void check_range(size_t count, size_t n, const float *p, const float *got)
+{
+    for (size_t j = 0; j < n; j++) {
+        double sum = 0, lo = (double)INFINITY, hi = -(double)INFINITY;
+        for (size_t t = 0; t < count; t++) {
+            const double x = (double)p[t * n + j];
+            sum += fabs(x);
+            lo = fmin(lo, x);
+            hi = fmax(hi, x);
+        }
+        assert_true(fabs((double)got[j] - sum / (double)count) <= 2e-5 * (1 + sum));
+        assert_true(fabs((double)got[n + j] - lo) <= 2e-5 * (1 + fabs(lo)));
+        assert_true(fabs((double)got[2 * n + j] - hi) <= 2e-5 * (1 + fabs(hi)));
+    }
+}
+
+/* Checks E[x~ x~^T], the range of x~ and E[(a - b) x~^T] of one part against sums in double. */
 static void check_input(const stream *x, const stream *passed, vptq_input input, int part,
                         const vcalib_moments *m)
 {
@@ -167,6 +185,7 @@ static void check_input(const stream *x, const stream *passed, vptq_input input,
     const float *got = m->shift[part][input];
     const float *p = passed->x[input];
     double largest = 0;
+    check_range(count, n, p + first * n, m->range[part][input]);
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j <= i; j++) {
             double h = 0;

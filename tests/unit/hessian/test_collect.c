@@ -346,6 +346,151 @@ static void test_force_starts_again(void **state)
     rig_close(&r);
 }
 
+/* ---- channel ranges ---- */
+
+/* Makes a directory what a version before channel ranges would have written. */
+static void age(const char *dir)
+{
+    vptq_err err = {0};
+    vptq_hessian_dir d;
+    vptq_hessian_file h;
+    char name[64], path[PATH];
+    json_t *settings = json_object();
+    assert_ok(vptq_hessian_dir_open(dir, &d, &err), &err);
+    assert_true(d.channel_ranges);
+    d.channel_ranges = false;
+    assert_ok(vptq_hessian_dir_save(dir, &d, settings, &err), &err);
+    json_decref(settings);
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+            vptq_hessian_file_name(name, layer, vptq_input_name((vptq_input)i));
+            vtest_path(path, sizeof path, dir, name);
+            if (!vptq_path_exists(path))
+                continue;
+            assert_ok(vptq_hessian_file_read(path, 0, NULL, &h, &err), &err);
+            assert_non_null(h.abs_mean);
+            const vptq_hessian_data data = {
+                .n = h.n, .tokens = h.tokens, .values = h.lower, .mean = h.mean};
+            assert_ok(vptq_hessian_file_write(path, &data, &err), &err);
+            vptq_hessian_file_release(&h);
+        }
+}
+
+/* An older version's directory continues without channel ranges, so that no directory has them
+ * for some inputs only; with --force it starts again. */
+static void test_directory_without_ranges(void **state)
+{
+    rig r;
+    vptq_collect_result result, fresh;
+    char three[PATH];
+    rig_open(&r, *state);
+    vtest_path(three, sizeof three, *state, "three");
+    must_collect(&r, three, whole, &fresh);
+    must_collect(&r, r.one, whole, &result);
+    age(r.one);
+    break_off(&r, r.two);
+    age(r.two);
+    must_collect(&r, r.two, whole, &result);
+    assert_int_equal(result.layers_reused, 1);
+    assert_true(result.bytes < fresh.bytes);
+    expect_same(r.one, r.two);
+    must_collect(&r, r.two, whole, &result); /* a finished one stays as it is */
+    assert_int_equal(result.layers_done, 0);
+    expect_same(r.one, r.two);
+    request again = whole;
+    again.force = true;
+    must_collect(&r, r.two, again, &result);
+    assert_int_equal(result.layers_done, LAYERS);
+    expect_same(three, r.two);
+    must_collect(&r, r.two, again, &result);
+    assert_int_equal(result.layers_done, 0);
+    rig_close(&r);
+}
+
+/* A file of the wrong kind is collected again, whether it lacks ranges or has them. */
+static void test_files_with_and_without_ranges(void **state)
+{
+    static const char name[] = "layer_001_o.safetensors";
+    rig r;
+    vptq_collect_result result;
+    char path[2][PATH], *bytes[2];
+    size_t size[2];
+    rig_open(&r, *state);
+    const char *const dirs[2] = {r.one, r.two};
+    for (int i = 0; i < 2; i++) {
+        must_collect(&r, dirs[i], whole, &result);
+        if (i)
+            age(dirs[i]);
+        vtest_path(path[i], sizeof path[i], dirs[i], name);
+        bytes[i] = vtest_read_file(path[i], &size[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        size_t now;
+        vtest_write_file(path[i], bytes[!i], size[!i]);
+        must_collect(&r, dirs[i], whole, &result);
+        assert_int_equal(result.layers_done, 1);
+        assert_non_null(strstr(r.warning, "is a file of another collection; layer 1 is"));
+        char *back = vtest_read_file(path[i], &now);
+        assert_int_equal(now, size[i]);
+        assert_memory_equal(back, bytes[i], now);
+        free(back);
+    }
+    free(bytes[0]);
+    free(bytes[1]);
+    rig_close(&r);
+}
+
+/* Merging two directories gives the ranges of one collection over both texts; with one that has
+ * none there are none. */
+static void test_merging_ranges(void **state)
+{
+    rig r;
+    vptq_err err = {0};
+    vptq_collect_result result;
+    vptq_hessian_dir d;
+    vptq_hessian_file all, pooled;
+    char out[PATH], part[PATH], name[64], path[PATH];
+    size_t size;
+    rig_open(&r, *state);
+    vtest_path(out, sizeof out, *state, "out");
+    vtest_path(part, sizeof part, *state, "part");
+    must_collect(&r, part, whole, &result);
+    char *ids = vtest_read_file(r.ids, &size);
+    const size_t cut = 3 * (size_t)LENGTH * sizeof(int32_t);
+    request some = whole;
+    some.windows = 3;
+    vtest_write_file(r.ids, ids, cut);
+    must_collect(&r, r.one, some, &result);
+    some.windows = WINDOWS - 3;
+    vtest_write_file(r.ids, ids + cut, size - cut);
+    must_collect(&r, r.two, some, &result);
+    free(ids);
+    const char *dirs[] = {r.one, r.two};
+    for (int aged = 0; aged < 2; aged++) {
+        if (aged)
+            age(r.one);
+        assert_ok(vptq_hessian_merge(&r.ctx, dirs, 2, out, aged, &err), &err);
+        assert_ok(vptq_hessian_dir_open(out, &d, &err), &err);
+        assert_int_equal(d.channel_ranges, !aged);
+        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+            vptq_hessian_file_name(name, 1, vptq_input_name((vptq_input)i));
+            vtest_path(path, sizeof path, part, name);
+            assert_ok(vptq_hessian_file_read(path, 0, NULL, &all, &err), &err);
+            vtest_path(path, sizeof path, out, name);
+            assert_ok(vptq_hessian_file_read(path, 0, NULL, &pooled, &err), &err);
+            assert_int_equal(pooled.abs_mean != NULL, !aged);
+            if (!aged) {
+                assert_close(pooled.abs_mean, all.abs_mean, all.n, 1e-6, 1e-6);
+                assert_same_f32(pooled.min, all.min, all.n);
+                assert_same_f32(pooled.max, all.max, all.n);
+            }
+            vptq_hessian_file_release(&all);
+            vptq_hessian_file_release(&pooled);
+        }
+    }
+    rig_close(&r);
+}
+
 /* ---- held-out windows, token weights, memory ---- */
 
 static const request divided = {0,   LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_ATTENTION,
@@ -615,7 +760,8 @@ VTEST_MAIN(scratch_test(test_continues_from_the_checkpoint),
            scratch_test(test_unusable_checkpoint_is_ignored),
            scratch_test(test_damaged_hessians_are_collected_again),
            scratch_test(test_damaged_spill), scratch_test(test_another_run_is_refused),
-           scratch_test(test_force_starts_again), scratch_test(test_held_out_windows),
-           scratch_test(test_continues_in_either_part), scratch_test(test_any_memory_cap),
-           scratch_test(test_settings_of_a_directory), scratch_test(test_merging_parts),
-           scratch_test(test_out_of_memory))
+           scratch_test(test_force_starts_again), scratch_test(test_directory_without_ranges),
+           scratch_test(test_files_with_and_without_ranges), scratch_test(test_merging_ranges),
+           scratch_test(test_held_out_windows), scratch_test(test_continues_in_either_part),
+           scratch_test(test_any_memory_cap), scratch_test(test_settings_of_a_directory),
+           scratch_test(test_merging_parts), scratch_test(test_out_of_memory))

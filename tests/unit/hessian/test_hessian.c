@@ -33,12 +33,29 @@ static void naive(size_t t, size_t n, const float *x, double *lower, double *mea
 
 enum { N = 37, T = 701, PACKED = N * (N + 1) / 2 };
 
+/* Mean |x|, minimum and maximum: arrays of `range` [3, n]. */
+static void naive_range(size_t t, size_t n, const float *x, double *range)
+{
+    for (size_t i = 0; i < n; i++) {
+        double sum = 0, lo = (double)x[i], hi = lo;
+        for (size_t r = 0; r < t; r++) {
+            sum += fabs((double)x[r * n + i]);
+            lo = fmin(lo, (double)x[r * n + i]);
+            hi = fmax(hi, (double)x[r * n + i]);
+        }
+        range[i] = sum / (double)t;
+        range[n + i] = lo;
+        range[2 * n + i] = hi;
+    }
+}
+
 static void test_sum_is_the_batch(void **state)
 {
     (void)state;
     static const char *const backends[] = {"ref", "cpu"};
     float *x = malloc(sizeof(float) * T * N), lower[PACKED], mean[N];
-    double want[PACKED], want_mean[N];
+    float range[3 * N];
+    double want[PACKED], want_mean[N], want_range[3 * N];
     vptq_mem mem;
     vptq_ctx ctx = make_ctx(&mem);
 
@@ -46,6 +63,7 @@ static void test_sum_is_the_batch(void **state)
     for (size_t i = 0; i < T * N; i++)
         x[i] += 3; /* a nonzero mean: H is not centred */
     naive(T, N, x, want, want_mean);
+    naive_range(T, N, x, want_range);
     for (size_t b = 0; b < 2; b++) {
         vptq_err err = {0};
         vptq_device dev;
@@ -54,6 +72,8 @@ static void test_sum_is_the_batch(void **state)
         assert_ok(vptq_hessian_sum_init(&dev, N, &s, &err), &err);
         assert_fails(vptq_hessian_sum_finish(&s, lower, mean, &err), VPTQ_E_ARG, &err,
                      "no tokens");
+        assert_fails(vptq_hessian_sum_range(&s, range, range + N, range + 2 * N, &err),
+                     VPTQ_E_ARG, &err, "no tokens");
         assert_ok(vptq_hessian_sum_add(&s, 300, x, &err), &err);
         assert_ok(vptq_hessian_sum_add(&s, T - 300, x + 300 * N, &err), &err);
         assert_int_equal(s.tokens, T);
@@ -62,6 +82,15 @@ static void test_sum_is_the_batch(void **state)
             assert_true(fabs((double)lower[i] - want[i]) < 2e-6 * 10);
         for (size_t i = 0; i < N; i++)
             assert_true(fabs((double)mean[i] - want_mean[i]) < 1e-5);
+        assert_ok(vptq_hessian_sum_range(&s, range, range + N, range + 2 * N, &err), &err);
+        for (size_t i = 0; i < 3 * (size_t)N; i++) /* one order of sums: the same bits */
+            assert_true(range[i] == (float)want_range[i]);
+        vptq_hessian_sum_clear(&s); /* forgets the range, too */
+        assert_ok(vptq_hessian_sum_add(&s, 1, x, &err), &err);
+        assert_ok(vptq_hessian_sum_range(&s, range, range + N, range + 2 * N, &err), &err);
+        for (size_t i = 0; i < N; i++)
+            assert_true(range[i] == fabsf(x[i]) && range[N + i] == x[i] &&
+                        range[2 * N + i] == x[i]);
         vptq_hessian_sum_release(&s);
         vptq_device_close(&dev);
     }
@@ -75,7 +104,7 @@ static void test_sum_in_pieces(void **state)
     (void)state;
     enum { WIDE = 2100 }; /* 2.2 million entries: a piece of 1998 rows and one of 102 */
     const size_t packed = (size_t)WIDE * (WIDE + 1) / 2;
-    float *x = vtest_normals(2 * WIDE, 4), *lower[2], mean[2][WIDE];
+    float *x = vtest_normals(2 * WIDE, 4), *lower[2], mean[2][WIDE], range[2][3 * WIDE];
     vptq_mem mem;
     vptq_ctx ctx = make_ctx(&mem);
 
@@ -90,11 +119,14 @@ static void test_sum_in_pieces(void **state)
         assert_ok(vptq_hessian_sum_add(&s, 2, x, &err), &err);
         lower[counted] = vtest_alloc(packed, sizeof **lower);
         assert_ok(vptq_hessian_sum_finish(&s, lower[counted], mean[counted], &err), &err);
+        float *r = range[counted];
+        assert_ok(vptq_hessian_sum_range(&s, r, r + WIDE, r + 2 * WIDE, &err), &err);
         vptq_hessian_sum_release(&s);
         vptq_device_close(&dev);
     }
     assert_memory_equal(lower[0], lower[1], packed * sizeof **lower);
     assert_memory_equal(mean[0], mean[1], sizeof *mean);
+    assert_memory_equal(range[0], range[1], sizeof *range);
     for (int i = 0; i < 2; i++)
         free(lower[i]);
     free(x);
@@ -106,7 +138,9 @@ static void test_pool_is_the_union(void **state)
     enum { A = 200 };
     float *x = malloc(sizeof(float) * T * N), lower[PACKED], mean[N], lowers[2][PACKED],
           means[2][N];
+    float range[3 * N], ranges[2][3 * N];
     double all[PACKED], all_mean[N], part[PACKED], part_mean[N];
+    double all_range[3 * N], part_range[3 * N];
     vptq_mem mem;
     vptq_err err = {0};
     uint64_t tokens;
@@ -125,13 +159,30 @@ static void test_pool_is_the_union(void **state)
             means[g][i] = (float)part_mean[i];
         files[g].lower = lowers[g];
         files[g].mean = means[g];
+        naive_range(g ? T - A : A, N, x + (g ? A * N : 0), part_range);
+        for (size_t i = 0; i < 3 * (size_t)N; i++)
+            ranges[g][i] = (float)part_range[i];
     }
+    naive_range(T, N, x, all_range);
     assert_ok(vptq_hessian_pool(&mem, files, 2, lower, mean, &tokens, &err), &err);
     assert_int_equal(tokens, T);
     for (size_t i = 0; i < PACKED; i++)
         assert_true(fabs((double)lower[i] - all[i]) < 1e-6);
     for (size_t i = 0; i < N; i++)
         assert_true(fabs((double)mean[i] - all_mean[i]) < 1e-6);
+    for (int known = 0; known < 3; known++) { /* of the two files */
+        for (int g = 0; g < 2; g++) {
+            files[g].abs_mean = g < known ? ranges[g] : NULL;
+            files[g].min = ranges[g] + N;
+            files[g].max = ranges[g] + 2 * N;
+        }
+        assert_int_equal(vptq_hessian_pool_range(files, 2, range, range + N, range + 2 * N),
+                         known == 2);
+    }
+    for (size_t i = 0; i < N; i++)
+        assert_true(fabs((double)range[i] - all_range[i]) < 1e-6);
+    for (size_t i = N; i < 3 * (size_t)N; i++)
+        assert_true((double)range[i] == all_range[i]);
     files[1].n = N - 1;
     assert_fails(vptq_hessian_pool(&mem, files, 2, lower, mean, &tokens, &err), VPTQ_E_SHAPE,
                  &err, "37 and 36 columns");
@@ -268,6 +319,23 @@ static void test_describe(void **state)
     assert_true(fabs(s.samples_per_dim - 100) < 1e-12);
     assert_true(fabs(s.mean_share - 1.0 / 111) < 1e-12);
     assert_string_equal(s.verdict, "good");
+    assert_true(isnan(s.abs_max));
+    float abs_mean[M] = {0}, min[M] = {0}, max[M] = {0};
+    h.abs_mean = abs_mean;
+    h.min = min;
+    h.max = max;
+    min[2] = -3;
+    max[4] = 2;
+    assert_ok(vptq_hessian_describe(&dev, &h, &s, &err), &err);
+    assert_true(s.abs_max == 3);
+    float *const each[] = {abs_mean, min, max};
+    for (int i = 0; i < 3; i++) {
+        each[i][7] = i % 2 ? NAN : INFINITY;
+        assert_ok(vptq_hessian_describe(&dev, &h, &s, &err), &err);
+        assert_true(s.nan == 1 && isnan(s.abs_max));
+        assert_string_equal(s.verdict, "broken");
+        each[i][7] = 0;
+    }
     h.tokens = 60;
     assert_ok(vptq_hessian_describe(&dev, &h, &s, &err), &err);
     assert_string_equal(s.verdict, "few samples");
