@@ -19,6 +19,7 @@ static const uint32_t NO_LAYER = UINT32_MAX;
  */
 typedef struct part_moments {
     float *lower[VPTQ_INPUT_COUNT];
+    float *range[VPTQ_INPUT_COUNT];  /* abs_mean, min and max [3, n]; NULL if held out */
     float *mixed[VPTQ_LINEAR_COUNT]; /* with the token weights of a term; NULL = no term */
     /* sequential only: shift or drift, and the same with those weights */
     float *shift;
@@ -95,6 +96,18 @@ static vptq_status take_sum(calibration *k, const vptq_hessian_sum *s, const cha
     return vptq_calibrator_finish(s, k->calibrator.layer, input, lower, k->mean, err);
 }
 
+/* Takes the Hessian of an input and its channel ranges. */
+static vptq_status take_input(calibration *k, const part_moments *m, vptq_input i,
+                              vptq_err *err)
+{
+    const vptq_hessian_sum *s = &k->calibrator.sum[i];
+    float *range = m->range[i];
+
+    VPTQ_CHECK(take_sum(k, s, vptq_input_name(i), m->lower[i], err));
+    return range ? vptq_hessian_sum_range(s, range, range + s->n, range + 2 * (size_t)s->n, err)
+                 : VPTQ_OK;
+}
+
 /* Makes the Hessian with the term of linear layer l, and the shift. */
 static vptq_status take_term(calibration *k, const part_moments *m, vptq_linear l,
                              vptq_err *err)
@@ -124,8 +137,7 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
 
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
         if (!sequential || i == (int)c->next)
-            VPTQ_CHECK(
-                take_sum(k, &c->sum[i], vptq_input_name((vptq_input)i), m->lower[i], err));
+            VPTQ_CHECK(take_input(k, m, (vptq_input)i, err));
     if (sequential)
         VPTQ_CHECK(vptq_calibrator_shift(c, m->shift, err));
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
@@ -183,6 +195,8 @@ static vptq_status alloc_part(calibration *k, part_moments *m, bool held_out, si
         VPTQ_CHECK(floats(k, widest * (widest + 1) / 2, &m->lower[0], err));
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const size_t n = vptq_input_size(d, (vptq_input)i);
+        if (!held_out)
+            VPTQ_CHECK(floats(k, 3 * n, &m->range[i], err));
         if (sequential)
             m->lower[i] = m->lower[0];
         else
@@ -337,11 +351,13 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
     const part_moments *main = &k->part[VPTQ_PART_MAIN];
     const part_moments *held_out = &k->part[VPTQ_PART_HELD_OUT];
 
-    (void)columns;
     if (!k->started || k->measuring)
         VPTQ_CHECK(open_outputs(k, err));
     VPTQ_CHECK(advance(k, layer, input, err));
     *h = (vptq_input_hessians){.plain = main->lower[input],
+                               .abs_mean = main->range[input],
+                               .min = main->range[input] + columns,
+                               .max = main->range[input] + 2 * (size_t)columns,
                                .held_out = held_out->lower[input],
                                .shifts = shifts_of(k, main, input),
                                .held_out_shifts = shifts_of(k, held_out, input)};

@@ -74,6 +74,9 @@ static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_i
     *h = (vptq_input_hessians){0};
     VPTQ_TRY(load_file(s, s->dir, layer, input, columns, &h->file, err));
     h->plain = h->file.lower;
+    h->abs_mean = h->file.abs_mean;
+    h->min = h->file.min;
+    h->max = h->file.max;
     if (s->kv_factor > 0)
         VPTQ_TRY(load_terms(s, layer, input, h, err));
     if (s->held_out_dir[0]) {

@@ -19,6 +19,8 @@ typedef struct vptq_input_shifts {
 /* The Hessians of one input of a block: packed lower triangles [n (n + 1) / 2]. */
 typedef struct vptq_input_hessians {
     const float *plain;
+    /* [n] of the columns of the inputs: E[|x|], smallest and largest x; NULL = unknown */
+    const float *abs_mean, *min, *max;
     /* what a linear layer minimizes; NULL = the plain one */
     const float *metric[VPTQ_LINEAR_COUNT];
     const float *held_out;                  /* NULL = none */
