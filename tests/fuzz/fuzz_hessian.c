@@ -25,10 +25,16 @@ static void pool(const vptq_hessian_file *h)
     enum { MAX_NUMBERS = MAX_COLUMNS * (MAX_COLUMNS + 1) / 2 };
     const vptq_hessian_file parts[2] = {*h, *h};
     float lower[MAX_NUMBERS], mean[MAX_COLUMNS];
+    float abs_mean[MAX_COLUMNS], min[MAX_COLUMNS], max[MAX_COLUMNS];
     uint64_t tokens;
     vptq_err err;
-    if (!vptq_hessian_pool(NULL, parts, 2, lower, mean, &tokens, &err) &&
-        tokens != 2 * h->tokens && tokens != 2 * h->windows)
+    if (vptq_hessian_pool(NULL, parts, 2, lower, mean, &tokens, &err))
+        return;
+    if (tokens != 2 * h->tokens && tokens != 2 * h->windows)
+        abort();
+    if (vptq_hessian_pool_range(parts, 2, abs_mean, min, max) != (h->abs_mean != NULL))
+        abort();
+    if (h->abs_mean && (memcmp(min, h->min, h->n * sizeof *min) || abs_mean[0] < 0))
         abort();
 }
 

@@ -57,6 +57,20 @@ for name, value in ("NaN", NAN), ("infinity", INF), ("minus infinity", -INF):
             refused("qkv.*finite", BEGUN),
             QUANTIZE,
         )
+for name, where, value in [
+    ("NaN in abs_mean", "abs_mean", NAN),
+    ("-1 in abs_mean", "abs_mean", -1.0),
+    ("infinity in max", "max", INF),
+    ("a min above the max", "min", 1e20),
+    ("a max below the min", "max", -1e20),
+]:
+    kind.row(
+        f"{name}, quantizing",
+        hessian(lambda s, where=where, value=value: s.floats(where, 0, [value])),
+        refused("qkv.*(finite|positive|above its max)", BEGUN),
+        QUANTIZE,
+    )
+kind.row("NaN in min", hessian(lambda s: s.floats("min", 0, [NAN])), shown("0 qkv .* broken\n"), SHOW)
 kind.row(
     "-1 on the diagonal",
     hessian(lambda s: s.floats("hessian", 0, [-1.0])),
@@ -95,6 +109,8 @@ for name, change in [
     ("another type", lambda s: s.header["mean"].update(dtype="I32")),
     ("a diagonal as well", lambda s: s.add("diagonal", "F32", [16], b"\0" * 64)),
     ("a mean of other length", lambda s: (s.drop("mean"), s.add("mean", "F32", [17], b"\0" * 68))),
+    ("no max", lambda s: s.drop("max")),
+    ("a min of other length", lambda s: (s.drop("min"), s.add("min", "F32", [17], b"\0" * 68))),
     ("a size that no n has", lambda s: (s.drop("hessian"), s.add("hessian", "F32", [137], b"\0" * 548))),
     ("0 tokens", lambda s: s.header["__metadata__"].update(tokens="0")),
     ("-1 tokens", lambda s: s.header["__metadata__"].update(tokens="-1")),
@@ -138,6 +154,7 @@ for name, values in [
     ("fingerprint with control characters", {"fingerprint": BAD}),
     ("fingerprint a list", {"fingerprint": []}),
     ("fingerprint of 1 MiB", {"fingerprint": "0" * (1 << 20)}),
+    ("channel ranges as text", {"channel_ranges": BAD}),
     ("weights unknown", {"weights": BAD}),
     ("factor -1", {"weights_factor": -1}),
     ("factor as text", {"weights_factor": "1"}),
