@@ -343,17 +343,63 @@ static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
     return VPTQ_OK;
 }
 
-/* Reads one finished matrix; leaves it out if it has a fault that c reports. */
+/* Puts the changed norm of a file in place of the base model's. */
+static vptq_status replace_norm(vptq_checkpoint *c, const char *path, const vptq_layer_file *f,
+                                vptq_err *err)
+{
+    static const struct {
+        const char *linear, *norm;
+    } readers[] = {{"self_attn.q_proj", "input_layernorm"},
+                   {"mlp.gate_proj", "post_attention_layernorm"}};
+    char name[VPTQ_NAME_MAX + 32];
+    const char *module = vptq_layer_file_matrix(f);
+    for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++) {
+        const size_t before = vptq_text_before(module, readers[i].linear);
+        if (!before)
+            continue;
+        snprintf(name, sizeof name, "%.*s%s.weight", (int)before, module, readers[i].norm);
+        const vptq_tensor *old = vptq_tensor_find(&c->set, name);
+        if (!old || old->dims != 1 || old->shape[0] != f->norm_size)
+            break;
+        vptq_tensor t = *vptq_tensor_find(&f->set, "norm");
+        t.name = old->name;
+        c->set.tensors[old - c->set.tensors] = t;
+        return VPTQ_OK;
+    }
+    return vptq_fail(err, VPTQ_E_MISMATCH,
+                     "%s: has a norm of %u columns, and the base model no such norm before "
+                     "'%.200s'",
+                     path, f->norm_size, module);
+}
+
+/* Whether all files of a layer are among the names of a directory. */
+static bool layer_is_complete(char *const *names, size_t count, const char *name)
+{
+    const size_t prefix = strcspn(name + strlen("layer_"), "_") + strlen("layer_") + 1;
+    size_t files = 0;
+    for (size_t i = 0; i < count; i++)
+        files += vptq_layer_file_is(names[i]) && !strncmp(names[i], name, prefix);
+    return files == VPTQ_LINEAR_COUNT;
+}
+
+/* Reads one finished matrix; leaves it out if it has a fault that c reports, or if it needs
+ * others of its layer that are not there. */
 static vptq_status read_layer(const vptq_ctx *ctx, const char *path, vptq_checkpoint *c,
-                              vptq_err *err)
+                              bool complete, vptq_err *err)
 {
     vptq_layer_file *f = &c->files->layers[c->files->layer_count];
     vptq_status st = vptq_layer_file_read(path, ctx->mem, f, err);
     if (st)
         return vptq_checkpoint_report_fault(c, st, err);
+    if (f->folded && !complete) {
+        vptq_layer_file_release(f);
+        return VPTQ_OK;
+    }
     c->files->layer_count++;
     const vptq_tensor *weight;
     st = check_layer(c, path, f, &weight, err);
+    if (!st && f->norm)
+        st = replace_norm(c, path, f, err);
     if (st)
         return vptq_checkpoint_report_fault(c, st, err);
     if (f->is_uniform)
@@ -380,7 +426,7 @@ vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, vptq_checkpoint *c, v
         if (!vptq_layer_file_is(names[i]))
             continue;
         VPTQ_CHECK(vptq_path_join(path, sizeof path, c->path, names[i], err));
-        VPTQ_CHECK(read_layer(ctx, path, c, err));
+        VPTQ_CHECK(read_layer(ctx, path, c, layer_is_complete(names, count, names[i]), err));
     }
     qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
     return VPTQ_OK;

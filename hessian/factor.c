@@ -1,6 +1,8 @@
-/* The factor of the column pass: U upper with A^-1 = U^T U (hessian.h), one Cholesky
- * factorization and one triangular inverse.  Reversing rows and columns turns the lower factor
- * of the reversed matrix into R with A = R R^T, R upper, hence U = R^-1. */
+/* The factor of the column pass and tr(X H X^T).
+ *
+ * U, upper with A^-1 = U^T U (hessian.h), takes one Cholesky factorization and one triangular
+ * inverse.  Reversing rows and columns turns the lower factor of the reversed matrix into R with
+ * A = R R^T, R upper, hence U = R^-1. */
 #include <float.h>
 #include <math.h>
 
@@ -129,4 +131,23 @@ vptq_status vptq_hessian_factor(vptq_device *dev, const vptq_metric_args *metric
     VPTQ_TRY(dev->ops->reverse_upper(dev->state, &upper, err));
 out:
     return vptq_mirror_end(&arrays, st, err);
+}
+
+vptq_status vptq_hessian_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
+                               const float *lower, double *trace, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_mirror m = vptq_mirror_of(dev);
+    const vptq_metric_args unpack = {.n = in,
+                                     .lower = lower,
+                                     .divisor = 1,
+                                     .a = vptq_mirror_alloc(&m, in, in * sizeof(double))};
+    const vptq_quad_trace_args args = {
+        .m = rows, .n = in, .e = x, .lde = in, .h = unpack.a, .ldh = in, .trace = trace};
+    VPTQ_TRY(vptq_mirror_check(&m, err));
+    VPTQ_TRY(dev->ops->metric(dev->state, &unpack, err));
+    VPTQ_TRY(vptq_check_cancel(dev->ctx, err));
+    VPTQ_TRY(dev->ops->quad_trace(dev->state, &args, err));
+out:
+    return vptq_mirror_end(&m, st, err);
 }

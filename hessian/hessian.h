@@ -89,6 +89,12 @@ vptq_status vptq_hessian_cholesky(vptq_device *dev, size_t n, double *a, size_t 
 vptq_status vptq_hessian_invert_lower(vptq_device *dev, size_t n, double *a,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 
+/* *trace = tr(X H X^T) in double for x [rows, in] and the packed triangle `lower`, both in
+ * device memory. */
+vptq_status vptq_hessian_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
+                               const float *lower, double *trace,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+
 /* *mean = the mean of the diagonal of the matrix that `metric` describes (arrays in device
  * memory, outputs not read). */
 vptq_status vptq_hessian_mean_diagonal(vptq_device *dev, const vptq_metric_args *metric,

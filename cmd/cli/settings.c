@@ -96,7 +96,7 @@ size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options,
         "settings of a row of the paper's tables; list prints all");
     add_table(s, &l, true);
     add(&l, 0, "symmetric", CLI_FLAG, &s->symmetric, NULL,
-        "rtn, gptq: uniform codes without zero points");
+        "rtn, gptq, awq: uniform codes without zero points");
     add(&l, 0, "act-order", CLI_FLAG, &s->act_order, NULL,
         "gptq: columns by decreasing importance; groups are of columns in that order");
     add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "How the encoder searches");

@@ -13,6 +13,8 @@
  * is for 8-bit activations. */
 #define PACKED_FORMAT "pack-quantized"
 #define BYTES_FORMAT  "int-quantized"
+#define FOLDED        "folded"
+#define NORM          "norm"
 
 enum { FORMAT, NAME, ENTRY, FINGERPRINT, REPORT, SUM, META_COUNT };
 
@@ -41,6 +43,18 @@ static void add_float_codebook(vptq_tensor *list, size_t *count, const char *nam
                                      .file = ""};
 }
 
+static void add_norm(vptq_tensor *list, size_t *count, const vptq_layer_file *f)
+{
+    list[(*count)++] = (vptq_tensor){.name = NORM,
+                                     .type = VPTQ_F32,
+                                     .dims = 1,
+                                     .shape = {f->norm_size},
+                                     .data = (const uint8_t *)(const void *)f->norm,
+                                     .bytes = f->norm_size * sizeof *f->norm,
+                                     .round_to = VPTQ_F32,
+                                     .file = ""};
+}
+
 /* The config entry of a uniform matrix; the keys are those of compressed-tensors. */
 static json_t *uniform_entry(const vptq_compressed_matrix *m)
 {
@@ -63,6 +77,10 @@ static vptq_status entry_text(const vptq_layer_file *f, char **text, vptq_err *e
         entry = uniform_entry(&f->uniform);
     else
         VPTQ_CHECK(vptq_packed_make_entry(&f->matrix, false, &entry, err));
+    if (entry && f->folded && json_object_set_new(entry, FOLDED, json_true())) {
+        json_decref(entry);
+        entry = NULL;
+    }
     *text = entry ? json_dumps(entry, JSON_COMPACT) : NULL;
     json_decref(entry);
     if (!*text)
@@ -91,11 +109,13 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vp
     vptq_arena arena;
     vptq_arena_init(&arena, mem);
     char *entry = NULL, hex[VPTQ_SAFETENSORS_SUM];
-    vptq_tensor list[VPTQ_PACKED_MAX_TENSORS + 2];
+    vptq_tensor list[VPTQ_PACKED_MAX_TENSORS + 3];
     size_t count = 0;
     VPTQ_TRY(entry_text(f, &entry, err));
     VPTQ_TRY(f->is_uniform ? vptq_compressed_tensors(&f->uniform, &arena, list, &count, err)
                            : list_packed(f, &arena, list, &count, err));
+    if (f->norm)
+        add_norm(list, &count, f);
     qsort(list, count, sizeof *list, vptq_tensor_by_name);
     vptq_metadata meta[META_COUNT] = {
         {"format", LAYER_FORMAT}, {"name", vptq_layer_file_matrix(f)},
@@ -129,6 +149,21 @@ static vptq_status parse_metadata(const char *path, const vptq_metadata_list *fo
     return VPTQ_OK;
 }
 
+/* An F32 array of the file, each number finite. */
+static vptq_status read_floats(vptq_layer_file *f, const char *path, const vptq_tensor *t,
+                               const float **out, vptq_err *err)
+{
+    const float *x = vptq_tensor_aligned(t, &f->set.arena, err);
+    if (!x)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < t->bytes / sizeof *x; i++)
+        if (!isfinite(x[i]))
+            return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g", path,
+                             t->name, i, (double)x[i]);
+    *out = x;
+    return VPTQ_OK;
+}
+
 static vptq_status read_float_codebook(vptq_layer_file *f, const char *path, const char *name,
                                        uint32_t k, const float **out, vptq_err *err)
 {
@@ -139,15 +174,21 @@ static vptq_status read_float_codebook(vptq_layer_file *f, const char *path, con
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: tensor '%s' is missing or not F32 [%u, %u, %u]", path, name,
                          (unsigned)s->groups, (unsigned)k, (unsigned)s->v);
-    const float *codebook = vptq_tensor_aligned(t, &f->set.arena, err);
-    if (!codebook)
-        return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < t->bytes / sizeof *codebook; i++)
-        if (!isfinite(codebook[i]))
-            return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g", path,
-                             name, i, (double)codebook[i]);
-    *out = codebook;
-    return VPTQ_OK;
+    return read_floats(f, path, t, out, err);
+}
+
+static vptq_status read_norm(const char *path, const json_t *entry, vptq_layer_file *f,
+                             vptq_err *err)
+{
+    const vptq_tensor *t = vptq_tensor_find(&f->set, NORM);
+    VPTQ_CHECK(vptq_json_bool_or(entry, path, FOLDED, false, &f->folded, err));
+    if (!t)
+        return VPTQ_OK;
+    if (!f->folded || t->type != VPTQ_F32 || t->dims != 1 || t->shape[0] > UINT32_MAX)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: tensor '" NORM "' is not F32 [columns] of a folded matrix", path);
+    f->norm_size = (uint32_t)t->shape[0];
+    return read_floats(f, path, t, &f->norm, err);
 }
 
 static vptq_status read_packed(const char *path, const char *name, const json_t *entry,
@@ -221,6 +262,7 @@ static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_C
     f->is_uniform = json_object_get(entry, "num_bits") != NULL;
     VPTQ_TRY(f->is_uniform ? read_uniform(path, name, entry, f, err)
                            : read_packed(path, name, entry, f, err));
+    VPTQ_TRY(read_norm(path, entry, f, err));
     f->fingerprint = meta[FINGERPRINT].value;
     f->report = meta[REPORT].value;
 out:

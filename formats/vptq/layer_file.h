@@ -2,7 +2,12 @@
  * published layout (formats/vptq/packed.h) and the float codebooks before rounding
  * (`centroids_f32`, `res_centroids_f32`), or with those of the compressed-tensors layout
  * (formats/hf/compressed.h), and metadata: matrix name, config entry as JSON, fingerprint of
- * the settings, report row, and an XXH3 checksum, which reading verifies. */
+ * the settings, report row, and an XXH3 checksum, which reading verifies.
+ *
+ * A method that moves scales between a matrix and what computes its input (docs/methods.md)
+ * changes a layer as a whole: its files say so (`folded` in the config entry), those of q_proj
+ * and gate_proj have the changed norm before them (tensor `norm`, F32), and readers use them
+ * only if all files of the layer are there. */
 #ifndef VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 #define VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 
@@ -17,6 +22,9 @@ typedef struct vptq_layer_file {
     vptq_compressed_matrix uniform;
     const float *centroids_f32;     /* [groups][k][v] */
     const float *res_centroids_f32; /* or NULL */
+    bool folded;
+    const float *norm; /* [norm_size] or NULL */
+    uint32_t norm_size;
     const char *fingerprint;
     const char *report; /* the matrix's report row as JSON text */
 } vptq_layer_file;

@@ -1,6 +1,11 @@
 /* Checks, counts and decodes uniformly quantized matrices. */
 #include "lib/base/uniform.h"
 
+#include <float.h>
+#include <math.h>
+
+#include "lib/base/half.h"
+
 enum { STORED_BITS = 16, WORD_BITS = 32 };
 
 vptq_status vptq_uniform_shape_check(const vptq_uniform_shape *s, vptq_err *err)
@@ -29,6 +34,27 @@ vptq_vq_bits vptq_uniform_count_bits(const vptq_uniform_shape *s)
     b.total = b.indices + b.norm + b.perm;
     b.per_weight = (double)b.total / ((double)s->out * (double)s->in);
     return b;
+}
+
+/* NaN becomes 0. */
+static float clamp(float x, float max)
+{
+    const float low = x > 0 ? x : 0;
+    return low < max ? low : max;
+}
+
+void vptq_uniform_grid(uint32_t bits, bool symmetric, vptq_dtype storage, float lo, float hi,
+                       float *scale, uint8_t *zero)
+{
+    const float max = (float)((1U << bits) - 1);
+    if (symmetric) {
+        hi = hi > -lo ? hi : -lo;
+        lo = -hi;
+    }
+    *scale = vptq_round_to(storage, (hi - lo) / max);
+    if (*scale <= 0)
+        *scale = storage == VPTQ_F16 ? 0x1p-14F : FLT_MIN;
+    *zero = (uint8_t)(symmetric ? (float)(1U << (bits - 1)) : clamp(rintf(-lo / *scale), max));
 }
 
 void vptq_uniform_read(const vptq_uniform *u, size_t r0, size_t n, float *dst)

@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/dtype.h"
 #include "lib/base/vq.h"
 
 enum { VPTQ_UNIFORM_MIN_BITS = 1, VPTQ_UNIFORM_MAX_BITS = 8 };
@@ -55,6 +56,12 @@ vptq_status vptq_uniform_shape_check(const vptq_uniform_shape *s,
  * (those of a group packed into whole words) as `norm`, the groups of columns (32 bits) as
  * `perm`. */
 vptq_vq_bits vptq_uniform_count_bits(const vptq_uniform_shape *s);
+
+/* Scale and zero point of codes of `bits` bits for numbers from lo <= 0 to hi >= 0, in float
+ * with halves rounded to even (docs/methods.md): the range divided into 2^bits - 1 steps, the
+ * scale rounded to the storage type and positive. */
+void vptq_uniform_grid(uint32_t bits, bool symmetric, vptq_dtype storage, float lo, float hi,
+                       float *scale, uint8_t *zero);
 
 /* dst [n, in] = rows [r0, r0 + n), before rounding to the type of the scales.  Thread safe. */
 void vptq_uniform_read(const vptq_uniform *u, size_t r0, size_t n, float *dst);

@@ -172,10 +172,6 @@ vptq_status vptq_encoder_dots(const vptq_encoder *enc, size_t rows, const float 
 vptq_status vptq_encoder_dot(vptq_encoder *enc, size_t rows, const float *x, const float *y,
                              double *sum, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* *trace = tr(X H X^T) in double for x [rows][in] and the packed triangle `lower`. */
-vptq_status vptq_encoder_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
-                               const float *lower, double *trace,
-                               vptq_err *err) VPTQ_MUST_CHECK;
 /* *sum = x . y in double for x and y [n]. */
 vptq_status vptq_encoder_inner(vptq_device *dev, size_t n, const float *x, const float *y,
                                double *sum, vptq_err *err) VPTQ_MUST_CHECK;

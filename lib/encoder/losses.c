@@ -19,25 +19,6 @@ vptq_status vptq_encoder_inner(vptq_device *dev, size_t n, const float *x, const
     return vptq_mirror_end(&m, st, err);
 }
 
-vptq_status vptq_encoder_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
-                               const float *lower, double *trace, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_mirror m = vptq_mirror_of(dev);
-    const vptq_metric_args unpack = {.n = in,
-                                     .lower = lower,
-                                     .divisor = 1,
-                                     .a = vptq_mirror_alloc(&m, in, in * sizeof(double))};
-    const vptq_quad_trace_args args = {
-        .m = rows, .n = in, .e = x, .lde = in, .h = unpack.a, .ldh = in, .trace = trace};
-    VPTQ_TRY(vptq_mirror_check(&m, err));
-    VPTQ_TRY(dev->ops->metric(dev->state, &unpack, err));
-    VPTQ_TRY(vptq_check_cancel(dev->ctx, err));
-    VPTQ_TRY(dev->ops->quad_trace(dev->state, &args, err));
-out:
-    return vptq_mirror_end(&m, st, err);
-}
-
 /* z = x - y for matrices [out, in]. */
 static vptq_status subtract(const vptq_device *dev, size_t out, size_t in, const float *x,
                             const float *y, float *z, vptq_err *err)
@@ -68,8 +49,8 @@ vptq_status vptq_encoder_measure(vptq_device *dev, const vptq_encoder_input *inp
     float *e = vptq_mirror_alloc(&m, n, sizeof *e);
     VPTQ_TRY(vptq_mirror_check(&m, err));
     VPTQ_TRY(subtract(dev, out, in, on, w, e, err));
-    VPTQ_TRY(vptq_encoder_trace(dev, out, in, e, lower, &loss->error, err));
-    VPTQ_TRY(vptq_encoder_trace(dev, out, in, w, lower, &loss->norm, err));
+    VPTQ_TRY(vptq_hessian_trace(dev, out, in, e, lower, &loss->error, err));
+    VPTQ_TRY(vptq_hessian_trace(dev, out, in, w, lower, &loss->norm, err));
     VPTQ_TRY(vptq_encoder_inner(dev, n, e, e, &loss->error_sq, err));
     VPTQ_TRY(vptq_encoder_inner(dev, n, w, w, &loss->norm_sq, err));
     loss->relative = loss->norm > 0 ? loss->error / loss->norm : 0;
@@ -94,7 +75,7 @@ static vptq_status open_probe(vptq_encoder *enc, const float *lower, bool from_g
         VPTQ_CHECK(vptq_mirror_check(&enc->arrays, err));
         VPTQ_CHECK(vptq_problem_raw(p, lower, probe->h, err));
     }
-    return vptq_encoder_trace(enc->dev, p->out, p->in, p->on.w, lower, &probe->norm, err);
+    return vptq_hessian_trace(enc->dev, p->out, p->in, p->on.w, lower, &probe->norm, err);
 }
 
 vptq_status vptq_losses_open(vptq_encoder *enc, vptq_err *err)
@@ -191,7 +172,7 @@ static vptq_status stored_loss(const vptq_encoder *enc, const vptq_probe *probe,
 
     *loss = 0;
     if (probe->lower)
-        VPTQ_CHECK(vptq_encoder_trace(enc->dev, p->out, p->in, e, probe->lower, loss, err));
+        VPTQ_CHECK(vptq_hessian_trace(enc->dev, p->out, p->in, e, probe->lower, loss, err));
     *loss = probe->norm > 0 ? *loss / probe->norm : 0;
     return VPTQ_OK;
 }

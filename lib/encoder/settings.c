@@ -17,20 +17,24 @@
 /* Methods that use a setting. */
 enum {
     VQ = VPTQ_METHOD_VPTQ,
+    SMOOTH = VPTQ_METHOD_SMOOTH,
     RTN = VPTQ_METHOD_RTN,
     GPTQ = VPTQ_METHOD_GPTQ,
-    ALL = VQ | RTN | GPTQ
+    AWQ = VPTQ_METHOD_AWQ,
+    UNIFORM = RTN | GPTQ | AWQ,
+    ALL = VQ | UNIFORM
 };
 
 /* Whether there is a method of these stages. */
 static bool is_method(uint32_t stages)
 {
-    return stages == VQ || stages == RTN || stages == GPTQ;
+    const uint32_t codes = stages & ~(uint32_t)SMOOTH;
+    return stages == VQ || codes == RTN || codes == GPTQ || codes == AWQ;
 }
 
 static const vptq_setting table[] = {
-    {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0, "vptq|rtn|gptq", true, ALL,
-     "vector quantization, or uniform codes: rounded to nearest, or with compensated errors"},
+    {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0, "vptq|smooth|sparse|rtn|gptq|awq", true,
+     ALL, "vector quantization, or uniform codes; a chain is joined by +"},
     {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
      "rows that share one index"},
     {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true, VQ,
@@ -40,7 +44,7 @@ static const vptq_setting table[] = {
     {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true, VQ,
      "groups of columns with codebooks of their own"},
     {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true, ALL,
-     "columns per group, instead of groups; 0 = by groups (rtn, gptq: 0 = all columns)"},
+     "columns per group, instead of groups; 0 = by groups (uniform: 0 = all columns)"},
     {"outliers", VPTQ_SETTING_DOUBLE, AT(outliers), 0, 100, NULL, true, VQ,
      "percent of columns that get the outlier codebook"},
     {"outlier_vector_length", VPTQ_SETTING_U32, AT(v0), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
@@ -50,11 +54,13 @@ static const vptq_setting table[] = {
     {"dtype", VPTQ_SETTING_DTYPE, AT(storage), 0, 0, "f16|bf16", true, ALL,
      "type of codebooks, scale and bias"},
     {"weight_bits", VPTQ_SETTING_U32, AT(weight_bits), 2, VPTQ_UNIFORM_MAX_BITS, NULL, true,
-     RTN | GPTQ, "bits of a uniform code"},
-    {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, RTN | GPTQ,
+     UNIFORM, "bits of a uniform code"},
+    {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, UNIFORM,
      "uniform codes without zero points"},
     {"activation_bits", VPTQ_SETTING_U32, AT(activation_bits), 0, 8, NULL, true, RTN | GPTQ,
      "bits of each token's inputs when the model runs: 8, or 0 = not quantized"},
+    {"smooth_alpha", VPTQ_SETTING_DOUBLE, AT(smooth_alpha), 0, 1, NULL, true, SMOOTH,
+     "share of the activations' range that smooth moves into the weights"},
     {"norm", VPTQ_SETTING_CHOICE, AT(norm), 0, 0, "none|std|minmax", false, VQ,
      "scale and bias of columns"},
     {"metric", VPTQ_SETTING_CHOICE, AT(metric), 0, 0, "scaled|raw", false, VQ,
@@ -242,7 +248,8 @@ static bool parse_value(const vptq_setting *t, const char *text, unsigned char *
         return true;
     }
     case VPTQ_SETTING_METHOD:
-        snprintf(reason, REASON, "expected %s", t->choices);
+        snprintf(reason, REASON,
+                 "expected vptq, rtn, gptq or awq; smooth+ may precede the last three");
         if (!parse_stages(t->choices, text, &u) || !is_method(u))
             return false;
         memcpy(at, &u, sizeof u);
@@ -414,6 +421,7 @@ vptq_encoder_settings vptq_encoder_defaults(void)
                                    .k0 = 4096,
                                    .storage = VPTQ_F16,
                                    .weight_bits = 4,
+                                   .smooth_alpha = 0.8,
                                    .norm = VPTQ_NORM_STD,
                                    .perm = true,
                                    .kmeans_iterations = 25,

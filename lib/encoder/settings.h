@@ -45,8 +45,10 @@ enum {
 /* Stages of a method, each a bit. */
 enum {
     VPTQ_METHOD_VPTQ = 1, /* this folder; the others are those of lib/uniform */
-    VPTQ_METHOD_RTN = 2,
-    VPTQ_METHOD_GPTQ = 4
+    VPTQ_METHOD_SMOOTH = 2,
+    VPTQ_METHOD_RTN = 8,
+    VPTQ_METHOD_GPTQ = 16,
+    VPTQ_METHOD_AWQ = 32
 };
 
 typedef struct vptq_encoder_settings {
@@ -58,6 +60,7 @@ typedef struct vptq_encoder_settings {
                                  methods all columns */
     double outliers;          /* percent of columns with the outlier codebook; 0 */
     uint32_t v0, k0;          /* vector length and centroids of that codebook; 4, 4096 */
+    double smooth_alpha;      /* SmoothQuant: share of the activations' range that is moved */
     vptq_dtype storage;       /* F16 or BF16: type of codebooks, scale and bias */
     uint32_t weight_bits;     /* of a uniform code, 2 to 8; 4 */
     bool symmetric;           /* uniform codes without zero points */

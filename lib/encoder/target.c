@@ -67,7 +67,7 @@ vptq_status vptq_target_judge_make(vptq_device *dev, const vptq_target_moments *
     *j = (vptq_target_judge){.out = out, .in = in, .lower = held_out->lower};
     j->r = vptq_mirror_alloc(arrays, out, in * sizeof *j->r);
     VPTQ_CHECK(vptq_mirror_check(arrays, err));
-    VPTQ_CHECK(vptq_encoder_trace(dev, out, in, held_out->w, j->lower, &j->norm, err));
+    VPTQ_CHECK(vptq_hessian_trace(dev, out, in, held_out->w, j->lower, &j->norm, err));
     return numerator(dev, held_out, j->r, err);
 }
 
@@ -79,7 +79,7 @@ vptq_status vptq_target_choose(vptq_device *dev, const vptq_target_judge *j, con
     double square, mixed, best = 0;
 
     *choice = (vptq_target_choice){.alpha = 0};
-    VPTQ_CHECK(vptq_encoder_trace(dev, j->out, j->in, delta, j->lower, &square, err));
+    VPTQ_CHECK(vptq_hessian_trace(dev, j->out, j->in, delta, j->lower, &square, err));
     VPTQ_CHECK(vptq_encoder_inner(dev, (size_t)j->out * j->in, j->r, delta, &mixed, err));
     for (int i = 1; i <= ALPHA_STEPS; i++) {
         const double alpha = (double)i / ALPHA_STEPS;

@@ -41,6 +41,27 @@ static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t las
     return VPTQ_OK;
 }
 
+/* Rejects layers whose norms differ by more than rounding: matrices that read them are scaled,
+ * and cannot be compared one by one. */
+static vptq_status check_norms(const compare *c, uint32_t layer, vptq_err *err)
+{
+    const vptq_block *a = &c->quantized->blocks[layer], *b = &c->base->blocks[layer];
+    const vptq_tensor *norms[2][2] = {{a->input_norm, b->input_norm},
+                                      {a->post_norm, b->post_norm}};
+    for (int i = 0; i < 2; i++) {
+        VPTQ_CHECK(vptq_tensor_read(norms[i][0], 0, 1, c->what, err));
+        VPTQ_CHECK(vptq_tensor_read(norms[i][1], 0, 1, c->w, err));
+        for (uint32_t j = 0; j < c->base->desc->hidden; j++)
+            if (fabsf(c->what[j] - c->w[j]) > 0.01F * fabsf(c->w[j]) + 1e-6F)
+                return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                                 "%s: the norms of layer %u are not those of %s, so its "
+                                 "matrices are scaled (awq, smooth); compare the models with "
+                                 "vptq-eval kld",
+                                 c->quantized->ckpt.path, layer, c->base->ckpt.path);
+    }
+    return VPTQ_OK;
+}
+
 /* Reads a whole matrix as floats. */
 static vptq_status read_matrix(const compare *c, const vptq_weight *w, float *dst,
                                vptq_err *err)
@@ -194,6 +215,7 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
     VPTQ_TRY(alloc_matrices(&c, &arena, err));
     for (uint32_t l = first_layer; l <= last_layer; l++) {
         vptq_progress(dev->ctx, "error", l - first_layer, last_layer - first_layer + 1, NULL);
+        VPTQ_TRY(check_norms(&c, l, err));
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
             VPTQ_TRY(compare_input(&c, l, (vptq_input)i, &found, err));
     }

@@ -1,18 +1,31 @@
 /* Internal to lib/quantize: the state of a quantize run and the steps that share it.
  *
  * quantize.c runs it.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
- * the run, predict.c predicts its time on a GPU, uniform.c runs the methods of lib/uniform,
- * manifest.c keeps quantize.json and the work directory, rows.c the rows of report.jsonl. */
+ * the run, fold.c changes norms, predict.c predicts its time on a GPU, uniform.c runs the
+ * methods of lib/uniform, manifest.c keeps quantize.json and the work directory, rows.c the
+ * rows of report.jsonl. */
 #ifndef VPTQ_QUANTIZE_INTERNAL_H
 #define VPTQ_QUANTIZE_INTERNAL_H
 
 #include <limits.h>
 
+#include "formats/vptq/layer_file.h"
 #include "lib/backend/cuda/plan_cost.h"
 #include "lib/base/buf.h"
 #include "lib/quantize/hessians.h"
 #include "lib/quantize/quantize.h"
 #include "lib/uniform/uniform.h"
+
+/* Scales of the layer that is quantized now (fold.c). */
+typedef struct vptq_fold {
+    bool ready;
+    uint32_t layer;
+    vptq_arena arena;
+    float *scale[VPTQ_INPUT_COUNT]; /* [n] columns that read the input are multiplied by them;
+                                       NULL = 1 */
+    float *norm[VPTQ_INPUT_COUNT];  /* [n] the changed norm before the input, or NULL */
+    double alpha[VPTQ_INPUT_COUNT]; /* exponent that AWQ chose; NAN = none */
+} vptq_fold;
 
 typedef struct vptq_quantizer {
     vptq_device *dev;
@@ -42,6 +55,7 @@ typedef struct vptq_quantizer {
     /* the current matrix, for the progress line */
     uint32_t layer;
     vptq_linear linear;
+    vptq_fold fold;
 } vptq_quantizer;
 
 static inline const vptq_matrix_settings *vptq_quantizer_matrix(const vptq_quantizer *q,
@@ -139,6 +153,22 @@ vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings 
                                   const vptq_encoder_input *input, vptq_arena *arena,
                                   vptq_uniform *u, vptq_encoder_report *report,
                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- scales of columns (fold.c) ---- */
+
+/* Whether a matrix of the layer has a method that changes norms. */
+bool vptq_fold_applies(const vptq_quantizer *q, uint32_t layer);
+/* Finds the scales of a layer, unless it has none or q->fold has them.  VPTQ_E_ARG without
+ * channel statistics. */
+vptq_status vptq_fold_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_fold_release(vptq_quantizer *q);
+/* Scales the weights of the current matrix and the Hessians of its input, in copies in `arena`.
+ */
+void vptq_fold_weights(const vptq_quantizer *q, const vptq_quantize_row *row, float *w);
+vptq_status vptq_fold_hessians(const vptq_quantizer *q, vptq_arena *arena,
+                               vptq_encoder_input *input, vptq_err *err) VPTQ_MUST_CHECK;
+/* Marks the file of the current matrix, and adds the changed norm that it has to hold. */
+void vptq_fold_file(const vptq_quantizer *q, vptq_layer_file *file);
 
 /* ---- rows (rows.c) ---- */
 

@@ -240,8 +240,27 @@ static void warn_unused_outputs(const vptq_quantizer *q)
                  unused);
 }
 
+/* Rejects calibrations that the scales of columns do not go with. */
+static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
+{
+    for (uint32_t layer = q->first; layer <= q->last; layer++) {
+        if (!vptq_fold_applies(q, layer))
+            continue;
+        if (q->opt->calibrate && q->opt->calibrate->sequential)
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "awq and smooth need the Hessians of a whole block first: they do "
+                             "not go with a sequential calibration");
+        if (q->hessians.output_fingerprint[0])
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "awq and smooth change the outputs of matrices: they do not go "
+                             "with output Hessians (--no-outputs)");
+    }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
 {
+    VPTQ_CHECK(check_folds(q, err));
     VPTQ_CHECK(vptq_settings_check(q->model.desc, q->matrix, err));
     warn_unused_outputs(q);
     if (!q->opt->no_size_warnings)

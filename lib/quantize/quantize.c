@@ -65,6 +65,8 @@ static vptq_status read_weights(const vptq_quantizer *q, const vptq_quantize_row
     const vptq_weight *stored = &q->model.blocks[row->layer].linear[q->linear];
     vptq_status st = vptq_weight_read(stored, q->dev, 0, row->rows, x, err);
     vptq_weight_forget(stored);
+    if (!st)
+        vptq_fold_weights(q, row, x);
     return st;
 }
 
@@ -119,6 +121,8 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
 
     vptq_arena_init(&arena, q->dev->ctx->mem);
     vptq_hessians_of(h, q->linear, &input);
+    VPTQ_TRY(vptq_fold_hessians(q, &arena, &input, err));
+    row->awq_alpha = q->fold.ready ? q->fold.alpha[vptq_linear_input(q->linear)] : (double)NAN;
     row->weighted = input.metric;
     row->held_out = input.held_out;
     VPTQ_TRY(read_weights(q, row, &arena, &input.w, err));
@@ -128,6 +132,7 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
     vptq_linear_full_name(name, row->layer, q->linear);
     VPTQ_TRY(choose_codes(q, name, &input, &arena, row, &file, err));
     VPTQ_TRY(vptq_row_json(row, false, text, err));
+    vptq_fold_file(q, &file);
     file.fingerprint = q->fingerprint;
     file.report = *text;
     VPTQ_TRY(vptq_layer_file_write(path, &file, q->dev->ctx->mem, err));
@@ -149,6 +154,8 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
     VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
     VPTQ_TRY(vptq_matrix_path(q, q->layer, q->linear, path, err));
     VPTQ_TRY(vptq_row_reuse(q, path, &row, &text, err));
+    if (!text)
+        VPTQ_TRY(vptq_fold_layer(q, q->layer, err));
     if (!text && !h->plain)
         VPTQ_TRY(q->hessians.load(&q->hessians, q->layer, vptq_linear_input(q->linear),
                                   row.columns, h, err));
@@ -301,6 +308,7 @@ out:
     json_decref(q.manifest);
     json_decref(q.rules);
     vptq_buf_release(&q.report);
+    vptq_fold_release(&q);
     vptq_model_release(&q.model);
     vptq_arena_release(&q.arena);
     return st;

@@ -23,6 +23,7 @@ typedef struct vptq_quantize_row {
     bool weighted, held_out; /* whether the report has these losses */
     bool diagonal;           /* losses are under the diagonal of the Hessian */
     bool corrected;          /* sequential: the target was moved by alpha */
+    double awq_alpha;        /* exponent of the scales that AWQ chose; NAN = none */
     double alpha, alpha_damping, alpha_gain; /* share of the correction, damping of its
                                                 solution, and its gain on held-out windows */
     vptq_encoder_report report; /* zero in a dry run; of a reused matrix only the final losses

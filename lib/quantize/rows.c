@@ -15,7 +15,8 @@ vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_li
     vptq_quantize_row row = {.layer = layer,
                              .name = vptq_linear_name(l),
                              .settings = &vptq_quantizer_matrix(q, layer, l)->settings,
-                             .diagonal = q->hessians.diagonal};
+                             .diagonal = q->hessians.diagonal,
+                             .awq_alpha = (double)NAN};
     vptq_linear_shape(q->model.desc, l, &row.rows, &row.columns);
     if (row.settings->method == VPTQ_METHOD_VPTQ) {
         row.shape = vptq_encoder_shape(row.settings, row.rows, row.columns);
@@ -152,6 +153,7 @@ static bool put_uniform(json_t *doc, const vptq_quantize_row *r)
            (!r->settings->activation_bits ||
             put_u64(doc, "activation_bits", r->settings->activation_bits)) &&
            put_u64(doc, "group_size", r->uniform.group_size) &&
+           (!isfinite(r->awq_alpha) || put_f64(doc, "awq_alpha", r->awq_alpha)) &&
            put(doc, "symmetric", json_boolean(!r->uniform.has_zeros)) &&
            put(doc, "act_order",
                json_boolean(r->settings->method & VPTQ_METHOD_GPTQ && r->settings->perm));

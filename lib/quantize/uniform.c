@@ -10,6 +10,7 @@ vptq_uniform_settings vptq_uniform_settings_of(const vptq_encoder_settings *s)
                                    .group_size = s->group_size,
                                    .symmetric = s->symmetric,
                                    .compensate = s->method & VPTQ_METHOD_GPTQ,
+                                   .clip = s->method & VPTQ_METHOD_AWQ,
                                    .order = s->perm,
                                    .storage = s->storage,
                                    .ridge = s->ridge,
@@ -57,12 +58,17 @@ vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings 
                                   vptq_uniform *u, vptq_encoder_report *report, vptq_err *err)
 {
     const double start = vptq_seconds();
-    const char *name = s->method == VPTQ_METHOD_GPTQ ? "gptq" : "rtn";
-    const vptq_uniform_settings settings = vptq_uniform_settings_of(s);
+    const char *name = s->method & VPTQ_METHOD_GPTQ  ? "gptq"
+                       : s->method & VPTQ_METHOD_AWQ ? "awq"
+                                                     : "rtn";
+    const vptq_linear linear = (vptq_linear)(input->matrix_id % VPTQ_LINEAR_COUNT);
+    vptq_uniform_settings settings = vptq_uniform_settings_of(s);
     const vptq_uniform_input matrix = {.out = input->out,
                                        .in = input->in,
                                        .w = input->w,
                                        .lower = input->metric ? input->metric : input->lower};
+    if (linear == VPTQ_LINEAR_Q || linear == VPTQ_LINEAR_K)
+        settings.clip = false; /* as published */
     *report = (vptq_encoder_report){.num_steps = 1};
     if (input->on_step)
         input->on_step(input->on_step_arg, name, (double)NAN);

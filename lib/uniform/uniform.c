@@ -7,6 +7,7 @@
 #include "hessian/hessian.h"
 #include "lib/backend/mirror.h"
 #include "lib/base/parallel.h"
+#include "lib/uniform/clip.h"
 
 enum { BLOCK = 128 }; /* columns whose errors are propagated together to those after them */
 
@@ -152,23 +153,30 @@ static vptq_status pass_block(const quantizing *q, size_t g, size_t first, size_
     return dev->ops->gemm(dev->state, &update, err);
 }
 
-/* A block ends where the next group begins, so that the range of a group is that of weights
- * with all earlier errors in them. */
-static vptq_status pass_group(const quantizing *q, size_t g, vptq_err *err)
+/* Scale and zero point of group g from its weights, of `cols` columns. */
+static vptq_status find_range(const quantizing *q, size_t g, size_t cols, vptq_err *err)
 {
-    const size_t rows = q->input->out, first = g * q->shape.group_size;
-    const size_t left = q->input->in - first;
-    const size_t cols = left < q->shape.group_size ? left : q->shape.group_size;
+    const size_t rows = q->input->out;
     const vptq_uniform_range_args range = {.cols = cols,
                                            .rows = rows,
-                                           .z = q->z + first * rows,
+                                           .z = q->z + g * q->shape.group_size * rows,
                                            .ldz = rows,
                                            .bits = q->s->bits,
                                            .symmetric = q->s->symmetric,
                                            .storage = q->s->storage,
                                            .scale = q->scale + g * rows,
                                            .zero = q->zero + g * rows};
-    VPTQ_CHECK(q->dev->ops->uniform_range(q->dev->state, &range, err));
+    return q->dev->ops->uniform_range(q->dev->state, &range, err);
+}
+
+/* A block ends where the next group begins, so that the range of a group is that of weights
+ * with all earlier errors in them. */
+static vptq_status pass_group(const quantizing *q, size_t g, vptq_err *err)
+{
+    const size_t first = g * q->shape.group_size, left = q->input->in - first;
+    const size_t cols = left < q->shape.group_size ? left : q->shape.group_size;
+    if (!q->s->clip)
+        VPTQ_CHECK(find_range(q, g, cols, err));
     for (size_t i = 0; i < cols; i += BLOCK)
         VPTQ_CHECK(pass_block(q, g, first + i, cols - i < BLOCK ? cols - i : BLOCK, err));
     return VPTQ_OK;
@@ -233,7 +241,7 @@ static vptq_status pack(const quantizing *q, packing *p, vptq_arena *arena, vptq
     return VPTQ_OK;
 }
 
-/* Allocates the host arrays that the device fills. */
+/* Allocates the host arrays that the device fills, or of scales and zero points reads. */
 static vptq_status allocate(quantizing *q, packing *p, vptq_mirror *m, vptq_err *err)
 {
     const size_t out = q->input->out, in = q->input->in;
@@ -242,14 +250,17 @@ static vptq_status allocate(quantizing *q, packing *p, vptq_mirror *m, vptq_err 
     float *scale =
         codes ? vptq_arena_alloc(&q->scratch, groups, out * sizeof *scale, err) : NULL;
     uint8_t *zero = scale ? vptq_arena_alloc(&q->scratch, groups, out, err) : NULL;
+    const unsigned grid = q->s->clip ? VPTQ_MIRROR_UPLOAD : VPTQ_MIRROR_DOWNLOAD;
     if (!zero)
         return VPTQ_E_NOMEM;
+    if (q->s->clip)
+        VPTQ_CHECK(vptq_uniform_clip(q->dev, q->s, q->input, scale, zero, err));
     *p = (packing){.q = q, .codes = codes, .zero = zero, .scale = scale};
     q->z = vptq_mirror_alloc(m, in, out * sizeof *q->z);
     q->err = vptq_mirror_alloc(m, BLOCK, out * sizeof *q->err);
     q->codes = vptq_mirror_take(m, codes, in, out, VPTQ_MIRROR_DOWNLOAD);
-    q->scale = vptq_mirror_take(m, scale, groups, out * sizeof *scale, VPTQ_MIRROR_DOWNLOAD);
-    q->zero = vptq_mirror_take(m, zero, groups, out, VPTQ_MIRROR_DOWNLOAD);
+    q->scale = vptq_mirror_take(m, scale, groups, out * sizeof *scale, grid);
+    q->zero = vptq_mirror_take(m, zero, groups, out, grid);
     return vptq_mirror_check(m, err);
 }
 

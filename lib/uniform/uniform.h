@@ -1,4 +1,5 @@
-/* Internal: one matrix to uniform codes by round-to-nearest or by GPTQ.  Knows matrices only,
+/* Internal: one matrix to uniform codes by round-to-nearest or by GPTQ; AWQ and SmoothQuant
+ * round or compensate matrices that fold.h has scaled.  Knows matrices only,
  * never models or files.
  *
  * RTN: every code is the nearest; range and zero point of a group come from its own weights.
@@ -17,6 +18,7 @@ typedef struct vptq_uniform_settings {
     uint32_t group_size; /* columns of a group; 0 = all.  Larger than a row counts as all */
     bool symmetric;      /* no zero points are stored */
     bool compensate;     /* GPTQ; otherwise RTN */
+    bool clip;           /* RTN: ranges that lose least under the Hessian (AWQ) */
     bool order; /* GPTQ: columns by decreasing H_jj; groups are then of columns in that order */
     vptq_dtype storage; /* F16 or BF16: of the scales */
     double ridge;       /* GPTQ: times mean diag H, added to H */
@@ -27,7 +29,7 @@ typedef struct vptq_uniform_settings {
 typedef struct vptq_uniform_input {
     uint32_t out, in;
     const float *w;     /* [out, in], finite */
-    const float *lower; /* GPTQ: the Hessian, packed lower triangle [in (in + 1) / 2] */
+    const float *lower; /* GPTQ and clip: the Hessian, packed lower triangle [in (in + 1) / 2] */
 } vptq_uniform_input;
 
 /* The shape that the settings give for a matrix. */

@@ -2,7 +2,7 @@
 
 import struct
 
-from changes import BAD, at, cut, matrix_entry, quantization, tensors
+from changes import BAD, at, cut, matrix_entry, quantization, remove, tensors
 from net import Kind, found, refused, shown
 
 LIST, READ = "pack --list {}", "eval ppl -q -m {} --text B/text --context 32"
@@ -200,3 +200,22 @@ for name, change in [
     ("another byte", at(Q, -1, b"\x01\x02")),
 ]:
     kind.row(name, change, refused("q_proj"))
+
+kind = Kind("folded work", "wf", LIST, READ)
+for name, change in [
+    ("a norm that is not a number", tensors(lambda s: s.floats("norm", 3, [float("nan")]), Q)),
+    ("an infinite norm", tensors(lambda s: s.floats("norm", 3, [float("inf")]), Q)),
+    ("a norm of two dimensions", tensors(lambda s: s.header["norm"].update(shape=[4, 4]), Q)),
+    ("a norm of whole numbers", tensors(lambda s: s.header["norm"].update(dtype="I32"), Q)),
+    ("a norm of a matrix that is not folded", matrix_entry(Q, folded=False)),
+    ("folded a text", matrix_entry(Q, folded=BAD)),
+]:
+    kind.row(name, change, refused("q_proj"))
+kind.row("a short norm", tensors(lambda s: (s.drop("norm"), s.add("norm", "F32", [8], bytes(32))), Q), refused("q_proj.*norm of 8"))
+kind.row(
+    "a norm before v",
+    tensors(lambda s: s.add("norm", "F32", [16], bytes(64)), "layer_000_v_proj.safetensors"),
+    refused("v_proj.*norm of 16"),
+)
+# without one file a layer is that of the original
+kind.row("without a file", remove("layer_000_k_proj.safetensors"), shown("perplexity|ppl"), READ)

@@ -9,8 +9,8 @@
 #include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/dev.h"
-#include "lib/backend/ref/ref.h"
 #include "lib/base/parallel.h"
+#include "lib/base/uniform.h"
 
 enum { PANEL = VPTQ_PANEL };
 
@@ -35,7 +35,8 @@ static void range_rows(void *arg, size_t begin, size_t end, int thread)
         job->kernels->widen(z, lo, hi);
     }
     for (size_t r = 0; r < count; r++)
-        vptq_ref_uniform_grid(a, begin + r, lo[r], hi[r]);
+        vptq_uniform_grid(a->bits, a->symmetric, a->storage, lo[r], hi[r],
+                          &a->scale[begin + r], &a->zero[begin + r]);
 }
 
 vptq_status vptq_cpu_uniform_range(vptq_dev *dev, const vptq_uniform_range_args *a,

@@ -23,8 +23,6 @@ vptq_status vptq_ref_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double 
 
 /* Entry (i, j) of the matrix that the op metric writes. */
 double vptq_ref_metric_entry(const vptq_metric_args *a, size_t i, size_t j);
-/* Scale and zero point of row r of the op uniform_range, with lo <= 0 <= hi. */
-void vptq_ref_uniform_grid(const vptq_uniform_range_args *a, size_t r, float lo, float hi);
 /* |x - c|^2 of vectors of length v. */
 double vptq_ref_distance(const float *x, const float *c, uint32_t v);
 

@@ -1,29 +1,14 @@
 /* The ops of uniform quantization, one loop each. */
-#include <float.h>
 #include <math.h>
 
 #include "lib/backend/ref/ref.h"
+#include "lib/base/uniform.h"
 
 /* NaN becomes 0. */
 static float clamp(float x, float max)
 {
     const float low = x > 0 ? x : 0;
     return low < max ? low : max;
-}
-
-void vptq_ref_uniform_grid(const vptq_uniform_range_args *a, size_t r, float lo, float hi)
-{
-    const float max = (float)((1U << a->bits) - 1);
-    if (a->symmetric) {
-        hi = hi > -lo ? hi : -lo;
-        lo = -hi;
-    }
-    float scale = vptq_round_to(a->storage, (hi - lo) / max);
-    if (scale <= 0)
-        scale = a->storage == VPTQ_F16 ? 0x1p-14F : FLT_MIN;
-    a->scale[r] = scale;
-    a->zero[r] =
-        (uint8_t)(a->symmetric ? (float)(1U << (a->bits - 1)) : clamp(rintf(-lo / scale), max));
 }
 
 vptq_status vptq_ref_uniform_range(vptq_dev *dev, const vptq_uniform_range_args *a,
@@ -38,7 +23,8 @@ vptq_status vptq_ref_uniform_range(vptq_dev *dev, const vptq_uniform_range_args 
             lo = z < lo ? z : lo;
             hi = z > hi ? z : hi;
         }
-        vptq_ref_uniform_grid(a, r, lo, hi);
+        vptq_uniform_grid(a->bits, a->symmetric, a->storage, lo, hi, &a->scale[r],
+                          &a->zero[r]);
     }
     return VPTQ_OK;
 }

@@ -313,7 +313,7 @@ static void test_fields_out_of_range(void **state)
         vptq_encoder_settings s = vptq_encoder_defaults();
         unsigned char *at = (unsigned char *)&s + t[i].offset;
         if (!vptq_setting_is_used(&t[i], &s))
-            vptq_encoder_set_method(&s, VPTQ_METHOD_GPTQ);
+            vptq_encoder_set_method(&s, VPTQ_METHOD_SMOOTH | VPTQ_METHOD_GPTQ);
         const uint32_t large = UINT32_MAX;
         const double wrong[] = {(double)NAN, (double)INFINITY, -1};
         snprintf(part, sizeof part, "%s is '", t[i].key);
@@ -363,13 +363,25 @@ static void test_methods(void **state)
     s.storage = VPTQ_F16;
     const vptq_encoder_settings defaults = vptq_encoder_defaults();
     assert_same(&s, &defaults);
-    static const char *const wrong[] = {"",      "awq?",  "rtn+gptq", "gptq+gptq",
-                                        "gptq+", "+gptq", "vptq+rtn"};
+    vptq_err err = {0};
+    assert_ok(vptq_setting_parse(find("method"), "gptq+smooth", &s, &err), &err);
+    assert_int_equal(s.method, VPTQ_METHOD_SMOOTH | VPTQ_METHOD_GPTQ);
+    assert_value(&s, "method", "smooth+gptq");
+    assert_true(vptq_setting_is_used(find("smooth_alpha"), &s));
+    assert_true(vptq_setting_is_used(find("ridge"), &s));
+    vptq_encoder_set_method(&s, VPTQ_METHOD_AWQ);
+    assert_value(&s, "method", "awq");
+    assert_false(vptq_setting_is_used(find("smooth_alpha"), &s));
+    assert_false(vptq_setting_is_used(find("ridge"), &s));
+    assert_true(vptq_setting_is_used(find("symmetric"), &s));
+    static const char *const wrong[] = {"",         "awq?",        "rtn+gptq", "gptq+gptq",
+                                        "gptq+",    "+gptq",       "vptq+rtn", "smooth",
+                                        "awq+gptq", "smooth+vptq", "smooth+",  "sparse+vptq"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        vptq_err err = {0};
+        err = (vptq_err){0};
         assert_fails(vptq_setting_parse(find("method"), wrong[i], &s, &err), VPTQ_E_ARG, &err,
-                     "expected vptq|rtn|gptq");
-        assert_value(&s, "method", "vptq");
+                     "expected vptq, rtn, gptq or awq");
+        assert_value(&s, "method", "awq");
     }
 }
 

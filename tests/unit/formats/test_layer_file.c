@@ -1,4 +1,5 @@
 /* Tests the matrix files of a work directory: round trips, and rejection of all other files. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,55 @@ static void test_round_trip(void **state)
               &err);
     vtest_expect_same_file(path, again);
     vptq_layer_file_release(&f);
+}
+
+static void write_folded(const sample *s, const char *path, bool folded, const float *norm)
+{
+    vptq_err err = {0};
+    assert_ok(vptq_layer_file_write(path,
+                                    &(vptq_layer_file){.matrix = s->m,
+                                                       .centroids_f32 = s->codebooks,
+                                                       .res_centroids_f32 = s->res,
+                                                       .folded = folded,
+                                                       .norm = norm,
+                                                       .norm_size = norm ? IN : 0,
+                                                       .fingerprint = "f",
+                                                       .report = "{}"},
+                                    NULL, &err),
+              &err);
+}
+
+static void test_norms(void **state)
+{
+    sample s;
+    vptq_layer_file f;
+    vptq_err err = {0};
+    char path[4096];
+    float norm[IN];
+    make_sample(&s);
+    vtest_normal(norm, IN, 5);
+    vtest_path(path, sizeof path, *state, "a.safetensors");
+    write_folded(&s, path, true, norm);
+    assert_ok(vptq_layer_file_read(path, NULL, &f, &err), &err);
+    assert_true(f.folded);
+    assert_int_equal(f.norm_size, IN);
+    assert_same_f32(f.norm, norm, IN);
+    vptq_layer_file_release(&f);
+    write_folded(&s, path, true, NULL);
+    assert_ok(vptq_layer_file_read(path, NULL, &f, &err), &err);
+    assert_true(f.folded && !f.norm);
+    vptq_layer_file_release(&f);
+    write_folded(&s, path, false, NULL);
+    assert_ok(vptq_layer_file_read(path, NULL, &f, &err), &err);
+    assert_false(f.folded);
+    vptq_layer_file_release(&f);
+    write_folded(&s, path, false, norm);
+    assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_FORMAT, &err,
+                 "tensor 'norm' is not F32 [columns] of a folded matrix");
+    norm[3] = NAN;
+    write_folded(&s, path, true, norm);
+    assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_NUMERIC, &err,
+                 "tensor 'norm': element 3 is nan");
 }
 
 /* After a change of any bit the reader reports an error, or the data is intact (a space in the
@@ -223,5 +273,6 @@ static void test_out_of_memory(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_names), scratch_test(test_round_trip),
-           scratch_test(test_every_flipped_byte), scratch_test(test_truncated),
-           scratch_test(test_other_files), scratch_test(test_out_of_memory))
+           scratch_test(test_norms), scratch_test(test_every_flipped_byte),
+           scratch_test(test_truncated), scratch_test(test_other_files),
+           scratch_test(test_out_of_memory))
