@@ -81,6 +81,23 @@ size_t vptq_checkpoint_uniform_count(const vptq_checkpoint *c)
     return count;
 }
 
+size_t vptq_checkpoint_dense_count(const vptq_checkpoint *c)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < c->set.count; i++)
+        count += vptq_checkpoint_is_dense(c, &c->set.tensors[i]);
+    return count;
+}
+
+bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t)
+{
+    const vptq_checkpoint_files *f = c->files;
+    for (size_t i = 0; c->kind == VPTQ_CKPT_WORK && t->dims == 2 && i < f->layer_count; i++)
+        if (f->layers[i].dense && f->layers[i].weight.name == t->name) /* copies share it */
+            return true;
+    return false;
+}
+
 /* ---- faults ---- */
 
 bool vptq_checkpoint_is_fault(vptq_status st)

@@ -90,6 +90,10 @@ const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
 /* Number of uniformly quantized matrices: tensors of the set with `uniform`. */
 size_t vptq_checkpoint_uniform_count(const vptq_checkpoint *c);
 
+/* WORK: matrices that were changed, but are stored as plain tensors of the set. */
+size_t vptq_checkpoint_dense_count(const vptq_checkpoint *c);
+bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t);
+
 /* Reads the tokenizer; VPTQ_E_FORMAT if the model has none. */
 vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx, vptq_vocab *v,
                                   vptq_err *err) VPTQ_MUST_CHECK;

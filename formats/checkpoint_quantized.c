@@ -257,11 +257,14 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
     VPTQ_CHECK(vptq_json_parse(text.data, text.len, name, &c->config, err));
     VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
     const bool uniform = vptq_compressed_is_config(c->config);
+    const bool is_quantized =
+        vptq_packed_is_config(c->config) || json_object_get(c->config, "quantization_config");
     VPTQ_CHECK(read_archive_entries(c, shapes_only && !uniform, err));
     if (vptq_archive_find(f->archive, "tokenizer.json", false))
         c->tokenizer = c->path;
-    return uniform ? vptq_checkpoint_read_uniform(c, err)
-                   : vptq_checkpoint_read_matrices(shapes_only, c, err);
+    if (uniform)
+        return vptq_checkpoint_read_uniform(c, err);
+    return is_quantized ? vptq_checkpoint_read_matrices(shapes_only, c, err) : VPTQ_OK;
 }
 
 /* ---- work directory ---- */
@@ -322,20 +325,35 @@ static bool is_linear(const vptq_model_desc *d, const char *module)
     return false;
 }
 
-/* *weight = the tensor of the base model that the matrix replaces.  A uniform one takes its
- * place in the set, where only linear layers may be decoded. */
+/* Whether a dense tensor can take the place of one of the base model: not of embeddings, which
+ * a head may share. */
+static bool fits(const vptq_tensor *dense, const vptq_tensor *base)
+{
+    bool same = dense->dims == base->dims && !vptq_is_embedding(base->name);
+    for (uint32_t i = 0; i < dense->dims; i++)
+        same = same && dense->shape[i] == base->shape[i];
+    return same;
+}
+
+/* *weight = the tensor of the base model that the matrix replaces.  A uniform or dense one
+ * takes its place in the set, where only linear layers may be decoded. */
 static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
                                const vptq_layer_file *f, const vptq_tensor **weight,
                                vptq_err *err)
 {
     char name[VPTQ_NAME_MAX + 8];
     const char *module = vptq_layer_file_matrix(f);
-    const vptq_dtype storage = f->is_uniform ? f->uniform.storage : f->matrix.storage;
+    const vptq_dtype storage = vptq_layer_file_storage(f);
     snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, module);
     *weight = vptq_tensor_find(&c->set, name);
     if (!*weight || (f->is_uniform && !is_linear(&c->desc, module)))
         return vptq_fail(err, VPTQ_E_MISMATCH, "%s: matrix '%.200s' is not in the base model",
                          path, module);
+    if (f->dense && !fits(&f->weight, *weight))
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: tensor '%.200s' has another shape than in the base model, or is "
+                         "an embedding",
+                         path, f->weight.name);
     if (storage != c->storage)
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: is stored as %s, " VPTQ_WORK_FILE " says %s", path,
@@ -402,9 +420,8 @@ static vptq_status read_layer(const vptq_ctx *ctx, const char *path, vptq_checkp
         st = replace_norm(c, path, f, err);
     if (st)
         return vptq_checkpoint_report_fault(c, st, err);
-    if (f->is_uniform)
-        c->set.tensors[weight - c->set.tensors] =
-            vptq_compressed_weight(&f->uniform, weight->name, weight->file);
+    if (f->is_uniform || f->dense)
+        c->set.tensors[weight - c->set.tensors] = f->weight;
     else
         c->quantized[c->quantized_count++] = f->matrix;
     return VPTQ_OK;

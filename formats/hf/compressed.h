@@ -65,11 +65,13 @@ vptq_status vptq_compressed_layout_of(const json_t *config, const char *module,
 
 /* Makes the quantization_config for matrices as vptq_compressed_tensors stores them: one group
  * per layout, with the keys that every release of the library reads.  A single group has the
- * target "Linear", so every linear layer of the model's blocks must be among the matrices;
- * several list module paths.  If only some matrices have 8-bit activations, each group names
- * its own format, which needs release 0.11 or later.  Errors as vptq_compressed_tensors, and
- * VPTQ_E_UNSUPPORTED for lm_head, which the config leaves plain.  The caller owns *config. */
+ * target "Linear", so every linear layer of the model's blocks must be among the matrices or in
+ * `plain`, module paths that `ignore` lists after lm_head; several groups list module paths. If
+ * only some matrices have 8-bit activations, each group names its own format, which needs
+ * release 0.11 or later.  Errors as vptq_compressed_tensors, and VPTQ_E_UNSUPPORTED for
+ * lm_head, which the config leaves plain.  The caller owns *config. */
 vptq_status vptq_compressed_make_config(const vptq_compressed_matrix *matrices, size_t count,
+                                        const char *const *plain, size_t plain_count,
                                         json_t **config, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- tensors ---- */

@@ -311,7 +311,20 @@ static json_t *make_groups(const vptq_compressed_matrix *matrices, size_t count,
     return groups;
 }
 
+/* NULL if memory runs out. */
+static json_t *make_ignore(const char *const *plain, size_t count)
+{
+    json_t *list = json_pack("[s]", "lm_head");
+    for (size_t i = 0; list && i < count; i++)
+        if (json_array_append_new(list, json_string(plain[i]))) {
+            json_decref(list);
+            list = NULL;
+        }
+    return list;
+}
+
 vptq_status vptq_compressed_make_config(const vptq_compressed_matrix *matrices, size_t count,
+                                        const char *const *plain, size_t plain_count,
                                         json_t **config, vptq_err *err)
 {
     size_t bytes = 0;
@@ -328,10 +341,10 @@ vptq_status vptq_compressed_make_config(const vptq_compressed_matrix *matrices, 
     }
     const bool mixed = bytes > 0 && bytes < count;
     *config = json_pack(
-        "{s:s, s:s, s:s, s:n, s:[s], s:n, s:o}", "quant_method", "compressed-tensors", "format",
+        "{s:s, s:s, s:s, s:n, s:o, s:n, s:o}", "quant_method", "compressed-tensors", "format",
         mixed ? "mixed-precision" : format_of(bytes > 0), "quantization_status", "compressed",
-        "global_compression_ratio", "ignore", "lm_head", "kv_cache_scheme", "config_groups",
-        make_groups(matrices, count, mixed));
+        "global_compression_ratio", "ignore", make_ignore(plain, plain_count),
+        "kv_cache_scheme", "config_groups", make_groups(matrices, count, mixed));
     return *config ? VPTQ_OK
                    : vptq_fail(err, VPTQ_E_NOMEM, "out of memory for the quantization_config");
 }

@@ -15,6 +15,8 @@
 #define BYTES_FORMAT  "int-quantized"
 #define FOLDED        "folded"
 #define NORM          "norm"
+/* Its name of tensors that are not quantized. */
+#define DENSE_FORMAT "dense"
 
 enum { FORMAT, NAME, ENTRY, FINGERPRINT, REPORT, SUM, META_COUNT };
 
@@ -73,7 +75,9 @@ static json_t *uniform_entry(const vptq_compressed_matrix *m)
 static vptq_status entry_text(const vptq_layer_file *f, char **text, vptq_err *err)
 {
     json_t *entry = NULL;
-    if (f->is_uniform)
+    if (f->dense)
+        entry = json_pack("{s:s}", "format", DENSE_FORMAT);
+    else if (f->is_uniform)
         entry = uniform_entry(&f->uniform);
     else
         VPTQ_CHECK(vptq_packed_make_entry(&f->matrix, false, &entry, err));
@@ -89,10 +93,16 @@ static vptq_status entry_text(const vptq_layer_file *f, char **text, vptq_err *e
     return VPTQ_OK;
 }
 
-static vptq_status list_packed(const vptq_layer_file *f, vptq_arena *arena, vptq_tensor *list,
-                               size_t *count, vptq_err *err)
+static vptq_status list_tensors(const vptq_layer_file *f, vptq_arena *arena, vptq_tensor *list,
+                                size_t *count, vptq_err *err)
 {
     const vptq_packed_matrix *m = &f->matrix;
+    if (f->dense) {
+        list[(*count)++] = f->weight;
+        return VPTQ_OK;
+    }
+    if (f->is_uniform)
+        return vptq_compressed_tensors(&f->uniform, arena, list, count, err);
     VPTQ_CHECK(vptq_packed_tensors(m, arena, list, count, err));
     add_float_codebook(list, count, "centroids_f32", &m->vq.shape, m->vq.shape.k,
                        f->centroids_f32);
@@ -112,8 +122,7 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vp
     vptq_tensor list[VPTQ_PACKED_MAX_TENSORS + 3];
     size_t count = 0;
     VPTQ_TRY(entry_text(f, &entry, err));
-    VPTQ_TRY(f->is_uniform ? vptq_compressed_tensors(&f->uniform, &arena, list, &count, err)
-                           : list_packed(f, &arena, list, &count, err));
+    VPTQ_TRY(list_tensors(f, &arena, list, &count, err));
     if (f->norm)
         add_norm(list, &count, f);
     qsort(list, count, sizeof *list, vptq_tensor_by_name);
@@ -226,6 +235,16 @@ static vptq_status read_format(const char *path, const char *name, const json_t 
     return VPTQ_OK;
 }
 
+/* NULL if memory runs out. */
+static const char *weight_name(const char *module, vptq_arena *arena, vptq_err *err)
+{
+    const size_t size = strlen(module) + sizeof ".weight";
+    char *name = vptq_arena_alloc(arena, size, 1, err);
+    if (name)
+        snprintf(name, size, "%s.weight", module);
+    return name;
+}
+
 static vptq_status read_uniform(const char *path, const char *name, const json_t *entry,
                                 vptq_layer_file *f, vptq_err *err)
 {
@@ -249,7 +268,53 @@ static vptq_status read_uniform(const char *path, const char *name, const json_t
                                            .ragged = true};
     VPTQ_CHECK(
         vptq_compressed_read(&f->set, &layout, name, path, &f->set.arena, &f->uniform, err));
-    return vptq_compressed_check_activations(&f->uniform, path, err);
+    VPTQ_CHECK(vptq_compressed_check_activations(&f->uniform, path, err));
+    const char *weight = weight_name(name, &f->set.arena, err);
+    if (!weight)
+        return VPTQ_E_NOMEM;
+    f->weight = vptq_compressed_weight(&f->uniform, weight, f->set.tensors[0].file);
+    return VPTQ_OK;
+}
+
+/* Fails for a number of 16 bits that is not finite. */
+static vptq_status check_finite(const char *path, const vptq_tensor *t, vptq_err *err)
+{
+    const uint16_t exponent = t->type == VPTQ_F16 ? 0x7c00 : 0x7f80;
+    for (size_t i = 0; i < t->bytes / 2; i++) {
+        uint16_t bits;
+        memcpy(&bits, t->data + 2 * i, sizeof bits);
+        if ((bits & exponent) == exponent)
+            return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is not finite",
+                             path, t->name, i);
+    }
+    return VPTQ_OK;
+}
+
+/* The only tensor: NAME.weight, numbers of 16 bits. */
+static vptq_status read_dense(const char *path, const char *name, vptq_layer_file *f,
+                              vptq_err *err)
+{
+    const char *weight = weight_name(name, &f->set.arena, err);
+    if (!weight)
+        return VPTQ_E_NOMEM;
+    const vptq_tensor *t = vptq_tensor_find(&f->set, weight);
+    const size_t others = vptq_tensor_find(&f->set, NORM) ? 1 : 0;
+    if (!t || f->set.count > 1 + others || t->dims < 1 || t->dims > 2 ||
+        (t->type != VPTQ_F16 && t->type != VPTQ_BF16))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: expected one tensor '%.200s' of one or two dimensions and type "
+                         "F16 or BF16",
+                         path, weight);
+    f->dense = name;
+    f->weight = *t;
+    f->weight.round_to = t->type;
+    return check_finite(path, &f->weight, err);
+}
+
+static bool is_dense(const json_t *entry)
+{
+    const char *format = json_string_value(json_object_get(entry, "format"));
+    return format && !strcmp(format, DENSE_FORMAT);
 }
 
 static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_COUNT],
@@ -260,8 +325,12 @@ static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_C
     const char *name = meta[NAME].value;
     VPTQ_TRY(vptq_json_parse(meta[ENTRY].value, strlen(meta[ENTRY].value), path, &entry, err));
     f->is_uniform = json_object_get(entry, "num_bits") != NULL;
-    VPTQ_TRY(f->is_uniform ? read_uniform(path, name, entry, f, err)
-                           : read_packed(path, name, entry, f, err));
+    if (f->is_uniform)
+        VPTQ_TRY(read_uniform(path, name, entry, f, err));
+    else if (is_dense(entry))
+        VPTQ_TRY(read_dense(path, name, f, err));
+    else
+        VPTQ_TRY(read_packed(path, name, entry, f, err));
     VPTQ_TRY(read_norm(path, entry, f, err));
     f->fingerprint = meta[FINGERPRINT].value;
     f->report = meta[REPORT].value;

@@ -1,8 +1,9 @@
 /* Internal: one finished matrix of a work directory: a safetensors file with the tensors of the
  * published layout (formats/vptq/packed.h) and the float codebooks before rounding
  * (`centroids_f32`, `res_centroids_f32`), or with those of the compressed-tensors layout
- * (formats/hf/compressed.h), and metadata: matrix name, config entry as JSON, fingerprint of
- * the settings, report row, and an XXH3 checksum, which reading verifies.
+ * (formats/hf/compressed.h), or one dense tensor P.weight, and metadata: matrix name, config
+ * entry as JSON, fingerprint of the settings, report row, and an XXH3 checksum, which reading
+ * verifies.
  *
  * A method that moves scales between a matrix and what computes its input (docs/methods.md)
  * changes a layer as a whole: its files say so (`folded` in the config entry), those of q_proj
@@ -17,9 +18,12 @@
 
 typedef struct vptq_layer_file {
     vptq_tensor_set set; /* owns everything below */
-    bool is_uniform;     /* which of the two it is */
+    bool is_uniform;     /* `uniform` is set */
+    const char *dense;   /* module path; not NULL: `weight` is set; neither: `matrix` */
     vptq_packed_matrix matrix;
     vptq_compressed_matrix uniform;
+    vptq_tensor weight; /* dense: F16 or BF16, one or two dimensions, finite.  Reading also sets
+                           it for `uniform`, whose weights it decodes */
     const float *centroids_f32;     /* [groups][k][v] */
     const float *res_centroids_f32; /* or NULL */
     bool folded;
@@ -39,7 +43,12 @@ bool vptq_layer_file_is(const char *name);
 /* Module path of the matrix. */
 static inline const char *vptq_layer_file_matrix(const vptq_layer_file *f)
 {
-    return f->is_uniform ? f->uniform.name : f->matrix.name;
+    return f->dense ? f->dense : f->is_uniform ? f->uniform.name : f->matrix.name;
+}
+/* Type of every stored number. */
+static inline vptq_dtype vptq_layer_file_storage(const vptq_layer_file *f)
+{
+    return f->dense ? f->weight.type : f->is_uniform ? f->uniform.storage : f->matrix.storage;
 }
 
 /* Writes f (all but `set`); atomic, replaces an old file.  The float codebooks are those of

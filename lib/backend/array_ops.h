@@ -225,6 +225,8 @@ typedef vptq_status vptq_op_worst_vectors(vptq_dev *dev, const vptq_worst_args *
  * zero[r]) * scale[r], rounded to float and then to `storage`, F16 or BF16
  * (lib/base/uniform.h). All backends give the same bits, except those of a NaN. */
 
+enum { VPTQ_PRUNE_MAX_M = 8 }; /* columns of the largest n:m pattern */
+
 /* Scale and zero point of every row.  With lo = min(0, min z) and hi = max(0, max z) over the
  * columns of z, NaN ignored, or with `symmetric` the larger of -lo and hi on both sides,
  *     scale = (hi - lo) / (2^bits - 1)    zero = clamp(rint(-lo / scale), 0, 2^bits - 1)
@@ -244,23 +246,45 @@ typedef struct vptq_uniform_range_args {
 typedef vptq_status vptq_op_uniform_range(vptq_dev *dev, const vptq_uniform_range_args *a,
                                           vptq_err *err);
 
+/* Marks the weights of a block that are pruned: with score |z[t][r] / u[t][t]| in float, those
+ * whose score is at most the one at position `rank` (from 0) of all scores in ascending order.
+ * The score of a NaN is above all others. */
+typedef struct vptq_prune_mask_args {
+    size_t cols, rows;
+    const float *z; /* [cols, rows] */
+    const float *u; /* [cols, cols]; only the diagonal is read */
+    size_t rank;    /* below cols * rows */
+    uint8_t *mask;  /* [cols, rows] 1: pruned, 0: not */
+    size_t ldz, ldu, ldm;
+} vptq_prune_mask_args;
+typedef vptq_status vptq_op_prune_mask(vptq_dev *dev, const vptq_prune_mask_args *a,
+                                       vptq_err *err);
+
 /* One block of the column pass, as vq_pass, with uniform codes.  For t = 0..cols-1 and every
  * row r, in float with halves rounded to even:
  *     code = clamp(rint(z[t][r] / scale[r]) + zero[r], 0, 2^bits - 1), 0 for NaN
  *     err[t][r] = (z[t][r] - d) / u[t][t], d being what the code stands for
  *     z[s][r] -= err[t][r] * u[t][s] for t < s < cols, the product rounded first
- * Without u nothing is propagated: z is only read, and err is not written. */
+ * Without u nothing is propagated: z is only read, and err is not written.
+ *
+ * Some elements can be pruned, which needs u: those of the mask, or with prune_m, of every
+ * prune_m columns from t = 0 on in every row, the prune_n with the smallest |z / u[t][t]| when
+ * the first of them is reached (of equal ones the first, of NaN the last).  A pruned element
+ * has d = 0 and code zero[r].  Without scale the others are not rounded: d = z, no codes are
+ * written, and z becomes d. */
 typedef struct vptq_uniform_pass_args {
     size_t cols, rows;
     float *z;       /* [cols, rows] in: compensated so far; out: as it was quantized */
     const float *u; /* [cols, cols]; only the upper triangle is read; or NULL */
     uint32_t bits;
     vptq_dtype storage;
-    const float *scale;  /* [rows] positive */
-    const uint8_t *zero; /* [rows] at most 2^bits - 1 */
-    uint8_t *codes;      /* [cols, rows] */
-    float *err;          /* [cols, rows]; may be NULL without u */
-    size_t ldz, ldu, ldc, lde;
+    const float *scale;        /* [rows] positive; or NULL, with u */
+    const uint8_t *zero;       /* [rows] at most 2^bits - 1; may be NULL without scale */
+    uint8_t *codes;            /* [cols, rows]; may be NULL without scale */
+    float *err;                /* [cols, rows]; may be NULL without u */
+    const uint8_t *mask;       /* [cols, rows] not 0: pruned; or NULL */
+    uint32_t prune_n, prune_m; /* 1 <= n < m <= VPTQ_PRUNE_MAX_M, m divides cols; or both 0 */
+    size_t ldz, ldu, ldc, lde, ldm;
 } vptq_uniform_pass_args;
 typedef vptq_status vptq_op_uniform_pass(vptq_dev *dev, const vptq_uniform_pass_args *a,
                                          vptq_err *err);
@@ -327,8 +351,8 @@ typedef vptq_status vptq_op_vq_pack(vptq_dev *dev, const vptq_pack_args *a, vptq
     OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(pack_lower)                 \
     OP(reverse_upper) OP(subtract) OP(affine) OP(column_dots) OP(solve_upper)                  \
     OP(dot) OP(cg_step) OP(cg_turn) OP(add_rounded) OP(add_widened) OP(narrow)                 \
-    OP(move_centroids) OP(worst_vectors) OP(uniform_range) OP(uniform_pass) OP(vq_pack)           \
-    OP(quantize_rows) OP(multiply_bytes)
+    OP(move_centroids) OP(worst_vectors) OP(uniform_range) OP(prune_mask) OP(uniform_pass)     \
+    OP(vq_pack) OP(quantize_rows) OP(multiply_bytes)
 /* clang-format on */
 
 #endif

@@ -40,6 +40,7 @@ typedef struct vptq_encoder_report {
     int kmeans_iterations;    /* of all codebooks together */
     uint32_t kmeans_repaired; /* empty clusters that were moved */
     double damping_added;     /* times the mean diagonal; 0 = none was needed */
+    double sparsity;          /* share of weights that are 0; only of pruned matrices */
     uint32_t dead_columns;    /* H_jj = 0: the column does not count in the loss */
     double seconds;           /* never written to files */
 } vptq_encoder_report;

@@ -14,27 +14,28 @@
 
 #define AT(field) offsetof(vptq_encoder_settings, field)
 
-/* Methods that use a setting. */
+/* Stages that use a setting. */
 enum {
     VQ = VPTQ_METHOD_VPTQ,
     SMOOTH = VPTQ_METHOD_SMOOTH,
+    SPARSE = VPTQ_METHOD_SPARSE,
     RTN = VPTQ_METHOD_RTN,
     GPTQ = VPTQ_METHOD_GPTQ,
     AWQ = VPTQ_METHOD_AWQ,
-    UNIFORM = RTN | GPTQ | AWQ,
-    ALL = VQ | UNIFORM
+    CODES = RTN | GPTQ | AWQ,
+    ALL = VQ | SPARSE | CODES
 };
 
 /* Whether there is a method of these stages. */
 static bool is_method(uint32_t stages)
 {
-    const uint32_t codes = stages & ~(uint32_t)SMOOTH;
-    return stages == VQ || codes == RTN || codes == GPTQ || codes == AWQ;
+    const uint32_t codes = stages & ~(uint32_t)(SMOOTH | SPARSE);
+    return stages == VQ || stages == SPARSE || codes == RTN || codes == GPTQ || codes == AWQ;
 }
 
 static const vptq_setting table[] = {
     {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0, "vptq|smooth|sparse|rtn|gptq|awq", true,
-     ALL, "vector quantization, or uniform codes; a chain is joined by +"},
+     ALL, "vectors, or uniform codes and what comes before them; a chain is joined by +"},
     {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
      "rows that share one index"},
     {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true, VQ,
@@ -43,7 +44,7 @@ static const vptq_setting table[] = {
      "centroids of the residual codebook, a power of two; 0 = none"},
     {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true, VQ,
      "groups of columns with codebooks of their own"},
-    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true, ALL,
+    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true, VQ | CODES,
      "columns per group, instead of groups; 0 = by groups (uniform: 0 = all columns)"},
     {"outliers", VPTQ_SETTING_DOUBLE, AT(outliers), 0, 100, NULL, true, VQ,
      "percent of columns that get the outlier codebook"},
@@ -54,13 +55,17 @@ static const vptq_setting table[] = {
     {"dtype", VPTQ_SETTING_DTYPE, AT(storage), 0, 0, "f16|bf16", true, ALL,
      "type of codebooks, scale and bias"},
     {"weight_bits", VPTQ_SETTING_U32, AT(weight_bits), 2, VPTQ_UNIFORM_MAX_BITS, NULL, true,
-     UNIFORM, "bits of a uniform code"},
-    {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, UNIFORM,
+     CODES, "bits of a uniform code"},
+    {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, CODES,
      "uniform codes without zero points"},
     {"activation_bits", VPTQ_SETTING_U32, AT(activation_bits), 0, 8, NULL, true, RTN | GPTQ,
      "bits of each token's inputs when the model runs: 8, or 0 = not quantized"},
     {"smooth_alpha", VPTQ_SETTING_DOUBLE, AT(smooth_alpha), 0, 1, NULL, true, SMOOTH,
      "share of the activations' range that smooth moves into the weights"},
+    {"sparsity", VPTQ_SETTING_DOUBLE, AT(sparsity), 0.01, 0.99, NULL, true, SPARSE,
+     "share of the weights that is pruned"},
+    {"sparsity_pattern", VPTQ_SETTING_CHOICE, AT(sparsity_pattern), 0, 0, "none|2:4|4:8", true,
+     SPARSE, "prunes so many of each 4 or 8 neighbors in a row"},
     {"norm", VPTQ_SETTING_CHOICE, AT(norm), 0, 0, "none|std|minmax", false, VQ,
      "scale and bias of columns"},
     {"metric", VPTQ_SETTING_CHOICE, AT(metric), 0, 0, "scaled|raw", false, VQ,
@@ -95,9 +100,9 @@ static const vptq_setting table[] = {
      "round to the stored type before or after the last decisions"},
     {"codebook_grid", VPTQ_SETTING_CHOICE, AT(codebook_grid), 0, 0, "none|int8", false, VQ,
      "round codebooks to whole multiples, up to 127, of one scale each"},
-    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false, VQ | GPTQ,
+    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false, VQ | SPARSE | GPTQ,
      "share of the mean diagonal added to the Hessian"},
-    {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false, VQ | GPTQ,
+    {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false, VQ | SPARSE | GPTQ,
      "first share added when the factorization fails"},
     {"seed", VPTQ_SETTING_U64, AT(seed), 0, 0, NULL, false, ALL, "of all random numbers"},
 };
@@ -173,7 +178,7 @@ static void print_stages(const char *choices, uint32_t stages, char *text, size_
     }
 }
 
-enum { REASON = 96 };
+enum { REASON = 128 };
 
 static bool parse_number(const vptq_setting *t, const char *text, double *x,
                          char reason[REASON])
@@ -249,7 +254,8 @@ static bool parse_value(const vptq_setting *t, const char *text, unsigned char *
     }
     case VPTQ_SETTING_METHOD:
         snprintf(reason, REASON,
-                 "expected vptq, rtn, gptq or awq; smooth+ may precede the last three");
+                 "expected vptq, sparse, rtn, gptq or awq; smooth+ and sparse+ may precede the "
+                 "last three");
         if (!parse_stages(t->choices, text, &u) || !is_method(u))
             return false;
         memcpy(at, &u, sizeof u);
@@ -422,6 +428,7 @@ vptq_encoder_settings vptq_encoder_defaults(void)
                                    .storage = VPTQ_F16,
                                    .weight_bits = 4,
                                    .smooth_alpha = 0.8,
+                                   .sparsity = 0.5,
                                    .norm = VPTQ_NORM_STD,
                                    .perm = true,
                                    .kmeans_iterations = 25,
@@ -563,13 +570,40 @@ static vptq_status check_activations(const vptq_encoder_settings *s, uint32_t in
     return VPTQ_OK;
 }
 
+/* Both patterns prune half; m columns that follow each other in the file form one. */
+static vptq_status check_pattern(const vptq_encoder_settings *s, uint32_t in, vptq_err *err)
+{
+    const vptq_setting *t = vptq_setting_find("sparsity_pattern");
+    const uint32_t m = s->sparsity_pattern == VPTQ_PATTERN_2_4 ? 4 : 8;
+    const uint32_t group = s->method & CODES && s->group_size < in ? s->group_size : 0;
+    char name[64];
+    if (!(s->method & SPARSE) || s->sparsity_pattern == VPTQ_PATTERN_NONE)
+        return VPTQ_OK;
+    vptq_setting_print(t, s, name, sizeof name);
+    if (s->sparsity < 0.5 || s->sparsity > 0.5)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "sparsity is %g, but sparsity_pattern %s prunes half of the weights",
+                         s->sparsity, name);
+    if (s->method & GPTQ && s->perm)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "sparsity_pattern is %s, which needs columns in their own order, but "
+                         "perm is true",
+                         name);
+    if (in % m || group % m)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "sparsity_pattern is %s, which does not divide %s%u "
+                         "columns",
+                         name, in % m ? "" : "groups of ", in % m ? in : group);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                vptq_err *err)
 {
     VPTQ_CHECK(check_ranges(s, err));
     VPTQ_CHECK(check_activations(s, in, err));
     if (s->method != VPTQ_METHOD_VPTQ)
-        return VPTQ_OK;
+        return check_pattern(s, in, err);
     VPTQ_CHECK(check_columns(s, in, err));
     vptq_vq_shape shape = vptq_encoder_shape(s, out, in);
     return vptq_vq_shape_check(&shape, err);

@@ -112,8 +112,9 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
     VPTQ_TRY(read_matrix(c, &c->base->blocks[layer].linear[l], c->w, err));
     VPTQ_TRY(read_matrix(c, q, c->what, err));
-    row.bits_per_weight =
-        (u ? vptq_uniform_count_bits(&u->shape) : vptq_vq_count_bits(&row.shape)).per_weight;
+    row.bits_per_weight = q->packed ? vptq_vq_count_bits(&row.shape).per_weight
+                          : u       ? vptq_uniform_count_bits(&u->shape).per_weight
+                                    : 16;
     plain_errors(c->w, c->what, &row);
     if (h->lower) {
         vptq_encoder_loss loss;
@@ -140,7 +141,9 @@ static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input in
     bool open = false;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_weight *w = &c->quantized->blocks[layer].linear[l];
-        if (vptq_linear_input((vptq_linear)l) != input || (!w->packed && !w->tensor->uniform))
+        if (vptq_linear_input((vptq_linear)l) != input ||
+            (!w->packed && !w->tensor->uniform &&
+             !vptq_checkpoint_is_dense(&c->quantized->ckpt, w->tensor)))
             continue;
         if (c->hdir && !open) {
             VPTQ_TRY(vptq_hessian_dir_load(c->hdir, layer, input,

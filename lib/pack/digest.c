@@ -181,7 +181,7 @@ vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
         return st;
     const vptq_checkpoint *c = &model.ckpt;
     const size_t uniform = vptq_checkpoint_uniform_count(c);
-    r->matrices = (uint32_t)(c->quantized_count + uniform);
+    r->matrices = (uint32_t)(c->quantized_count + uniform + vptq_checkpoint_dense_count(c));
     r->all_matrices = c->desc.layers * VPTQ_LINEAR_COUNT;
     if (vptq_package_is_packed(c) && !has_int8(c) && !uniform)
         st = digest_packed(ctx, c, r, err);

@@ -20,6 +20,9 @@ typedef struct packing {
     vptq_quirks quirks;              /* of the matrices of a packed input */
     vptq_compressed_matrix *uniform; /* [uniform_count] the other matrices */
     size_t uniform_count;
+    const char *
+        *dense; /* [dense_count] modules of matrices that were changed, but stay plain */
+    size_t dense_count;
     /* tensors of the matrix that is being written: a vptq_packed_matrix, or the vptq_tensor of
      * a uniformly quantized one */
     const void *current;
@@ -105,6 +108,31 @@ static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, bool firs
 
 /* ---- uniformly quantized matrices ---- */
 
+/* Module path of a weight; NULL if memory runs out. */
+static const char *module_of(packing *p, const vptq_tensor *t, vptq_err *err)
+{
+    return vptq_arena_strndup(&p->out->arena, t->name, strlen(t->name) - strlen(".weight"),
+                              err);
+}
+
+static vptq_status find_dense(packing *p, vptq_err *err)
+{
+    const vptq_tensor_set *set = &p->c->set;
+    const size_t count = vptq_checkpoint_dense_count(p->c);
+    p->dense = vptq_arena_alloc(&p->out->arena, count, sizeof *p->dense, err);
+    if (!p->dense)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; count && i < set->count; i++) {
+        if (!vptq_checkpoint_is_dense(p->c, &set->tensors[i]))
+            continue;
+        const char *module = module_of(p, &set->tensors[i], err);
+        if (!module)
+            return VPTQ_E_NOMEM;
+        p->dense[p->dense_count++] = module;
+    }
+    return VPTQ_OK;
+}
+
 /* Collects them.  One config.json describes one method. */
 static vptq_status find_uniform(packing *p, vptq_err *err)
 {
@@ -118,7 +146,7 @@ static vptq_status find_uniform(packing *p, vptq_err *err)
                          "packed layout holds both",
                          p->c->path, p->c->quantized_count, count);
     const size_t all = (size_t)p->c->desc.layers * VPTQ_LINEAR_COUNT;
-    if (count < all)
+    if (count + p->dense_count < all)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: %zu of %zu matrices are quantized, expected all of them",
                          p->c->path, count, all);
@@ -135,8 +163,7 @@ static vptq_status find_uniform(packing *p, vptq_err *err)
         const vptq_tensor *t = &set->tensors[i];
         if (!t->uniform)
             continue;
-        const char *module = vptq_arena_strndup(&p->out->arena, t->name,
-                                                strlen(t->name) - strlen(".weight"), err);
+        const char *module = module_of(p, t, err);
         if (!module)
             return VPTQ_E_NOMEM;
         p->uniform[p->uniform_count++] =
@@ -271,9 +298,12 @@ static vptq_status set_quantization(json_t *config, json_t *q, vptq_err *err)
 
 static vptq_status quantization_config(const packing *p, json_t *config, vptq_err *err)
 {
+    if (!p->uniform_count && !p->c->quantized_count)
+        return VPTQ_OK;
     if (p->uniform_count) {
         json_t *q = NULL;
-        VPTQ_CHECK(vptq_compressed_make_config(p->uniform, p->uniform_count, &q, err));
+        VPTQ_CHECK(vptq_compressed_make_config(p->uniform, p->uniform_count, p->dense,
+                                               p->dense_count, &q, err));
         return set_quantization(config, q, err);
     }
     json_t *layers = json_object();
@@ -308,6 +338,7 @@ static vptq_status list_tensors(packing *p, uint32_t *plain, vptq_err *err)
 {
     VPTQ_CHECK(copy_matrices(p, p->opt->dtype, err));
     VPTQ_CHECK(add_matrices(p, err));
+    VPTQ_CHECK(find_dense(p, err));
     VPTQ_CHECK(add_uniform(p, err));
     VPTQ_CHECK(add_plain(p, plain, err));
     if (p->opt->lm_head)
@@ -411,7 +442,8 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     packing p;
     packing_init(&p, ctx, c, opt, &out, "pack");
     p.int8 = opt->form == VPTQ_PACK_ARCHIVE;
-    if (c->quantized_count == 0 && !vptq_checkpoint_uniform_count(c))
+    if (c->quantized_count == 0 && !vptq_checkpoint_uniform_count(c) &&
+        !vptq_checkpoint_dense_count(c))
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
                        c->path, vptq_checkpoint_kind_name(c->kind));
     else if (opt->repair && c->kind == VPTQ_CKPT_WORK)

@@ -53,7 +53,6 @@ static int linears_before(vptq_input input)
  * the original ones from there on.  *open = number of files to release. */
 static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input input,
                                 vptq_layer_file file[VPTQ_LINEAR_COUNT],
-                                vptq_tensor weight[VPTQ_LINEAR_COUNT],
                                 vptq_weight linear[VPTQ_LINEAR_COUNT], int *open, vptq_err *err)
 {
     char path[PATH_MAX];
@@ -69,14 +68,9 @@ static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input
                              "layer %u quantized",
                              path, layer);
         VPTQ_CHECK(vptq_layer_file_read(path, k->q->dev->ctx->mem, &file[l], err));
-        linear[l].tensor = NULL;
-        linear[l].packed = &file[l].matrix;
-        if (file[l].is_uniform) {
-            weight[l] = vptq_compressed_weight(&file[l].uniform, file[l].uniform.name,
-                                               file[l].uniform.name);
-            linear[l].tensor = &weight[l];
-            linear[l].packed = NULL;
-        }
+        const bool packed = !file[l].is_uniform && !file[l].dense;
+        linear[l].tensor = packed ? NULL : &file[l].weight;
+        linear[l].packed = packed ? &file[l].matrix : NULL;
         if (strcmp(file[l].fingerprint, k->q->fingerprint)) {
             ++*open;
             return vptq_fail(err, VPTQ_E_MISMATCH,
@@ -150,11 +144,10 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
 static vptq_status step(calibration *k, vptq_calibrator_fn fn, vptq_err *err)
 {
     vptq_layer_file file[VPTQ_LINEAR_COUNT];
-    vptq_tensor weight[VPTQ_LINEAR_COUNT]; /* of the uniformly quantized ones */
     vptq_weight linear[VPTQ_LINEAR_COUNT];
     vptq_calibrator *c = &k->calibrator;
     int open = 0;
-    vptq_status st = open_linears(k, c->layer, c->next, file, weight, linear, &open, err);
+    vptq_status st = open_linears(k, c->layer, c->next, file, linear, &open, err);
     if (!st)
         st = vptq_calibrator_step(c, linear, fn, k, err);
     while (open-- > 0)

@@ -147,11 +147,12 @@ vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linea
 /* ---- other methods (uniform.c) ---- */
 
 vptq_uniform_settings vptq_uniform_settings_of(const vptq_encoder_settings *s);
-/* Quantizes a matrix by the method of its settings, other than vptq, and measures it like the
- * encoder: *u in `arena`, *report with one step. */
+/* Runs the method of the settings, other than vptq, and measures the matrix like the encoder:
+ * what [out, in] gets its weights as readers decode them; *u their codes, in `arena`, if the
+ * method has codes; *report one step. */
 vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings *s,
                                   const vptq_encoder_input *input, vptq_arena *arena,
-                                  vptq_uniform *u, vptq_encoder_report *report,
+                                  vptq_uniform *u, float *what, vptq_encoder_report *report,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- scales of columns (fold.c) ---- */

@@ -6,6 +6,7 @@
 
 #include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
+#include "lib/base/half.h"
 #include "lib/encoder/predict.h"
 #include "lib/quantize/internal.h"
 
@@ -79,6 +80,52 @@ static void read_ahead(const vptq_quantizer *q)
         vptq_weight_ahead(&q->model.blocks[layer].linear[inside ? q->linear + 1 : 0]);
 }
 
+/* Puts the weights of a method without codes into *file, in `arena`. */
+static vptq_status store_dense(const char *name, const vptq_encoder_input *input,
+                               vptq_dtype storage, const float *what, vptq_arena *arena,
+                               vptq_layer_file *file, vptq_err *err)
+{
+    const size_t n = (size_t)input->out * input->in, size = strlen(name) + sizeof ".weight";
+    char *weight = vptq_arena_alloc(arena, size, 1, err);
+    uint16_t *data = weight ? vptq_arena_alloc(arena, n, sizeof *data, err) : NULL;
+    if (!data)
+        return VPTQ_E_NOMEM;
+    snprintf(weight, size, "%s.weight", name);
+    if (storage == VPTQ_F16)
+        vptq_f32_to_f16_n(what, data, n);
+    else
+        vptq_f32_to_bf16_n(what, data, n);
+    file->dense = name;
+    file->weight = (vptq_tensor){.name = weight,
+                                 .type = storage,
+                                 .dims = 2,
+                                 .shape = {input->out, input->in},
+                                 .data = (const uint8_t *)(const void *)data,
+                                 .bytes = n * sizeof *data,
+                                 .round_to = storage,
+                                 .file = ""};
+    return VPTQ_OK;
+}
+
+static vptq_status choose_uniform(const vptq_quantizer *q, const char *name,
+                                  const vptq_encoder_input *input, vptq_arena *arena,
+                                  vptq_quantize_row *row, vptq_layer_file *file, vptq_err *err)
+{
+    const vptq_encoder_settings *s = row->settings;
+    float *what = vptq_arena_alloc(arena, (size_t)input->out * input->in, sizeof *what, err);
+    if (!what)
+        return VPTQ_E_NOMEM;
+    file->is_uniform = vptq_method_has_codes(s->method);
+    file->uniform = (vptq_compressed_matrix){.name = name,
+                                             .storage = s->storage,
+                                             .activation_bits = s->activation_bits,
+                                             .ragged = true};
+    VPTQ_CHECK(vptq_quantize_uniform(q->dev, s, input, arena, &file->uniform.u, what,
+                                     &row->report, err));
+    return file->is_uniform ? VPTQ_OK
+                            : store_dense(name, input, s->storage, what, arena, file, err);
+}
+
 /* Runs the method of the row's settings: *file gets what is stored, in `arena`. */
 static vptq_status choose_codes(const vptq_quantizer *q, const char *name,
                                 const vptq_encoder_input *input, vptq_arena *arena,
@@ -86,15 +133,9 @@ static vptq_status choose_codes(const vptq_quantizer *q, const char *name,
 {
     const vptq_encoder_settings *s = row->settings;
     vptq_encoder_result r;
-    *file = (vptq_layer_file){.is_uniform = s->method != VPTQ_METHOD_VPTQ};
-    if (file->is_uniform) {
-        file->uniform = (vptq_compressed_matrix){.name = name,
-                                                 .storage = s->storage,
-                                                 .activation_bits = s->activation_bits,
-                                                 .ragged = true};
-        return vptq_quantize_uniform(q->dev, s, input, arena, &file->uniform.u, &row->report,
-                                     err);
-    }
+    *file = (vptq_layer_file){.is_uniform = false};
+    if (s->method != VPTQ_METHOD_VPTQ)
+        return choose_uniform(q, name, input, arena, row, file, err);
     VPTQ_CHECK(vptq_encode_matrix(q->dev, s, input, arena, &r, err));
     row->report = r.report;
     file->matrix = (vptq_packed_matrix){.name = name, .vq = r.vq, .storage = s->storage};

@@ -21,6 +21,10 @@ vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_li
     if (row.settings->method == VPTQ_METHOD_VPTQ) {
         row.shape = vptq_encoder_shape(row.settings, row.rows, row.columns);
         row.bits = vptq_vq_count_bits(&row.shape);
+    } else if (!vptq_method_has_codes(row.settings->method)) {
+        row.bits = (vptq_vq_bits){.indices = 16 * (uint64_t)row.rows * row.columns};
+        row.bits.total = row.bits.indices;
+        row.bits.per_weight = 16;
     } else {
         const vptq_uniform_settings s = vptq_uniform_settings_of(row.settings);
         row.uniform = vptq_uniform_shape_of(&s, row.rows, row.columns);
@@ -142,14 +146,9 @@ static bool put_losses(json_t *doc, const vptq_quantize_row *r)
            put_f64(doc, "relative_mse", p->relative_mse);
 }
 
-static bool put_uniform(json_t *doc, const vptq_quantize_row *r)
+static bool put_codes(json_t *doc, const vptq_quantize_row *r)
 {
-    const vptq_setting *t = vptq_setting_find("method");
-    char method[VPTQ_SETTING_TEXT];
-    vptq_setting_print(t, r->settings, method, sizeof method);
-    return put_f64(doc, "bits_per_weight", r->bits.per_weight) &&
-           put(doc, "method", json_string(method)) &&
-           put_u64(doc, "weight_bits", r->uniform.bits) &&
+    return put_u64(doc, "weight_bits", r->uniform.bits) &&
            (!r->settings->activation_bits ||
             put_u64(doc, "activation_bits", r->settings->activation_bits)) &&
            put_u64(doc, "group_size", r->uniform.group_size) &&
@@ -157,6 +156,16 @@ static bool put_uniform(json_t *doc, const vptq_quantize_row *r)
            put(doc, "symmetric", json_boolean(!r->uniform.has_zeros)) &&
            put(doc, "act_order",
                json_boolean(r->settings->method & VPTQ_METHOD_GPTQ && r->settings->perm));
+}
+
+static bool put_uniform(json_t *doc, const vptq_quantize_row *r)
+{
+    const vptq_setting *t = vptq_setting_find("method");
+    char method[VPTQ_SETTING_TEXT];
+    vptq_setting_print(t, r->settings, method, sizeof method);
+    return put_f64(doc, "bits_per_weight", r->bits.per_weight) &&
+           put(doc, "method", json_string(method)) &&
+           (!vptq_method_has_codes(r->settings->method) || put_codes(doc, r));
 }
 
 static bool put_shape(json_t *doc, const vptq_quantize_row *r)
@@ -181,7 +190,9 @@ static bool put_work(json_t *doc, const vptq_quantize_row *r)
             (put_u64(doc, "kmeans_iterations", (uint64_t)p->kmeans_iterations) &&
              put_u64(doc, "kmeans_repaired", p->kmeans_repaired))) &&
            put_f64(doc, "damping_added", p->damping_added) &&
-           put_u64(doc, "dead_columns", p->dead_columns);
+           put_u64(doc, "dead_columns", p->dead_columns) &&
+           (!(r->settings->method & VPTQ_METHOD_SPARSE) ||
+            put_f64(doc, "sparsity", p->sparsity));
 }
 
 static bool put_bits(json_t *doc, const vptq_vq_bits *b)

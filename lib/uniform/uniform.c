@@ -1,5 +1,5 @@
-/* RTN and GPTQ.  Work happens transposed, as in the column pass of lib/encoder: a column is one
- * run of floats, and a block of columns after another goes to the device's op. */
+/* RTN, GPTQ and SparseGPT.  Work happens transposed, as in the column pass of lib/encoder: a
+ * column is one run of floats, and a block of columns after another goes to the device's op. */
 #include "lib/uniform/uniform.h"
 
 #include <stdlib.h>
@@ -25,7 +25,13 @@ typedef struct quantizing {
     float *scale;   /* [groups, out] */
     uint8_t *zero;  /* [groups, out] */
     uint8_t *codes; /* [in, out] */
+    uint8_t *mask;  /* [BLOCK, out] 1: pruned; NULL without a share to prune */
 } quantizing;
+
+static bool prunes(const quantizing *q)
+{
+    return q->s->prune.share > 0 || q->s->prune.m > 0;
+}
 
 vptq_uniform_shape vptq_uniform_shape_of(const vptq_uniform_settings *s, uint32_t out,
                                          uint32_t in)
@@ -94,6 +100,19 @@ static vptq_status transpose(quantizing *q, vptq_mirror *m, vptq_err *err)
     return q->dev->ops->normalize(q->dev->state, &a, err);
 }
 
+/* Pruning begins with columns that no input reaches, whose factor would hardly tell. */
+static vptq_status clear_dead(const quantizing *q, vptq_err *err)
+{
+    const size_t rows = q->input->out;
+    for (size_t i = 0; i < q->input->in; i++) {
+        const size_t c = q->order ? q->order[i] : i;
+        if (!(q->input->lower[c * (c + 1) / 2 + c] > 0))
+            VPTQ_CHECK(
+                q->dev->ops->clear(q->dev->state, q->z + i * rows, rows * sizeof *q->z, err));
+    }
+    return VPTQ_OK;
+}
+
 /* U of the Hessian with its ridge. */
 static vptq_status factor(quantizing *q, vptq_mirror *m, double *damping_added, vptq_err *err)
 {
@@ -114,29 +133,67 @@ static vptq_status factor(quantizing *q, vptq_mirror *m, double *damping_added, 
 
 /* ---- the pass ---- */
 
-/* Columns [first, first + cols) of group g. */
-static vptq_status pass_block(const quantizing *q, size_t g, size_t first, size_t cols,
-                              vptq_err *err)
+/* Chooses what is pruned of the BLOCK columns from `first` on. */
+static vptq_status choose_mask(const quantizing *q, size_t first, vptq_err *err)
+{
+    const size_t rows = q->input->out, in = q->input->in, left = in - first;
+    const size_t cols = left < BLOCK ? left : BLOCK;
+    const vptq_prune_mask_args a = {.cols = cols,
+                                    .rows = rows,
+                                    .z = q->z + first * rows,
+                                    .u = q->u + first * in + first,
+                                    .rank = (size_t)(q->s->prune.share * (double)(rows * cols)),
+                                    .mask = q->mask,
+                                    .ldz = rows,
+                                    .ldu = in,
+                                    .ldm = rows};
+    return q->dev->ops->prune_mask(q->dev->state, &a, err);
+}
+
+/* What the pass does with columns [first, first + cols): `codes` of group g, or none. */
+static vptq_uniform_pass_args pass_of(const quantizing *q, bool codes, size_t g, size_t first,
+                                      size_t cols)
+{
+    const size_t rows = q->input->out, in = q->input->in;
+    const bool propagate = q->s->compensate || !codes;
+    const bool prune = propagate && prunes(q);
+    vptq_uniform_pass_args a = {.cols = cols,
+                                .rows = rows,
+                                .z = q->z + first * rows,
+                                .u = propagate ? q->u + first * in + first : NULL,
+                                .bits = q->s->bits,
+                                .storage = q->s->storage,
+                                .err = q->err,
+                                .ldz = rows,
+                                .ldu = in,
+                                .ldc = rows,
+                                .lde = rows,
+                                .ldm = rows};
+    if (codes) {
+        a.scale = q->scale + g * rows;
+        a.zero = q->zero + g * rows;
+        a.codes = q->codes + first * rows;
+    }
+    if (prune && q->mask)
+        a.mask = q->mask + first % BLOCK * rows;
+    if (prune && !q->mask) {
+        a.prune_n = q->s->prune.n;
+        a.prune_m = q->s->prune.m;
+    }
+    return a;
+}
+
+static vptq_status pass_block(const quantizing *q, bool codes, size_t g, size_t first,
+                              size_t cols, vptq_err *err)
 {
     const vptq_device *dev = q->dev;
     const size_t rows = q->input->out, in = q->input->in, rest = in - first - cols;
-    const vptq_uniform_pass_args block = {.cols = cols,
-                                          .rows = rows,
-                                          .z = q->z + first * rows,
-                                          .u = q->u ? q->u + first * in + first : NULL,
-                                          .bits = q->s->bits,
-                                          .storage = q->s->storage,
-                                          .scale = q->scale + g * rows,
-                                          .zero = q->zero + g * rows,
-                                          .codes = q->codes + first * rows,
-                                          .err = q->err,
-                                          .ldz = rows,
-                                          .ldu = in,
-                                          .ldc = rows,
-                                          .lde = rows};
+    const vptq_uniform_pass_args block = pass_of(q, codes, g, first, cols);
     VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
+    if (block.mask && first % BLOCK == 0)
+        VPTQ_CHECK(choose_mask(q, first, err));
     VPTQ_CHECK(dev->ops->uniform_pass(dev->state, &block, err));
-    if (!q->u || !rest)
+    if (!block.u || !rest)
         return VPTQ_OK;
     const vptq_gemm_args update = {.m = rest,
                                    .n = rows,
@@ -169,17 +226,27 @@ static vptq_status find_range(const quantizing *q, size_t g, size_t cols, vptq_e
     return q->dev->ops->uniform_range(q->dev->state, &range, err);
 }
 
-/* A block ends where the next group begins, so that the range of a group is that of weights
- * with all earlier errors in them. */
+/* Columns [first, end) of group g.  A block ends where the next group begins, so that the range
+ * of a group is that of weights with all earlier errors in them, and where the next mask does.
+ */
+static vptq_status pass_columns(const quantizing *q, bool codes, size_t g, size_t first,
+                                size_t end, vptq_err *err)
+{
+    for (size_t cols; first < end; first += cols) {
+        cols = q->mask ? BLOCK - first % BLOCK : BLOCK;
+        cols = cols < end - first ? cols : end - first;
+        VPTQ_CHECK(pass_block(q, codes, g, first, cols, err));
+    }
+    return VPTQ_OK;
+}
+
 static vptq_status pass_group(const quantizing *q, size_t g, vptq_err *err)
 {
     const size_t first = g * q->shape.group_size, left = q->input->in - first;
     const size_t cols = left < q->shape.group_size ? left : q->shape.group_size;
     if (!q->s->clip)
         VPTQ_CHECK(find_range(q, g, cols, err));
-    for (size_t i = 0; i < cols; i += BLOCK)
-        VPTQ_CHECK(pass_block(q, g, first + i, cols - i < BLOCK ? cols - i : BLOCK, err));
-    return VPTQ_OK;
+    return pass_columns(q, true, g, first, first + cols, err);
 }
 
 /* ---- the result ---- */
@@ -241,8 +308,19 @@ static vptq_status pack(const quantizing *q, packing *p, vptq_arena *arena, vptq
     return VPTQ_OK;
 }
 
+/* Arrays of the device that every method has; z, if it is not NULL, gets the weights. */
+static void allocate(quantizing *q, float *z, vptq_mirror *m)
+{
+    const size_t out = q->input->out, in = q->input->in;
+    q->z = z ? vptq_mirror_take(m, z, in, out * sizeof *z, VPTQ_MIRROR_DOWNLOAD)
+             : vptq_mirror_alloc(m, in, out * sizeof *q->z);
+    q->err = vptq_mirror_alloc(m, BLOCK, out * sizeof *q->err);
+    if (prunes(q) && !q->s->prune.m)
+        q->mask = vptq_mirror_alloc(m, BLOCK, out);
+}
+
 /* Allocates the host arrays that the device fills, or of scales and zero points reads. */
-static vptq_status allocate(quantizing *q, packing *p, vptq_mirror *m, vptq_err *err)
+static vptq_status allocate_codes(quantizing *q, packing *p, vptq_mirror *m, vptq_err *err)
 {
     const size_t out = q->input->out, in = q->input->in;
     const size_t groups = vptq_uniform_groups(&q->shape);
@@ -256,24 +334,33 @@ static vptq_status allocate(quantizing *q, packing *p, vptq_mirror *m, vptq_err 
     if (q->s->clip)
         VPTQ_CHECK(vptq_uniform_clip(q->dev, q->s, q->input, scale, zero, err));
     *p = (packing){.q = q, .codes = codes, .zero = zero, .scale = scale};
-    q->z = vptq_mirror_alloc(m, in, out * sizeof *q->z);
-    q->err = vptq_mirror_alloc(m, BLOCK, out * sizeof *q->err);
     q->codes = vptq_mirror_take(m, codes, in, out, VPTQ_MIRROR_DOWNLOAD);
     q->scale = vptq_mirror_take(m, scale, groups, out * sizeof *scale, grid);
     q->zero = vptq_mirror_take(m, zero, groups, out, grid);
-    return vptq_mirror_check(m, err);
+    return VPTQ_OK;
+}
+
+/* Everything before the first column. */
+static vptq_status prepare(quantizing *q, vptq_mirror *m, double *damping_added, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_mirror_check(m, err));
+    if (q->s->compensate && q->s->order)
+        VPTQ_CHECK(make_order(q, err));
+    VPTQ_CHECK(transpose(q, m, err));
+    if (prunes(q))
+        VPTQ_CHECK(clear_dead(q, err));
+    return q->s->compensate || prunes(q) ? factor(q, m, damping_added, err) : VPTQ_OK;
 }
 
 static vptq_status run(quantizing *q, packing *p, double *damping_added, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_mirror m = vptq_mirror_of(q->dev);
-    VPTQ_TRY(allocate(q, p, &m, err));
-    if (q->s->compensate && q->s->order)
-        VPTQ_TRY(make_order(q, err));
-    VPTQ_TRY(transpose(q, &m, err));
-    if (q->s->compensate)
-        VPTQ_TRY(factor(q, &m, damping_added, err));
+    allocate(q, NULL, &m);
+    VPTQ_TRY(allocate_codes(q, p, &m, err));
+    VPTQ_TRY(prepare(q, &m, damping_added, err));
+    if (prunes(q) && !q->s->compensate)
+        VPTQ_TRY(pass_columns(q, false, 0, 0, q->input->in, err));
     for (size_t g = 0; g < vptq_uniform_groups(&q->shape); g++)
         VPTQ_TRY(pass_group(q, g, err));
 out:
@@ -296,6 +383,55 @@ vptq_status vptq_uniform_quantize(vptq_device *dev, const vptq_uniform_settings 
     VPTQ_TRY(run(&q, &p, damping_added, err));
     VPTQ_TRY(pack(&q, &p, arena, u, err));
 out:
+    vptq_arena_release(&q.scratch);
+    return st;
+}
+
+/* ---- without codes ---- */
+
+typedef struct rounding {
+    const quantizing *q;
+    const float *z; /* [in, out] */
+    float *w;       /* [out, in] */
+} rounding;
+
+static void round_rows(void *arg, size_t begin, size_t end, int thread)
+{
+    const rounding *t = arg;
+    const size_t out = t->q->input->out, in = t->q->input->in;
+    (void)thread;
+    for (size_t i = 0; i < in; i++)
+        for (size_t r = begin; r < end; r++)
+            t->w[r * in + i] = vptq_round_to(t->q->s->storage, t->z[i * out + r]);
+}
+
+static vptq_status prune(quantizing *q, float *w, double *damping_added, vptq_err *err)
+{
+    enum { ROWS = 64 };
+    const size_t out = q->input->out, in = q->input->in;
+    vptq_status st = VPTQ_OK;
+    float *z = vptq_arena_alloc(&q->scratch, in, out * sizeof *z, err);
+    if (!z)
+        return VPTQ_E_NOMEM;
+    vptq_mirror m = vptq_mirror_of(q->dev);
+    allocate(q, z, &m);
+    VPTQ_TRY(prepare(q, &m, damping_added, err));
+    VPTQ_TRY(pass_columns(q, false, 0, 0, in, err));
+out:
+    VPTQ_CHECK(vptq_mirror_end(&m, st, err));
+    rounding t = {q, z, w};
+    vptq_parallel_for(q->dev->ctx->threads, out, ROWS, round_rows, &t);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_uniform_prune(vptq_device *dev, const vptq_uniform_settings *s,
+                               const vptq_uniform_input *input, float *w, double *damping_added,
+                               vptq_err *err)
+{
+    quantizing q = {.dev = dev, .s = s, .input = input};
+    *damping_added = 0;
+    vptq_arena_init(&q.scratch, dev->ctx->mem);
+    const vptq_status st = prune(&q, w, damping_added, err);
     vptq_arena_release(&q.scratch);
     return st;
 }

@@ -28,7 +28,8 @@ static void use_matrix(const vptq_compressed_matrix *m)
         for (size_t i = 0; i < count; i++)
             for (size_t b = 0; b < list[i].bytes; b++)
                 sum += list[i].data[b];
-        if ((sum == 1 && count == 0) || vptq_compressed_make_config(m, 1, &config, NULL))
+        if ((sum == 1 && count == 0) ||
+            vptq_compressed_make_config(m, 1, NULL, 0, &config, NULL))
             abort();
     }
     json_decref(config);

@@ -265,6 +265,7 @@ def make(good, tools):
         "quantize -m m -H h --method gptq --group-size 8 --act-order -o wu",
         "quantize -m m -H h --method rtn --weight-bits 8 --group-size 0 --symmetric --activation-bits 8 -o w8",
         "quantize -m m -H h --method awq --group-size 8 -o wf",
+        "quantize -m m -H h --method sparse -o wd",
         "pack w -o ps",
         "pack wu -o us",
         "pack w8 -o u8s",

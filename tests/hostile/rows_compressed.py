@@ -219,3 +219,65 @@ kind.row(
 )
 # without one file a layer is that of the original
 kind.row("without a file", remove("layer_000_k_proj.safetensors"), shown("perplexity|ppl"), READ)
+
+# --- dense matrices of work directories: 16 x 16, F16 ---
+
+kind = Kind("dense work", "wd", LIST, "pack -q {} -o out")
+Q_WEIGHT = "model.layers.0.self_attn.q_proj.weight"
+
+
+def dense(change):
+    return tensors(change, Q)
+
+
+def dense_entry(**values):
+    return dense(lambda s: s.header[Q_WEIGHT].update(values))
+
+
+def other_module(module, *shape):
+    """The tensor under another name, with so many numbers."""
+
+    def change(s):
+        count = 1
+        for n in shape:
+            count *= n
+        s.drop(Q_WEIGHT)
+        s.header["__metadata__"]["name"] = module
+        s.add(module + ".weight", "F16", list(shape), bytes(2 * count))
+
+    return dense(change)
+
+
+def dense_number(place, bits):
+    return dense(lambda s: struct.pack_into("<H", s.data, s.at(Q_WEIGHT)[0] + 2 * place, bits))
+
+
+for name, change in [
+    ("format unknown", matrix_entry(Q, format=BAD)),
+    ("format a number", matrix_entry(Q, format=3)),
+    ("codes", matrix_entry(Q, num_bits=4)),
+    ("another type", dense_entry(dtype="I16")),
+    ("another 16-bit type", dense_entry(dtype="BF16")),
+    ("another shape", dense_entry(shape=[8, 32])),
+    ("one dimension", dense_entry(shape=[256])),
+    ("three dimensions", dense_entry(shape=[16, 4, 4])),
+    ("2^62 rows", dense_entry(shape=[1 << 62, 16])),
+    ("no rows", dense_entry(shape=[0, 16])),
+    ("no weight", dense(lambda s: s.drop(Q_WEIGHT))),
+    ("a second tensor", dense(lambda s: s.add("x", "F16", [2], bytes(4)))),
+    ("a NaN", dense_number(5, 0x7E00)),
+    ("an infinity", dense_number(255, 0xFC00)),
+    ("cut", cut(Q, -1)),
+    ("another byte", at(Q, -1, b"\x01\x02")),
+]:
+    kind.row(name, change, refused("q_proj"))
+for name, change in [
+    ("the head", other_module("lm_head", 48, 16)),
+    ("the embeddings", other_module("model.embed_tokens", 48, 16)),
+    ("a module that does not exist", other_module("model.layers.7.mlp.up_proj", 24, 16)),
+    ("a name with control characters", other_module(BAD, 16, 16)),
+    ("a norm of another size", other_module("model.layers.0.input_layernorm", 15)),
+    ("a norm as a matrix", other_module("model.layers.0.input_layernorm", 1, 16)),
+]:
+    kind.row(name, change, refused(Q))
+kind.row("a norm", other_module("model.layers.0.input_layernorm", 16), shown("."))

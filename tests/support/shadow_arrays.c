@@ -157,6 +157,14 @@ static void uniform_range_arrays(shadow *s, const vptq_uniform_range_args *a,
 }
 SHADOW_OP(uniform_range, vptq_uniform_range_args)
 
+static void prune_mask_arrays(shadow *s, const vptq_prune_mask_args *a, vptq_prune_mask_args *d)
+{
+    IN(z, shadow_span(a->cols, a->rows, a->ldz));
+    IN(u, shadow_span(a->cols, a->cols, a->ldu));
+    OUT(mask, shadow_span(a->cols, a->rows, a->ldm));
+}
+SHADOW_OP(prune_mask, vptq_prune_mask_args)
+
 static void uniform_pass_arrays(shadow *s, const vptq_uniform_pass_args *a,
                                 vptq_uniform_pass_args *d)
 {
@@ -166,6 +174,7 @@ static void uniform_pass_arrays(shadow *s, const vptq_uniform_pass_args *a,
     IN(zero, a->rows);
     OUT(codes, shadow_span(a->cols, a->rows, a->ldc));
     OUT(err, shadow_span(a->cols, a->rows, a->lde));
+    IN(mask, shadow_span(a->cols, a->rows, a->ldm));
 }
 SHADOW_OP(uniform_pass, vptq_uniform_pass_args)
 

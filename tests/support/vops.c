@@ -379,6 +379,8 @@ RUN(worst_vectors, vptq_worst_args, .n = N, .count = C, .v = V, .k = K, .x = r->
     .idx = r->idx, .centroids = r->x, .loss = loss, .at = at)
 RUN(uniform_range, vptq_uniform_range_args, .cols = C, .rows = N, .z = r->x, .ldz = N,
     .bits = 4, .storage = VPTQ_F16, .scale = r->y, .zero = (void *)r->idx)
+RUN(prune_mask, vptq_prune_mask_args, .cols = C, .rows = N, .z = r->x, .u = r->x, .rank = C,
+    .mask = (void *)r->idx, .ldz = N, .ldu = C, .ldm = N)
 RUN(uniform_pass, vptq_uniform_pass_args, .cols = C, .rows = N, .z = r->y, .u = r->x, .bits = 4,
     .storage = VPTQ_F16, .scale = r->x, .zero = (void *)r->idx, .codes = (void *)(r->idx + N),
     .err = r->y + N * C, .ldz = N, .ldu = C, .ldc = N, .lde = N)

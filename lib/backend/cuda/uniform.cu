@@ -9,7 +9,9 @@
 
 enum {
     THREADS = 64, /* few, so that the rows of one matrix reach all multiprocessors */
-    UNROLL = 8    /* reads of earlier columns that overlap */
+    UNROLL = 8,   /* reads of earlier columns that overlap */
+    MASK_THREADS = 1024,
+    DIGITS = 256
 };
 
 static __device__ inline float round_to(vptq_dtype storage, float x)
@@ -61,32 +63,115 @@ vptq_status vptq_cuda_uniform_range(vptq_dev *dev, const vptq_uniform_range_args
                            "uniform_range", err);
 }
 
-/* Element r of column t after the errors of the columns before it. */
-static __device__ inline float compensated(const vptq_uniform_pass_args &a, size_t t, size_t r)
+/* |z / u| as a number whose order is that of the quotients, every NaN above all others. */
+static __device__ inline unsigned prune_key(float z, float u)
+{
+    const float score = fabsf(z / u);
+    return score <= INFINITY ? __float_as_uint(score) : 0x7f800001u;
+}
+
+struct selection {
+    size_t rank;
+    unsigned found, count[DIGITS];
+};
+
+/* One block for all: it finds the key at position rank digit by digit, from the keys that begin
+ * with the digits before. */
+/* budget: mask_kernel 48 registers */
+__global__ static void __launch_bounds__(MASK_THREADS) mask_kernel(vptq_prune_mask_args a)
+{
+    selection &s = port_shared<selection>();
+    if (!threadIdx.x) {
+        s.found = 0;
+        s.rank = a.rank;
+    }
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (unsigned i = threadIdx.x; i < DIGITS; i += MASK_THREADS)
+            s.count[i] = 0;
+        __syncthreads();
+        const unsigned above = shift < 24 ? ~0u << (shift + 8) : 0;
+        for (size_t t = 0; t < a.cols; t++)
+            for (size_t r = threadIdx.x; r < a.rows; r += MASK_THREADS) {
+                const unsigned key = prune_key(a.z[t * a.ldz + r], a.u[t * a.ldu + t]);
+                if (!((key ^ s.found) & above))
+                    atomicAdd(&s.count[key >> shift & (DIGITS - 1)], 1u);
+            }
+        __syncthreads();
+        if (!threadIdx.x) {
+            unsigned digit = 0;
+            for (; s.rank >= s.count[digit]; digit++)
+                s.rank -= s.count[digit];
+            s.found |= digit << shift;
+        }
+        __syncthreads();
+    }
+    for (size_t t = 0; t < a.cols; t++)
+        for (size_t r = threadIdx.x; r < a.rows; r += MASK_THREADS)
+            a.mask[t * a.ldm + r] =
+                prune_key(a.z[t * a.ldz + r], a.u[t * a.ldu + t]) <= s.found;
+}
+
+vptq_status vptq_cuda_prune_mask(vptq_dev *dev, const vptq_prune_mask_args *a, vptq_err *err)
+{
+    return vptq_cuda_check(port_launch(mask_kernel, 1, MASK_THREADS, 0, dev->stream, *a),
+                           "prune_mask", err);
+}
+
+/* Element r of column t after the errors of the first `before` columns. */
+static __device__ inline float compensated(const vptq_uniform_pass_args &a, size_t t, size_t r,
+                                           size_t before)
 {
     float z = a.z[t * a.ldz + r];
 #pragma unroll UNROLL
-    for (size_t s = 0; s < t; s++)
+    for (size_t s = 0; s < before; s++)
         z -= a.err[s * a.lde + r] * a.u[s * a.ldu + t];
     return z;
 }
 
-/* budget: pass_kernel 48 registers */
+/* Bit i: column t + i of row r is pruned. */
+static __device__ inline unsigned pruned_from(const vptq_uniform_pass_args &a, size_t t,
+                                              size_t r)
+{
+    unsigned keys[VPTQ_PRUNE_MAX_M], pruned = 0;
+    if (!a.prune_m)
+        return a.mask && a.mask[t * a.ldm + r];
+    for (unsigned i = 0; i < VPTQ_PRUNE_MAX_M; i++)
+        if (i < a.prune_m)
+            keys[i] = prune_key(compensated(a, t + i, r, t), a.u[(t + i) * a.ldu + t + i]);
+    for (unsigned i = 0; i < VPTQ_PRUNE_MAX_M; i++) {
+        unsigned before = 0;
+        for (unsigned k = 0; k < VPTQ_PRUNE_MAX_M; k++)
+            if (i < a.prune_m && k < a.prune_m)
+                before += keys[k] < keys[i] || (keys[k] == keys[i] && k < i);
+        if (i < a.prune_m && before < a.prune_n)
+            pruned |= 1u << i;
+    }
+    return pruned;
+}
+
+/* budget: pass_kernel 64 registers */
 __global__ static void __launch_bounds__(THREADS)
     pass_kernel(vptq_uniform_pass_args a, size_t first)
 {
     const size_t r = first + (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (r >= a.rows)
         return;
-    const float scale = a.scale[r], zero = a.zero[r], most = (float)((1u << a.bits) - 1);
-    for (size_t t = 0; t < a.cols; t++) {
-        const float z = a.u ? compensated(a, t, r) : a.z[t * a.ldz + r];
-        const float code = clamp(rintf(z / scale) + zero, most);
-        a.codes[t * a.ldc + r] = (uint8_t)code;
+    const float scale = a.scale ? a.scale[r] : 1, zero = a.scale ? (float)a.zero[r] : 0;
+    const float most = (float)((1u << a.bits) - 1);
+    const size_t step = a.prune_m ? a.prune_m : 1;
+    unsigned pruned = 0;
+    for (size_t t = 0; t < a.cols; t++, pruned >>= 1) {
+        if (t % step == 0)
+            pruned = pruned_from(a, t, r);
+        const float z = a.u ? compensated(a, t, r, t) : a.z[t * a.ldz + r];
+        const float code = pruned & 1 ? zero : clamp(rintf(z / scale) + zero, most);
+        if (a.scale)
+            a.codes[t * a.ldc + r] = (uint8_t)code;
         if (!a.u)
             continue;
-        const float d = round_to(a.storage, (code - zero) * scale);
-        a.z[t * a.ldz + r] = z;
+        const float kept = a.scale ? round_to(a.storage, (code - zero) * scale) : z;
+        const float d = pruned & 1 ? 0 : kept;
+        a.z[t * a.ldz + r] = a.scale ? z : d;
         a.err[t * a.lde + r] = (z - d) / a.u[t * a.ldu + t];
     }
 }
@@ -94,13 +179,13 @@ __global__ static void __launch_bounds__(THREADS)
 vptq_status vptq_cuda_uniform_pass(vptq_dev *dev, const vptq_uniform_pass_args *a,
                                    vptq_err *err)
 {
-    const double cols = (double)a->cols;
+    const double cols = (double)a->cols, each = a->prune_m ? cols * cols : cols * cols / 2;
     const auto launch = [&](size_t first, size_t count) {
         return port_launch(pass_kernel, vptq_cuda_blocks(count, THREADS), THREADS, 0,
                            dev->stream, *a, first);
     };
     if (!a->cols)
         return VPTQ_OK;
-    return vptq_cuda_in_pieces(dev, "uniform_pass", a->rows, a->u ? cols * cols / 2 : cols,
-                               THREADS, launch, err);
+    return vptq_cuda_in_pieces(dev, "uniform_pass", a->rows, a->u ? each : cols, THREADS,
+                               launch, err);
 }

@@ -23,6 +23,10 @@ vptq_status vptq_ref_measure(vptq_dev *dev, vptq_work_fn *fn, void *arg, double 
 
 /* Entry (i, j) of the matrix that the op metric writes. */
 double vptq_ref_metric_entry(const vptq_metric_args *a, size_t i, size_t j);
+/* |z / u| as a number whose order is that of the quotients, every NaN above all others. */
+uint32_t vptq_ref_prune_key(float z, float u);
+/* Bit i is set for the n smallest of m keys, of equal ones the first. */
+unsigned vptq_ref_prune_smallest(const uint32_t *keys, uint32_t n, uint32_t m);
 /* |x - c|^2 of vectors of length v. */
 double vptq_ref_distance(const float *x, const float *c, uint32_t v);
 

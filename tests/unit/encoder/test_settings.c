@@ -313,7 +313,8 @@ static void test_fields_out_of_range(void **state)
         vptq_encoder_settings s = vptq_encoder_defaults();
         unsigned char *at = (unsigned char *)&s + t[i].offset;
         if (!vptq_setting_is_used(&t[i], &s))
-            vptq_encoder_set_method(&s, VPTQ_METHOD_SMOOTH | VPTQ_METHOD_GPTQ);
+            vptq_encoder_set_method(&s,
+                                    VPTQ_METHOD_SMOOTH | VPTQ_METHOD_SPARSE | VPTQ_METHOD_GPTQ);
         const uint32_t large = UINT32_MAX;
         const double wrong[] = {(double)NAN, (double)INFINITY, -1};
         snprintf(part, sizeof part, "%s is '", t[i].key);
@@ -359,6 +360,17 @@ static void test_methods(void **state)
     assert_false(vptq_setting_is_used(find("perm"), &s));
     assert_false(vptq_setting_is_used(find("ridge"), &s));
     assert_true(vptq_setting_is_used(find("seed"), &s));
+    vptq_encoder_set_method(&s, VPTQ_METHOD_SPARSE);
+    assert_value(&s, "method", "sparse");
+    assert_value(&s, "sparsity", "0.5");
+    assert_value(&s, "sparsity_pattern", "none");
+    assert_true(vptq_setting_is_used(find("ridge"), &s));
+    assert_false(vptq_setting_is_used(find("group_size"), &s));
+    assert_false(vptq_setting_is_used(find("perm"), &s));
+    vptq_encoder_set_method(&s, VPTQ_METHOD_GPTQ | VPTQ_METHOD_SPARSE);
+    assert_value(&s, "method", "sparse+gptq");
+    assert_true(vptq_setting_is_used(find("sparsity"), &s));
+    assert_true(vptq_setting_is_used(find("perm"), &s));
     vptq_encoder_set_method(&s, VPTQ_METHOD_VPTQ);
     s.storage = VPTQ_F16;
     const vptq_encoder_settings defaults = vptq_encoder_defaults();
@@ -374,13 +386,14 @@ static void test_methods(void **state)
     assert_false(vptq_setting_is_used(find("smooth_alpha"), &s));
     assert_false(vptq_setting_is_used(find("ridge"), &s));
     assert_true(vptq_setting_is_used(find("symmetric"), &s));
-    static const char *const wrong[] = {"",         "awq?",        "rtn+gptq", "gptq+gptq",
-                                        "gptq+",    "+gptq",       "vptq+rtn", "smooth",
-                                        "awq+gptq", "smooth+vptq", "smooth+",  "sparse+vptq"};
+    static const char *const wrong[] = {
+        "",        "awq?",        "rtn+gptq",      "gptq+gptq",      "gptq+",
+        "+gptq",   "vptq+rtn",    "smooth",        "awq+gptq",       "smooth+vptq",
+        "smooth+", "sparse+vptq", "sparse+smooth", "sparse+rtn+gptq"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         err = (vptq_err){0};
         assert_fails(vptq_setting_parse(find("method"), wrong[i], &s, &err), VPTQ_E_ARG, &err,
-                     "expected vptq, rtn, gptq or awq");
+                     "expected vptq, sparse, rtn, gptq or awq");
         assert_value(&s, "method", "awq");
     }
 }
@@ -421,6 +434,40 @@ static void test_activation_bits(void **state)
         vptq_encoder_set_method(&s, VPTQ_METHOD_VPTQ); /* which does not use it */
         assert_ok(vptq_encoder_check(&s, 32, 96, &err), &err);
     }
+}
+
+static void test_patterns(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_encoder_settings s = vptq_encoder_defaults();
+    vptq_encoder_set_method(&s, VPTQ_METHOD_SPARSE);
+    assert_ok(vptq_encoder_check(&s, 3, 7, &err), &err);
+    s.sparsity_pattern = VPTQ_PATTERN_2_4;
+    assert_ok(vptq_encoder_check(&s, 3, 12, &err), &err);
+    assert_fails(vptq_encoder_check(&s, 3, 14, &err), VPTQ_E_ARG, &err,
+                 "sparsity_pattern is 2:4, which does not divide 14 columns");
+    s.group_size = 6; /* not of this method */
+    assert_ok(vptq_encoder_check(&s, 3, 12, &err), &err);
+    s.method |= VPTQ_METHOD_RTN;
+    assert_fails(vptq_encoder_check(&s, 3, 12, &err), VPTQ_E_ARG, &err,
+                 "sparsity_pattern is 2:4, which does not divide groups of 6 columns");
+    s.group_size = 0;
+    s.perm = true; /* not of this method either */
+    assert_ok(vptq_encoder_check(&s, 3, 12, &err), &err);
+    s.method = VPTQ_METHOD_SPARSE | VPTQ_METHOD_GPTQ;
+    assert_fails(vptq_encoder_check(&s, 3, 12, &err), VPTQ_E_ARG, &err,
+                 "needs columns in their own order");
+    s.perm = false;
+    s.sparsity_pattern = VPTQ_PATTERN_4_8;
+    assert_fails(vptq_encoder_check(&s, 3, 12, &err), VPTQ_E_ARG, &err,
+                 "sparsity_pattern is 4:8, which does not divide 12 columns");
+    assert_ok(vptq_encoder_check(&s, 3, 16, &err), &err);
+    s.sparsity = 0.25;
+    assert_fails(vptq_encoder_check(&s, 3, 16, &err), VPTQ_E_ARG, &err,
+                 "sparsity is 0.25, but sparsity_pattern 4:8 prunes half of the weights");
+    s.sparsity_pattern = VPTQ_PATTERN_NONE;
+    assert_ok(vptq_encoder_check(&s, 3, 16, &err), &err);
 }
 
 /* ---- the stored shape ---- */
@@ -489,5 +536,5 @@ VTEST_MAIN(cmocka_unit_test(test_table_covers_everything),
            cmocka_unit_test(test_choices), cmocka_unit_test(test_encoders),
            cmocka_unit_test(test_encoders_are_valid), cmocka_unit_test(test_refused_settings),
            cmocka_unit_test(test_fields_out_of_range), cmocka_unit_test(test_methods),
-           cmocka_unit_test(test_activation_bits), cmocka_unit_test(test_shape),
-           cmocka_unit_test(test_outlier_columns))
+           cmocka_unit_test(test_activation_bits), cmocka_unit_test(test_patterns),
+           cmocka_unit_test(test_shape), cmocka_unit_test(test_outlier_columns))

@@ -45,7 +45,7 @@ static void check_config(const vptq_compressed_matrix *matrices, size_t count,
              " \"ignore\": [\"lm_head\"], \"kv_cache_scheme\": null, \"config_groups\": %s}",
              format, groups);
     json_t *want = parse(text);
-    assert_ok(vptq_compressed_make_config(matrices, count, &config, &err), &err);
+    assert_ok(vptq_compressed_make_config(matrices, count, NULL, 0, &config, &err), &err);
     char *found = json_dumps(config, JSON_SORT_KEYS),
          *expected = json_dumps(want, JSON_SORT_KEYS);
     assert_string_equal(found, expected);
@@ -118,7 +118,7 @@ static void test_written_groups(void **state)
     list[1].u.shape.group_size = 4;
     list[2].name = "R";
     list[2].u.groups = order;
-    assert_ok(vptq_compressed_make_config(list, 3, &config, &err), &err);
+    assert_ok(vptq_compressed_make_config(list, 3, NULL, 0, &config, &err), &err);
     const json_t *groups = json_object_get(config, "config_groups");
     assert_string_equal(json_string_value(json_object_get(config, "format")), "pack-quantized");
     assert_int_equal(json_object_size(groups), 3);
@@ -128,10 +128,11 @@ static void test_written_groups(void **state)
     assert_null(json_object_get(json_object_get(groups, "group_2"), "format"));
     json_decref(config);
     list[1].name = "\xff";
-    assert_fails(vptq_compressed_make_config(list, 3, &config, &err), VPTQ_E_FORMAT, &err,
-                 "quantization_config: module '\\xff' is not valid UTF-8");
+    assert_fails(vptq_compressed_make_config(list, 3, NULL, 0, &config, &err), VPTQ_E_FORMAT,
+                 &err, "quantization_config: module '\\xff' is not valid UTF-8");
     list[1].name = "lm_head";
-    assert_fails(vptq_compressed_make_config(list, 3, &config, &err), VPTQ_E_UNSUPPORTED, &err,
+    assert_fails(vptq_compressed_make_config(list, 3, NULL, 0, &config, &err),
+                 VPTQ_E_UNSUPPORTED, &err,
                  "layer 'lm_head' cannot be written in the compressed-tensors layout: its "
                  "config leaves lm_head plain");
     vcompressed_free(&x);

@@ -408,8 +408,8 @@ static void test_unwritable_shapes(void **state)
         json_t *config = NULL;
         vcompressed_make(&x, rows[i].shape, rows[i].storage, rows[i].activation_bits);
         refuse(&x.m, VPTQ_E_UNSUPPORTED, rows[i].text);
-        assert_fails(vptq_compressed_make_config(&x.m, 1, &config, &err), VPTQ_E_UNSUPPORTED,
-                     &err, rows[i].text);
+        assert_fails(vptq_compressed_make_config(&x.m, 1, NULL, 0, &config, &err),
+                     VPTQ_E_UNSUPPORTED, &err, rows[i].text);
         vcompressed_free(&x);
     }
 }

@@ -238,6 +238,94 @@ static void test_other_files(void **state)
     assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_IO, &err, "none");
 }
 
+/* ---- dense matrices ---- */
+
+/* Writes a file whose metadata have the right checksum, whatever they say. */
+static void write_sealed(const char *path, const char *name, const char *entry,
+                         const vptq_tensor *list, size_t count)
+{
+    char hex[VPTQ_SAFETENSORS_SUM];
+    vptq_err err = {0};
+    const vptq_metadata meta[] = {{"format", "1"},      {"name", name},   {"entry", entry},
+                                  {"fingerprint", "f"}, {"report", "{}"}, {"xxh3", hex}};
+    vptq_safetensors_sum(list, count, meta, 5, hex);
+    assert_ok(vptq_safetensors_save(path, list, count, meta, 6, &err), &err);
+}
+
+static vptq_tensor dense_tensor(const char *name, vptq_dtype type, uint32_t dims,
+                                const uint16_t *data)
+{
+    return (vptq_tensor){.name = name,
+                         .type = type,
+                         .dims = dims,
+                         .shape = {dims == 1 ? 6 : 2, dims == 3 ? 1 : 3, 3},
+                         .data = (const uint8_t *)(const void *)data,
+                         .bytes = 12,
+                         .round_to = type,
+                         .file = ""};
+}
+
+static void test_dense(void **state)
+{
+    static const uint16_t data[6] = {0, 0x3c00, 0x8000, 0x7bff, 1, 0xbc00};
+    char path[4096], again[4096];
+    vptq_err err = {0};
+    vptq_layer_file f;
+    vtest_path(path, sizeof path, *state, "a.safetensors");
+    vtest_path(again, sizeof again, *state, "b.safetensors");
+    for (uint32_t dims = 1; dims <= 2; dims++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            const vptq_dtype type = bf16 ? VPTQ_BF16 : VPTQ_F16;
+            const vptq_layer_file want = {
+                .dense = "model.norm",
+                .weight = dense_tensor("model.norm.weight", type, dims, data),
+                .fingerprint = "f",
+                .report = "{}"};
+            assert_ok(vptq_layer_file_write(path, &want, NULL, &err), &err);
+            write_sealed(again, "model.norm", "{\"format\":\"dense\"}", &want.weight, 1);
+            vtest_expect_same_file(path, again);
+            assert_ok(vptq_layer_file_read(path, NULL, &f, &err), &err);
+            assert_string_equal(vptq_layer_file_matrix(&f), "model.norm");
+            assert_true(vptq_layer_file_storage(&f) == type && !f.is_uniform);
+            assert_true(f.weight.dims == dims && f.weight.round_to == type);
+            assert_memory_equal(f.weight.shape, want.weight.shape, dims * sizeof(uint64_t));
+            assert_memory_equal(f.weight.data, data, sizeof data);
+            vptq_layer_file_release(&f);
+        }
+}
+
+static void test_bad_dense(void **state)
+{
+    static const uint16_t data[6] = {0}, odd[6] = {0, 0, 0x7f80, 0, 0, 0x7c00};
+    const char *const dense = "{\"format\":\"dense\"}";
+    char path[4096];
+    vptq_err err = {0};
+    vptq_layer_file f;
+    vtest_path(path, sizeof path, *state, "a.safetensors");
+    const vptq_tensor good = dense_tensor("m.weight", VPTQ_F16, 2, data);
+    const vptq_tensor bad[] = {dense_tensor("n.weight", VPTQ_F16, 2, data),
+                               dense_tensor("m", VPTQ_F16, 2, data),
+                               dense_tensor("m.weight", VPTQ_I16, 2, data),
+                               dense_tensor("m.weight", VPTQ_F16, 3, data)};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_sealed(path, "m", dense, &bad[i], 1);
+        assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_FORMAT, &err,
+                     "expected one tensor 'm.weight'");
+    }
+    const vptq_tensor two[] = {good, dense_tensor("n.weight", VPTQ_F16, 2, data)};
+    write_sealed(path, "m", dense, two, 2);
+    assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_FORMAT, &err,
+                 "expected one tensor 'm.weight'");
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const vptq_tensor t = dense_tensor("m.weight", bf16 ? VPTQ_BF16 : VPTQ_F16, 2, odd);
+        write_sealed(path, "m", dense, &t, 1);
+        assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_NUMERIC, &err,
+                     bf16 ? "element 2 is not finite" : "is not finite");
+    }
+    write_sealed(path, "m", "{\"format\":\"sparse\"}", &good, 1);
+    assert_int_not_equal(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_OK);
+}
+
 typedef struct walk {
     const sample *s;
     const char *path;
@@ -275,4 +363,5 @@ static void test_out_of_memory(void **state)
 VTEST_MAIN(cmocka_unit_test(test_names), scratch_test(test_round_trip),
            scratch_test(test_norms), scratch_test(test_every_flipped_byte),
            scratch_test(test_truncated), scratch_test(test_other_files),
+           scratch_test(test_dense), scratch_test(test_bad_dense),
            scratch_test(test_out_of_memory))
