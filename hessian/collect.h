@@ -19,10 +19,11 @@ typedef struct vptq_collect_result {
  * "holdout" inside it, a Hessian directory of its own.  Output Hessians are written last, anew
  * if those of the directory are of another number of windows.  A directory of the same run
  * (fingerprints of model, ids and settings in hessian.json) is continued; another run's is
- * VPTQ_E_MISMATCH naming the key, or replaced with force.  From time to time the hidden states
- * are written to a checkpoint file next to the Hessians, so that a killed run continues near
- * where it stopped; an unusable checkpoint is ignored.  The result has the same bytes for any
- * interruption, thread count and memory cap. */
+ * VPTQ_E_MISMATCH naming the key, or replaced with force, as is one of the same run that an
+ * older version began without channel ranges (without force it continues without them).  From
+ * time to time the hidden states are written to a checkpoint file next to the Hessians, so
+ * that a killed run continues near where it stopped; an unusable checkpoint is ignored.  The
+ * result has the same bytes for any interruption, thread count and memory cap. */
 vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
                                  const vptq_collect_options *opt, const char *dir,
                                  vptq_collect_result *result, vptq_err *err) VPTQ_MUST_CHECK;
