@@ -71,6 +71,53 @@ static void bench_gemm(bench *b, size_t m, size_t n, size_t k)
            ours * 1e3, flops / ours / 1e9, theirs / ours);
 }
 
+/* Products of bytes, quantizing the m inputs included, against gemm in the same rounds, in
+ * processor time of one thread. */
+static void bench_bytes(bench *b, size_t m, size_t n, size_t k)
+{
+    const vptq_gemm_args g = {.m = m,
+                              .n = n,
+                              .k = k,
+                              .a = b->a,
+                              .b = b->b,
+                              .c = b->c,
+                              .lda = k,
+                              .ldb = k,
+                              .ldc = n,
+                              .trans_b = true,
+                              .alpha = 1};
+    int8_t *q = bench_alloc(m, VPTQ_BYTES_ROW(k));
+    float *scale = bench_alloc(m, sizeof *scale);
+    const vptq_quantize_rows_args x = {
+        .rows = m, .cols = k, .x = b->a, .ldx = k, .q = q, .scale = scale};
+    const vptq_multiply_bytes_args p = {.rows = m,
+                                        .out = n,
+                                        .in = k,
+                                        .q = q,
+                                        .q_scale = scale,
+                                        .codes = (const uint32_t *)(const void *)b->b,
+                                        .scale = b->a,
+                                        .y = b->c,
+                                        .ldy = n};
+    double bytes = 1e9, quantizing = 1e9, floats = 1e9;
+    for (int r = 0; r < ROUNDS * 3; r++) {
+        double t = bench_seconds();
+        bench_need(b->dev.ops->gemm(b->dev.state, &g, &b->err), &b->err);
+        floats = faster(floats, bench_seconds() - t);
+        t = bench_seconds();
+        bench_need(b->dev.ops->quantize_rows(b->dev.state, &x, &b->err), &b->err);
+        const double first = bench_seconds() - t;
+        bench_need(b->dev.ops->multiply_bytes(b->dev.state, &p, &b->err), &b->err);
+        quantizing = faster(quantizing, first);
+        bytes = faster(bytes, bench_seconds() - t);
+    }
+    printf("bytes %4zu x %5zu x %4zu  %8.3f ms %7.1f GOP/s  quantizing %.3f ms  %5.2f x gemm\n",
+           m, n, k, bytes * 1e3, 2 * (double)m * (double)n * (double)k / bytes / 1e9,
+           quantizing * 1e3, floats / bytes);
+    free(q);
+    free(scale);
+}
+
 static void bench_attention(bench *b, size_t n, size_t pos0)
 {
     enum { HEADS = 9, KV = 3, DIM = 64 };
@@ -209,6 +256,10 @@ int main(void)
 
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         bench_gemm(&b, shapes[i][0], shapes[i][1], shapes[i][2]);
+    for (size_t m = 1; m <= TOKENS; m *= m == 1 ? 4 : 8) {
+        bench_bytes(&b, m, 1536, 576);
+        bench_bytes(&b, m, 576, 1536);
+    }
     bench_attention(&b, TOKENS, 0);
     bench_attention(&b, 1, TOKENS - 1);
     bench_rows(&b);

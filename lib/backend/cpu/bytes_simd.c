@@ -127,6 +127,7 @@ SIMD_INLINE sums add_products(sums s, weights w, bytes q)
 
 SIMD_INLINE int32_t total(sums s)
 {
+    __asm__("" : "+x"(s)); /* or gcc stores the sum in every step of the loop before */
     __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
     t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
@@ -213,41 +214,34 @@ SIMD_INLINE bytes load_first(const void *p, size_t n)
     return load(whole);
 }
 
-SIMD_INLINE bytes load_piece(const void *row, size_t at, size_t end)
+/* The products of the last bytes of rows, which fill no piece. */
+static void add_end(vptq_bytes_tile *t, size_t at, size_t tokens)
 {
-    const uint8_t *p = (const uint8_t *)row + at;
-    return end - at < sizeof(bytes) ? load_first(p, end - at) : load(p);
-}
-
-/* Adds the piece from byte `at` on of `tokens` rows times `out` rows of codes. */
-SIMD_INLINE void add_piece(const vptq_bytes_tile *t, size_t at, size_t end, size_t first,
-                           size_t tokens, size_t out, sums s[TOKENS * OUT])
-{
-    bytes q[TOKENS];
-#pragma GCC unroll 4
-    for (size_t i = 0; i < tokens; i++)
-        q[i] = load_piece(t->q[i], at, end);
-#pragma GCC unroll 4
-    for (size_t o = 0; o < out; o++) {
-        const weights w = weights_of(load_piece(t->codes[first + o], at, end));
-#pragma GCC unroll 4
+    const size_t left = t->bytes - at;
+    for (size_t o = 0; o < OUT; o++) {
+        const weights w = weights_of(load_first(t->codes[o] + at, left));
         for (size_t i = 0; i < tokens; i++)
-            s[i * out + o] = add_products(s[i * out + o], w, q[i]);
+            t->sum[i][o] += total(add_products(no_sums(), w, load_first(t->q[i] + at, left)));
     }
 }
 
-/* `out` rows of codes from row `first` on.  All but t and first are constants at the call. */
+/* The products of all whole pieces of `tokens` rows with `out` rows of codes from row `first`
+ * on.  All but t are constants at the call. */
 SIMD_INLINE void multiply(vptq_bytes_tile *t, size_t first, size_t tokens, size_t out)
 {
-    const size_t whole = t->bytes - t->bytes % sizeof(bytes);
+    const size_t end = t->bytes - t->bytes % sizeof(bytes);
     sums s[TOKENS * OUT];
 #pragma GCC unroll 16
     for (size_t i = 0; i < tokens * out; i++)
         s[i] = no_sums();
-    for (size_t at = 0; at < whole; at += sizeof(bytes))
-        add_piece(t, at, at + sizeof(bytes), first, tokens, out, s);
-    if (whole < t->bytes)
-        add_piece(t, whole, t->bytes, first, tokens, out, s);
+    for (size_t at = 0; at < end; at += sizeof(bytes))
+#pragma GCC unroll 4
+        for (size_t o = 0; o < out; o++) {
+            const weights w = weights_of(load(t->codes[first + o] + at));
+#pragma GCC unroll 4
+            for (size_t i = 0; i < tokens; i++)
+                s[i * out + o] = add_products(s[i * out + o], w, load(t->q[i] + at));
+        }
 #pragma GCC unroll 4
     for (size_t i = 0; i < tokens; i++)
 #pragma GCC unroll 4
@@ -258,6 +252,8 @@ SIMD_INLINE void multiply(vptq_bytes_tile *t, size_t first, size_t tokens, size_
 static void one(vptq_bytes_tile *t)
 {
     multiply(t, 0, 1, OUT);
+    if (t->bytes % sizeof(bytes))
+        add_end(t, t->bytes - t->bytes % sizeof(bytes), 1);
 }
 
 /* Half of the rows of codes at a time: so many sums fit into registers. */
@@ -265,6 +261,8 @@ static void all(vptq_bytes_tile *t)
 {
     multiply(t, 0, TOKENS, OUT / 2);
     multiply(t, OUT / 2, TOKENS, OUT / 2);
+    if (t->bytes % sizeof(bytes))
+        add_end(t, t->bytes - t->bytes % sizeof(bytes), TOKENS);
 }
 
 /* ---- AVX-512 VNNI ---- */
@@ -272,6 +270,12 @@ static void all(vptq_bytes_tile *t)
 #if SIMD_512
 
 #define WITH_VNNI __attribute__((target("avx512vnni")))
+
+SIMD_INLINE bytes load_piece(const void *row, size_t at, size_t end)
+{
+    const uint8_t *p = (const uint8_t *)row + at;
+    return end - at < sizeof(bytes) ? load_first(p, end - at) : load(p);
+}
 
 /* The instruction multiplies unsigned by signed bytes: codes as they are.  128 times the sum of
  * a row of q is too much, and taken off at the end; sums may wrap around before that. */
