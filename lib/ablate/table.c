@@ -111,8 +111,9 @@ static void fill_settings(table_row *t, const vptq_ablate_row *row)
         return;
     vptq_setting_print(vptq_setting_find("method"), s, t->method, sizeof t->method);
     if (s->method != VPTQ_METHOD_VPTQ) {
-        t->weight_bits = s->weight_bits;
-        t->group_size = s->group_size;
+        const bool codes = vptq_method_has_codes(s->method);
+        t->weight_bits = codes ? s->weight_bits : 16;
+        t->group_size = codes ? s->group_size : 0;
         return;
     }
     t->independent = s->pass_columns == 1 ? "yes" : "no";

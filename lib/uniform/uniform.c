@@ -150,7 +150,7 @@ static vptq_status choose_mask(const quantizing *q, size_t first, vptq_err *err)
     return q->dev->ops->prune_mask(q->dev->state, &a, err);
 }
 
-/* What the pass does with columns [first, first + cols): `codes` of group g, or none. */
+/* Arguments of the pass over columns [first, first + cols): `codes` of group g, or none. */
 static vptq_uniform_pass_args pass_of(const quantizing *q, bool codes, size_t g, size_t first,
                                       size_t cols)
 {

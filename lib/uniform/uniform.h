@@ -16,7 +16,7 @@
 #include "lib/backend/backend.h"
 #include "lib/base/uniform.h"
 
-/* What SparseGPT prunes. */
+/* Weights that SparseGPT prunes. */
 typedef struct vptq_prune {
     double share;  /* of the weights of a block of columns, above 0, below 1; 0: nothing */
     uint32_t n, m; /* instead, n of every m columns of a row, at most VPTQ_PRUNE_MAX_M, which
