@@ -11,21 +11,48 @@ enum { KEYS = 6, MAX_WEIGHTS = 1 << 20 };
 static const char *const keys[KEYS] = {"format",      "name",   "entry",
                                        "fingerprint", "report", "xxh3"};
 
+/* The weights of a dense or uniform matrix can be read; dense ones are finite. */
+static void use_weight(const vptq_layer_file *f)
+{
+    const size_t cols = vptq_tensor_cols(&f->weight), rows = vptq_tensor_rows(&f->weight);
+    vptq_err err;
+    if (!rows || !cols || cols > MAX_WEIGHTS)
+        return;
+    float *row = malloc(cols * sizeof *row);
+    double sum = 0;
+    if (!row || vptq_tensor_read(&f->weight, rows - 1, 1, row, &err))
+        abort();
+    for (size_t i = 0; i < cols; i++)
+        sum += (double)row[i];
+    if (f->dense && sum != sum)
+        abort();
+    free(row);
+}
+
+static void use_codebooks(const vptq_layer_file *f)
+{
+    const vptq_vq_shape *s = &f->matrix.vq.shape;
+    double sum = 0;
+    if (vptq_vq_count_bits(s).total == 0)
+        abort();
+    for (size_t i = 0; i < (size_t)s->groups * s->k * s->v && i < MAX_WEIGHTS; i++)
+        sum += (double)f->centroids_f32[i] - (double)f->matrix.vq.centroids[i];
+    if (sum != sum) /* codebooks are finite */
+        abort();
+}
+
 static void use(const char *path)
 {
     vptq_layer_file f;
     vptq_err err;
     if (vptq_layer_file_read(path, NULL, &f, &err))
         return;
-    const vptq_vq_shape *s = &f.matrix.vq.shape;
-    double sum = 0;
-    if (vptq_vq_count_bits(s).total == 0 ||
-        strlen(f.report) + strlen(f.fingerprint) > SIZE_MAX / 2)
+    if (strlen(f.report) + strlen(f.fingerprint) > SIZE_MAX / 2)
         abort();
-    for (size_t i = 0; i < (size_t)s->groups * s->k * s->v && i < MAX_WEIGHTS; i++)
-        sum += (double)f.centroids_f32[i] - (double)f.matrix.vq.centroids[i];
-    if (sum != sum) /* codebooks are finite */
-        abort();
+    if (f.dense || f.is_uniform)
+        use_weight(&f);
+    else
+        use_codebooks(&f);
     vptq_layer_file_release(&f);
 }
 

@@ -42,6 +42,15 @@ def layer(*args, **kwargs):
         if k > 0:
             n = entry["group_num"] * k * entry["vector_lens"][1]
             tensors[f"{name}_f32"] = ("F32", [entry["group_num"], k, entry["vector_lens"][1]], floats([i / 8 for i in range(n)]))
+    return sealed(entry, tensors)
+
+
+def dense(dtype, shape, raw):
+    return sealed({"format": "dense"}, {"P.weight": (dtype, shape, raw)})
+
+
+def sealed(entry, tensors):
+    """A matrix file with the right checksum."""
     metadata = {"format": "1", "name": "P", "entry": json.dumps(entry), "fingerprint": "00" * 8, "report": '{"layer": 0}'}
     h = 0
     for text in [x for item in metadata.items() for x in item]:
@@ -76,6 +85,8 @@ def main(corpus):
             "residual": layer(6, 9, 4, 8, kr=4, groups=2, perm=True, norm=True),
             "everything": layer(6, 9, 4, 8, kr=4, groups=2, outliers=1, v0=2, k0=4, perm=True, norm=True),
             "bf16": layer(5, 6, 3, 4, norm=True, dtype="BF16"),
+            "dense": dense("F16", [2, 3], struct.pack("<6e", 0, 1, -0.5, 0, 65504, 0)),
+            "dense_vector": dense("BF16", [4], struct.pack("<4H", 0x3F80, 0, 0xBF00, 0x8000)),
         },
     }
     for room, files in inputs.items():
