@@ -122,6 +122,12 @@ bool vptq_calibrator_has_term(const vptq_calibrator *c, vptq_linear term);
 vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, const char *input,
                                    float *lower, float *mean, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* The same for the channel ranges [n] of an input (vptq_hessian_sum_range); its Hessian shows
+ * whether they are finite. */
+vptq_status vptq_calibrator_range(const vptq_hessian_sum *s, uint32_t layer, const char *input,
+                                  float *abs_mean, float *min, float *max,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Writes a checkpoint if opt.checkpoint_seconds have passed.  A full disk is only logged: a
  * checkpoint saves nothing but time after an interruption. */
 void vptq_calibrator_checkpoint(vptq_calibrator *c);

@@ -195,3 +195,12 @@ vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, co
                            layer, input, j);
     return st;
 }
+
+vptq_status vptq_calibrator_range(const vptq_hessian_sum *s, uint32_t layer, const char *input,
+                                  float *abs_mean, float *min, float *max, vptq_err *err)
+{
+    const vptq_status st = vptq_hessian_sum_range(s, abs_mean, min, max, err);
+    if (st)
+        vptq_err_context(err, "layer %u: the channel ranges of %s", layer, input);
+    return st;
+}

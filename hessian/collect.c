@@ -333,7 +333,7 @@ static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
     float *min = range + s->n, *max = min + s->n;
     VPTQ_TRY(vptq_calibrator_finish(s, k->layer, input, lower, mean, err));
     if (has_range(c, part, i))
-        VPTQ_TRY(vptq_hessian_sum_range(s, range, min, max, err));
+        VPTQ_TRY(vptq_calibrator_range(s, k->layer, input, range, min, max, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], k->layer, input, err));
     const vptq_hessian_data data = {.n = s->n,
                                     .tokens = c->meta[part].tokens,

@@ -19,9 +19,10 @@ vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum
     VPTQ_TRY(dev->ops->alloc(dev->state, n, 2 * sizeof(double), &p, err));
     s->x = p;
     s->abs_x = s->x + n;
-    VPTQ_TRY(dev->ops->alloc(dev->state, n, 2 * sizeof(float), &p, err));
+    VPTQ_TRY(dev->ops->alloc(dev->state, n, 3 * sizeof(float), &p, err));
     s->min = p;
     s->max = s->min + n;
+    s->abs_mean = s->max + n;
 out:
     if (st) {
         vptq_err_context(err, "a hessian of %u columns", n);
@@ -135,24 +136,14 @@ vptq_status vptq_hessian_sum_range(const vptq_hessian_sum *s, float *abs_mean, f
     const vptq_backend *ops = s->dev->ops;
     vptq_dev *dev = s->dev->state;
     const size_t bytes = s->n * sizeof(float);
-    vptq_narrow_args means = {
-        .n = s->n, .divisor = (double)s->tokens, .x = s->abs_x, .y = abs_mean};
-    void *narrowed = NULL;
-    vptq_status st = VPTQ_OK;
+    const vptq_narrow_args means = {
+        .n = s->n, .divisor = (double)s->tokens, .x = s->abs_x, .y = s->abs_mean};
     if (!s->tokens)
         return vptq_fail(err, VPTQ_E_ARG, "no tokens went into the hessian");
-    if (!ops->host_memory) {
-        VPTQ_TRY(ops->alloc(dev, s->n, sizeof(float), &narrowed, err));
-        means.y = narrowed;
-    }
-    VPTQ_TRY(ops->narrow(dev, &means, err));
-    if (narrowed)
-        VPTQ_TRY(ops->download(dev, abs_mean, narrowed, bytes, err));
-    VPTQ_TRY(ops->download(dev, min, s->min, bytes, err));
-    VPTQ_TRY(ops->download(dev, max, s->max, bytes, err));
-out:
-    ops->release(dev, narrowed);
-    return st;
+    VPTQ_CHECK(ops->narrow(dev, &means, err));
+    VPTQ_CHECK(ops->download(dev, abs_mean, s->abs_mean, bytes, err));
+    VPTQ_CHECK(ops->download(dev, min, s->min, bytes, err));
+    return ops->download(dev, max, s->max, bytes, err);
 }
 
 vptq_linear vptq_term_of(vptq_token_weights kind, vptq_linear l)

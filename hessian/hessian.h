@@ -16,8 +16,9 @@ typedef struct vptq_hessian_sum {
     uint64_t tokens;
     bool clear; /* nothing was added: the arrays are uninitialized */
     double *h, *x;
-    double *abs_x;    /* this and the range: not of windows of a term */
-    float *min, *max; /* one array */
+    double *abs_x; /* this and the range: not of windows of a term */
+    float *min, *max;
+    float *abs_mean; /* abs_x divided, on its way to the host */
 } vptq_hessian_sum;
 
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,

@@ -98,8 +98,10 @@ static vptq_status take_input(calibration *k, const part_moments *m, vptq_input 
     float *range = m->range[i];
 
     VPTQ_CHECK(take_sum(k, s, vptq_input_name(i), m->lower[i], err));
-    return range ? vptq_hessian_sum_range(s, range, range + s->n, range + 2 * (size_t)s->n, err)
-                 : VPTQ_OK;
+    if (!range)
+        return VPTQ_OK;
+    return vptq_calibrator_range(s, k->calibrator.layer, vptq_input_name(i), range,
+                                 range + s->n, range + 2 * (size_t)s->n, err);
 }
 
 /* Makes the Hessian with the term of linear layer l, and the shift. */
