@@ -16,10 +16,10 @@ vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum
                          n);
     VPTQ_TRY(dev->ops->alloc(dev->state, square, sizeof(double), &p, err));
     s->h = p;
-    VPTQ_TRY(dev->ops->alloc(dev->state, n, 2 * sizeof(double), &p, err));
+    VPTQ_TRY(dev->ops->alloc(dev->state, n, 2 * sizeof(double) + 3 * sizeof(float), &p, err));
     s->x = p;
     s->abs_x = s->x + n;
-    VPTQ_TRY(dev->ops->alloc(dev->state, n, 3 * sizeof(float), &p, err));
+    p = s->abs_x + n;
     s->min = p;
     s->max = s->min + n;
     s->abs_mean = s->max + n;
@@ -43,7 +43,6 @@ void vptq_hessian_sum_release(vptq_hessian_sum *s)
         return;
     s->dev->ops->release(s->dev->state, s->h);
     s->dev->ops->release(s->dev->state, s->x);
-    s->dev->ops->release(s->dev->state, s->min);
     *s = (vptq_hessian_sum){0};
 }
 

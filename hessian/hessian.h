@@ -16,7 +16,8 @@ typedef struct vptq_hessian_sum {
     uint64_t tokens;
     bool clear; /* nothing was added: the arrays are uninitialized */
     double *h, *x;
-    double *abs_x; /* this and the range: not of windows of a term */
+    /* in the memory of x; not of windows of a term */
+    double *abs_x;
     float *min, *max;
     float *abs_mean; /* abs_x divided, on its way to the host */
 } vptq_hessian_sum;
