@@ -1,8 +1,8 @@
 /* The factor of the column pass and tr(X H X^T).
  *
  * U, upper with A^-1 = U^T U (hessian.h), takes one Cholesky factorization and one triangular
- * inverse.  Reversing rows and columns turns the lower factor of the reversed matrix into R with
- * A = R R^T, R upper, hence U = R^-1. */
+ * inverse.  Reversing rows and columns turns the lower factor of the reversed matrix into R
+ * with A = R R^T, R upper, hence U = R^-1. */
 #include <float.h>
 #include <math.h>
 

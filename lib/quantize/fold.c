@@ -66,7 +66,7 @@ static uint32_t stages_of(const vptq_quantizer *q, uint32_t layer, vptq_input in
 
 /* ---- the scales of one input ---- */
 
-/* What reads the input, scaled as far as the stages so far say. */
+/* The matrices that read the input, scaled by the stages so far. */
 typedef struct reading {
     vptq_quantizer *q;
     vptq_input input;
@@ -115,10 +115,9 @@ static vptq_status read_statistics(reading *r, uint32_t layer, vptq_err *err)
     const size_t n = r->n;
     VPTQ_CHECK(source->load(source, layer, r->input, (uint32_t)n, &h, err));
     if (!h.abs_mean)
-        VPTQ_TRY(
-            vptq_fail(err, VPTQ_E_ARG,
-                      "the Hessians have no channel statistics, which awq and smooth need; "
-                      "collect them again with this version"));
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                           "the Hessians have no channel ranges, which awq and smooth need; "
+                           "collect them again with this version"));
     VPTQ_TRY(floats(r, vptq_triangle(n), &r->lower, err));
     VPTQ_TRY(floats(r, n, &r->abs_mean, err));
     VPTQ_TRY(floats(r, n, &r->abs_max, err));

@@ -159,8 +159,8 @@ vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings 
 
 /* Whether a matrix of the layer has a method that changes norms. */
 bool vptq_fold_applies(const vptq_quantizer *q, uint32_t layer);
-/* Finds the scales of a layer, unless it has none or q->fold has them.  VPTQ_E_ARG without
- * channel statistics. */
+/* Finds the scales of a layer, unless it has none or q->fold has them.  VPTQ_E_UNSUPPORTED if
+ * the Hessians have no channel ranges. */
 vptq_status vptq_fold_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_fold_release(vptq_quantizer *q);
 /* Scales the weights of the current matrix and the Hessians of its input, in copies in `arena`.

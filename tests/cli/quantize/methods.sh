@@ -88,7 +88,7 @@ expect_error 2 "vector_length has no effect with method rtn" quantize -o bad --m
 expect_error 2 "weight_bits has no effect with method vptq" quantize -o bad --weight-bits 4
 expect_error 2 "perm has no effect with method rtn" quantize -o bad --method rtn --act-order
 expect_error 2 "a preset is for method vptq only" quantize -o bad --method gptq --preset ablation-outliers-1
-expect_error 2 '--method awful: expected vptq|rtn|gptq' quantize -o bad --method awful
+expect_error 2 '--method awful: expected vptq, sparse, rtn, gptq or awq' quantize -o bad --method awful
 expect_error 2 "a bit budget chooses codebooks of method vptq" quantize -o bad --method gptq -b 3
 echo '{"rules": [{"match": "*", "settings": {"method": "gptq", "centroids": 16}}]}' > bad.json
 expect_error 1 "rule 1: .*centroids has no effect with method gptq" quantize -o bad --recipe bad.json
