@@ -241,6 +241,16 @@ static void warn_unused_outputs(const vptq_quantizer *q)
                  unused);
 }
 
+/* Whether a matrix of the layer has method vptq, which alone uses output Hessians. */
+static bool has_vectors(const vptq_quantizer *q, uint32_t layer)
+{
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings.method ==
+            VPTQ_METHOD_VPTQ)
+            return true;
+    return false;
+}
+
 /* Rejects calibrations that the scales of columns do not go with. */
 static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
 {
@@ -251,10 +261,10 @@ static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
             return vptq_fail(err, VPTQ_E_ARG,
                              "awq and smooth need the Hessians of a whole block first: they do "
                              "not go with a sequential calibration");
-        if (q->hessians.output_fingerprint[0])
+        if (q->hessians.output_fingerprint[0] && has_vectors(q, layer))
             return vptq_fail(err, VPTQ_E_ARG,
-                             "awq and smooth change the outputs of matrices: they do not go "
-                             "with output Hessians (--no-outputs)");
+                             "awq and smooth change the outputs of matrices: output Hessians "
+                             "do not go with matrices of method vptq in the same layer");
     }
     return VPTQ_OK;
 }
