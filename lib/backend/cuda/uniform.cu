@@ -128,22 +128,28 @@ static __device__ inline float compensated(const vptq_uniform_pass_args &a, size
     return z;
 }
 
+/* Of a pattern, each thread's own; registers cannot be indexed. */
+struct pattern_keys {
+    unsigned of[VPTQ_PRUNE_MAX_M][THREADS];
+};
+
 /* Bit i: column t + i of row r is pruned. */
 static __device__ inline unsigned pruned_from(const vptq_uniform_pass_args &a, size_t t,
                                               size_t r)
 {
-    unsigned keys[VPTQ_PRUNE_MAX_M], pruned = 0;
+    pattern_keys &keys = port_shared<pattern_keys>();
+    const unsigned me = threadIdx.x;
+    unsigned pruned = 0;
     if (!a.prune_m)
         return a.mask && a.mask[t * a.ldm + r];
-    for (unsigned i = 0; i < VPTQ_PRUNE_MAX_M; i++)
-        if (i < a.prune_m)
-            keys[i] = prune_key(compensated(a, t + i, r, t), a.u[(t + i) * a.ldu + t + i]);
-    for (unsigned i = 0; i < VPTQ_PRUNE_MAX_M; i++) {
+    for (unsigned i = 0; i < a.prune_m; i++)
+        keys.of[i][me] = prune_key(compensated(a, t + i, r, t), a.u[(t + i) * a.ldu + t + i]);
+    for (unsigned i = 0; i < a.prune_m; i++) {
+        const unsigned key = keys.of[i][me];
         unsigned before = 0;
-        for (unsigned k = 0; k < VPTQ_PRUNE_MAX_M; k++)
-            if (i < a.prune_m && k < a.prune_m)
-                before += keys[k] < keys[i] || (keys[k] == keys[i] && k < i);
-        if (i < a.prune_m && before < a.prune_n)
+        for (unsigned k = 0; k < a.prune_m; k++)
+            before += keys.of[k][me] < key || (keys.of[k][me] == key && k < i);
+        if (before < a.prune_n)
             pruned |= 1u << i;
     }
     return pruned;
