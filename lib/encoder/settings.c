@@ -58,7 +58,7 @@ static const vptq_setting table[] = {
      CODES, "bits of a uniform code"},
     {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, CODES,
      "uniform codes without zero points"},
-    {"activation_bits", VPTQ_SETTING_U32, AT(activation_bits), 0, 8, NULL, true, RTN | GPTQ,
+    {"activation_bits", VPTQ_SETTING_U32, AT(activation_bits), 0, 8, NULL, true, CODES,
      "bits of each token's inputs when the model runs: 8, or 0 = not quantized"},
     {"smooth_alpha", VPTQ_SETTING_DOUBLE, AT(smooth_alpha), 0, 1, NULL, true, SMOOTH,
      "share of the activations' range that smooth moves into the weights"},
@@ -557,7 +557,7 @@ static vptq_status check_columns(const vptq_encoder_settings *s, uint32_t in, vp
 /* Rows of bytes are multiplied by rows of bytes: one scale each. */
 static vptq_status check_activations(const vptq_encoder_settings *s, uint32_t in, vptq_err *err)
 {
-    if (!(s->method & (RTN | GPTQ)) || !s->activation_bits)
+    if (!(s->method & CODES) || !s->activation_bits)
         return VPTQ_OK;
     if (s->activation_bits != 8)
         return vptq_fail(err, VPTQ_E_ARG, "activation_bits is %u, expected 0 or 8",
