@@ -168,7 +168,9 @@ static vptq_fold_input input_of(const reading *r, uint32_t layer, uint32_t stage
             continue;
         matrix[f.count] = (vptq_fold_matrix){
             .out = r->out[i], .w = r->w[i], .settings = vptq_uniform_settings_of(s)};
-        matrix[f.count++].settings.clip = false; /* ranges are cut off afterwards */
+        /* ranges are cut off and weights pruned afterwards */
+        matrix[f.count].settings.clip = false;
+        matrix[f.count++].settings.prune = (vptq_prune){0};
     }
     return f;
 }

@@ -24,6 +24,13 @@ expect_number "$(json_get awq_alpha awq/report.jsonl | sort -g | tail -n 1)" '>'
 [ "$(json_get awq_alpha awq/report.jsonl | wc -l)" = 30 ] || fail 'awq_alpha of q, k, v, gate, up and down'
 ! grep -q awq_alpha 8-smooth+rtn/report.jsonl || fail 'awq_alpha without AWQ'
 
+# Pruned weights stay pruned under the ranges of AWQ.
+quantize -o sparse --method smooth+sparse+awq --sparsity 0.3 --weight-bits 4 --group-size 32 > /dev/null
+for share in $(json_get sparsity sparse/report.jsonl); do
+    expect_number "$share" '>' 0.2999
+done
+expect_number "$(nll sparse)" '<' "$(echo "$original" | awk '{ print $1 + 1 }')"
+
 # The same bytes with other threads, from a calibration during the run, and after an interruption.
 quantize -o two --method awq --weight-bits 3 --group-size 32 -t 2 > /dev/null
 expect_same awq two
