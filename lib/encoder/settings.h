@@ -141,7 +141,7 @@ typedef struct vptq_setting {
 
 const vptq_setting *vptq_setting_table(size_t *count);
 const vptq_setting *vptq_setting_find(const char *key); /* NULL if unknown */
-/* Whether a stage of the method of s uses the setting; true if there is no such method. */
+/* Whether a stage of s->method uses the setting; true for an impossible method. */
 bool vptq_setting_is_used(const vptq_setting *t, const vptq_encoder_settings *s);
 /* Sets from text ("8", "true", "std"); VPTQ_E_ARG naming key, value and expectation. */
 vptq_status vptq_setting_parse(const vptq_setting *t, const char *text,

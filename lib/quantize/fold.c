@@ -175,6 +175,7 @@ static vptq_fold_input input_of(const reading *r, uint32_t layer, uint32_t stage
     return f;
 }
 
+/* That of the first matrix: they share one set of scales. */
 static double smooth_alpha(const reading *r, uint32_t layer)
 {
     for (size_t i = 0; i < r->count; i++) {

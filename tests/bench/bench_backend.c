@@ -43,19 +43,25 @@ static double faster(double a, double b)
     return b < a ? b : a;
 }
 
+/* c [m, n] = a [m, k] b [n, k]^T */
+static vptq_gemm_args product_args(const bench *b, size_t m, size_t n, size_t k)
+{
+    return (vptq_gemm_args){.m = m,
+                            .n = n,
+                            .k = k,
+                            .a = b->a,
+                            .b = b->b,
+                            .c = b->c,
+                            .lda = k,
+                            .ldb = k,
+                            .ldc = n,
+                            .trans_b = true,
+                            .alpha = 1};
+}
+
 static void bench_gemm(bench *b, size_t m, size_t n, size_t k)
 {
-    const vptq_gemm_args g = {.m = m,
-                              .n = n,
-                              .k = k,
-                              .a = b->a,
-                              .b = b->b,
-                              .c = b->c,
-                              .lda = k,
-                              .ldb = k,
-                              .ldc = n,
-                              .trans_b = true,
-                              .alpha = 1};
+    const vptq_gemm_args g = product_args(b, m, n, k);
     double ours = 1e9, theirs = 1e9;
     for (int r = 0; r < ROUNDS; r++) {
         double t = vptq_seconds();
@@ -75,17 +81,7 @@ static void bench_gemm(bench *b, size_t m, size_t n, size_t k)
  * processor time of one thread. */
 static void bench_bytes(bench *b, size_t m, size_t n, size_t k)
 {
-    const vptq_gemm_args g = {.m = m,
-                              .n = n,
-                              .k = k,
-                              .a = b->a,
-                              .b = b->b,
-                              .c = b->c,
-                              .lda = k,
-                              .ldb = k,
-                              .ldc = n,
-                              .trans_b = true,
-                              .alpha = 1};
+    const vptq_gemm_args g = product_args(b, m, n, k);
     int8_t *q = bench_alloc(m, VPTQ_BYTES_ROW(k));
     float *scale = bench_alloc(m, sizeof *scale);
     const vptq_quantize_rows_args x = {
