@@ -6,7 +6,8 @@ needs_own_machine "hundreds of commands take hours, and slow ones print their pr
 model=$(data models/stories260K-hf)
 tiny=$(data text/tinystories/tiny.utf8)
 [ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"
-case $BIN in *address* | *thread*) places=2 ;; *) places=9 ;; esac
+places=9
+! is_instrumented || places=2
 [ -z "${VPTQ_LONG:-}" ] || places=200
 here=$PWD
 places=${VPTQ_ROT_PLACES:-$places}

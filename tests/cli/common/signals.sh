@@ -6,7 +6,9 @@ needs_own_machine "hundreds of commands take hours"
 [ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"
 model=$(data models/stories260K-hf)
 tiny=$(data text/tinystories/tiny.utf8)
-moments=${VPTQ_SIGNAL_MOMENTS:-4}
+moments=4
+! is_instrumented || moments=2
+moments=${VPTQ_SIGNAL_MOMENTS:-$moments}
 seed=${VPTQ_SIGNAL_SEED:-1}
 runs=0
 head -c 6000 "$tiny" > text
