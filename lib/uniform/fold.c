@@ -54,7 +54,8 @@ static void awq_scales(const vptq_fold_input *input, double a, float *s)
 typedef struct trial {
     vptq_device *dev;
     const vptq_fold_input *input;
-    const float *lower, *s;
+    const float *lower; /* on the device */
+    const float *s;
     const float *w; /* of the present matrix */
     float *scaled;  /* [out, in] W diag(s), then its rounding error divided by s */
     const vptq_uniform *u;
@@ -88,10 +89,9 @@ static vptq_status trace_of(const trial *t, size_t rows, const float *x, double 
     const uint32_t in = t->input->in;
     vptq_mirror m = vptq_mirror_of(t->dev);
     const float *on = vptq_mirror_in(&m, x, rows * in, sizeof *x);
-    const float *lower = vptq_mirror_in(&m, t->lower, vptq_triangle(in), sizeof *lower);
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
-        st = vptq_hessian_trace(t->dev, rows, in, on, lower, trace, err);
+        st = vptq_hessian_trace(t->dev, rows, in, on, t->lower, trace, err);
     return vptq_mirror_end(&m, st, err);
 }
 
@@ -157,7 +157,8 @@ vptq_status vptq_awq_scales(vptq_device *dev, const vptq_fold_input *input, floa
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     size_t rows = 0, largest;
-    trial t = {.dev = dev, .input = input, .lower = input->lower, .s = s};
+    trial t = {.dev = dev, .input = input, .s = s};
+    vptq_mirror hessian = vptq_mirror_of(dev);
 
     vptq_arena_init(&arena, dev->ctx->mem);
     for (size_t i = 0; i < input->count; i++)
@@ -169,8 +170,10 @@ vptq_status vptq_awq_scales(vptq_device *dev, const vptq_fold_input *input, floa
     t.scaled = norm ? vptq_arena_alloc(&arena, largest, sizeof *t.scaled, err) : NULL;
     if (!t.scaled)
         VPTQ_TRY(VPTQ_E_NOMEM);
+    t.lower = vptq_mirror_in(&hessian, input->lower, vptq_triangle(input->in), sizeof *t.lower);
+    VPTQ_TRY(vptq_mirror_check(&hessian, err));
     st = search(&t, norm, s, a, err);
 out:
     vptq_arena_release(&arena);
-    return st;
+    return vptq_mirror_end(&hessian, st, err);
 }
