@@ -91,7 +91,15 @@ typedef struct quantize_line {
 } quantize_line;
 
 /* Conditions of columns. */
-enum { PLAN = 1, RUN = 2, HELD_OUT = 4, PREDICTED = 8, TIMES = 16 };
+enum {
+    PLAN = 1,
+    RUN = 2,
+    HELD_OUT = 4,
+    PREDICTED = 8,
+    TIMES = 16,
+    VECTORS = 32, /* matrices of method vptq */
+    CODES = 64    /* of others */
+};
 
 #define TEXT(key, field, columns, bits)                                                        \
     {                                                                                          \
@@ -132,19 +140,21 @@ static const vptq_column columns[] = {
     TEXT("name", VPTQ_TEXT(quantize_line, r.name), 9, 0),
     TEXT("rows", VPTQ_INTEGER(quantize_line, r.rows), 6, 0),
     TEXT("columns", VPTQ_INTEGER(quantize_line, r.columns), 7, 0),
-    TEXT("v", VPTQ_INTEGER(quantize_line, r.shape.v), 2, 0),
-    TEXT("k", VPTQ_INTEGER(quantize_line, r.shape.k), 5, 0),
-    TEXT("k_res", VPTQ_INTEGER(quantize_line, r.shape.k_res), 5, 0),
-    TEXT("grp", VPTQ_INTEGER(quantize_line, r.shape.groups), 3, 0),
-    TEXT("outl", VPTQ_INTEGER(quantize_line, r.shape.outliers), 4, 0),
+    TEXT("v", VPTQ_INTEGER(quantize_line, r.shape.v), 2, VECTORS),
+    TEXT("k", VPTQ_INTEGER(quantize_line, r.shape.k), 5, VECTORS),
+    TEXT("k_res", VPTQ_INTEGER(quantize_line, r.shape.k_res), 5, VECTORS),
+    TEXT("grp", VPTQ_INTEGER(quantize_line, r.shape.groups), 3, VECTORS),
+    TEXT("outl", VPTQ_INTEGER(quantize_line, r.shape.outliers), 4, VECTORS),
+    TEXT("code", VPTQ_INTEGER(quantize_line, r.uniform.bits), 4, CODES),
+    TEXT("group", VPTQ_INTEGER(quantize_line, r.uniform.group_size), 5, CODES),
     REAL("index", index_bits, 4, 8, PLAN),
-    REAL("codebooks", codebook_bits, 4, 9, PLAN),
+    REAL("codebooks", codebook_bits, 4, 9, PLAN | VECTORS),
     REAL("total", r.bits.per_weight, 4, 8, PLAN),
     TEXT("bytes", VPTQ_INTEGER(quantize_line, bytes), 10, PLAN),
     REAL("loss", r.predicted, 6, 8, PLAN | PREDICTED),
     REAL("seconds", r.report.seconds, 2, 7, PLAN | TIMES),
     REAL("bits", r.bits.per_weight, 4, 7, RUN),
-    REAL("k-means", loss, 6, 8, RUN),
+    REAL("k-means", loss, 6, 8, RUN | VECTORS),
     REAL("loss", r.report.loss, 6, 8, RUN),
     REAL("held-out", r.report.held_out, 6, 8, RUN | HELD_OUT),
     {.name = "seconds",
@@ -288,6 +298,10 @@ vptq_status vptq_quantize_report(vptq_device *dev, const vptq_quantize_options *
     p.printer.has = opt->dry_run ? PLAN : RUN;
     if (opt->dry_run && opt->predict)
         p.printer.has |= TIMES;
+    if (opt->recipe) /* may mix methods */
+        p.printer.has |= VECTORS | CODES;
+    else
+        p.printer.has |= opt->settings->method == VPTQ_METHOD_VPTQ ? VECTORS : CODES;
     p.printer.gap = 1;
     VPTQ_CHECK(vptq_quantize_model(dev, opt, out ? print_row : NULL, &p, r, err));
     return out && !is_json(out) ? print_summary(opt, &p, r, err) : VPTQ_OK;
