@@ -313,7 +313,8 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "JSON rules with settings for single matrices; they take precedence over options"},
         CLI_HEADING("Bit budget"),
         {'b', "bits", CLI_DOUBLE, &a->bits, "BITS",
-         "choose v, k and k_res so that all stored bits per weight are at most BITS"},
+         "choose v, k and k_res, or the bits of codes, so that all stored bits per weight "
+         "are at most BITS"},
         {0, "budget", CLI_CHOICE, &a->budget, "matrices|file",
          "what BITS is the average of: the quantized matrices, or all weights of the file"},
         {0, "embeddings", CLI_CHOICE, &a->embeddings, "f16|q8|q6",

@@ -229,7 +229,8 @@ vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
 
 const char *vptq_cli_settings_rate(const vptq_cli_settings *s)
 {
-    static const char *const names[] = {"vector-length", "centroids", "residual"};
+    static const char *const names[] = {"vector-length", "centroids", "residual",
+                                        "weight-bits"};
     if (s->preset)
         return "preset";
     for (size_t i = 0; i < CLI_SETTINGS; i++)

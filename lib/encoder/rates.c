@@ -83,11 +83,27 @@ static double remaining_loss(double x)
     return pow(1 - 1 / (x < 2 ? 2 : x), 3.2);
 }
 
-double vptq_rate_predict(const vptq_rate *r, uint32_t out, uint32_t in)
+/* Loss of the quick encoding of [out, in], divided by what it would be with 256 centroids and
+ * many vectors for each. */
+static double probe_level(uint32_t out, uint32_t in)
 {
     const vptq_encoder_settings probe = vptq_rate_probe(out, in, 0, VPTQ_F16);
     /* Half the centroids save 1 / v bits per weight; a bit is worth a factor of 4. */
     const double fewer = pow(PROBE_CENTROIDS / (double)probe.k, 2.0 / probe.v);
+    return fewer * remaining_loss(num_vectors(out, in, probe.v) / probe.k);
+}
+
+double vptq_rate_predict(const vptq_rate *r, uint32_t out, uint32_t in)
+{
     return r->loss * remaining_loss(num_vectors(out, in, r->v) / (r->k + r->k_res)) /
-           (fewer * remaining_loss(num_vectors(out, in, probe.v) / probe.k));
+           probe_level(out, in);
+}
+
+double vptq_rate_predict_codes(uint32_t method, uint32_t bits, uint32_t out, uint32_t in)
+{
+    /* At 4 bits in groups of 64 columns; docs/allocation.md. */
+    const double four = method & VPTQ_METHOD_GPTQ  ? 0.1
+                        : method & VPTQ_METHOD_AWQ ? 0.12
+                                                   : 0.15;
+    return four * pow(4, 4 - (double)bits) / probe_level(out, in);
 }

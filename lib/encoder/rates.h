@@ -22,4 +22,8 @@ vptq_encoder_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
  * With few vectors per centroid the codebook overfits them, which lowers the loss. */
 double vptq_rate_predict(const vptq_rate *r, uint32_t out, uint32_t in);
 
+/* The same for codes of `bits` bits by a method of lib/uniform: every bit divides the loss by
+ * 4. */
+double vptq_rate_predict_codes(uint32_t method, uint32_t bits, uint32_t out, uint32_t in);
+
 #endif

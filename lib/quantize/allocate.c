@@ -11,10 +11,15 @@
 /* Fewer vectors per centroid are not offered: the prediction of losses does not cover them. */
 enum { VECTORS_PER_CENTROID = 4, NO_RATE = UINT32_MAX };
 
+/* A setting to choose: a row of the table of rates for method vptq; beyond them, one number of
+ * bits after another for methods with uniform codes. */
+enum { LEAST_BITS = 2, MOST_BITS = 8 };
+
 typedef struct allocation {
     vptq_quantizer *q;
     const vptq_rate *rate;
-    size_t rates, matrices;
+    uint32_t rates, choices; /* rows of the table; choices altogether */
+    size_t matrices;
     const vptq_sensitivity *measured; /* [matrices]; NULL = not measured */
     vptq_allocate_problem problem;
     size_t *first;                 /* [matrices + 1] */
@@ -24,13 +29,31 @@ typedef struct allocation {
     size_t *choice;
 } allocation;
 
-static vptq_encoder_settings with_rate(const vptq_encoder_settings *s, const vptq_rate *r)
+static bool is_for(const allocation *a, uint32_t r, const vptq_encoder_settings *s)
+{
+    return r < a->rates ? s->method == VPTQ_METHOD_VPTQ : vptq_method_has_codes(s->method);
+}
+
+static vptq_encoder_settings with_rate(const allocation *a, uint32_t r,
+                                       const vptq_encoder_settings *s)
 {
     vptq_encoder_settings t = *s;
-    t.v = r->v;
-    t.k = r->k;
-    t.k_res = r->k_res;
+    if (r >= a->rates) {
+        t.weight_bits = LEAST_BITS + r - a->rates;
+        return t;
+    }
+    t.v = a->rate[r].v;
+    t.k = a->rate[r].k;
+    t.k_res = a->rate[r].k_res;
     return t;
+}
+
+/* Predicted loss, divided by that of the quick encoding. */
+static double predict(const allocation *a, uint32_t r, const vptq_encoder_settings *s,
+                      uint32_t out, uint32_t in)
+{
+    return r < a->rates ? vptq_rate_predict(&a->rate[r], out, in)
+                        : vptq_rate_predict_codes(s->method, s->weight_bits, out, in);
 }
 
 /* ---- options ---- */
@@ -56,12 +79,17 @@ static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
     return (double)out * in;
 }
 
-/* Whether settings `s` are valid for [out, in] and leave enough vectors to train the codebooks.
- */
+/* Whether settings `s` are valid for [out, in] and leave enough vectors to train codebooks. */
 static bool possible(const vptq_encoder_settings *s, uint32_t out, uint32_t in, uint64_t *bits)
 {
     if (vptq_encoder_check(s, out, in, NULL))
         return false;
+    if (s->method != VPTQ_METHOD_VPTQ) {
+        const vptq_uniform_settings u = vptq_uniform_settings_of(s);
+        const vptq_uniform_shape codes = vptq_uniform_shape_of(&u, out, in);
+        *bits = vptq_uniform_count_bits(&codes).total;
+        return true;
+    }
     const vptq_vq_shape shape = vptq_encoder_shape(s, out, in);
     const uint64_t vectors = (uint64_t)vptq_vq_vector_rows(&shape) * shape.group_size;
     *bits = vptq_vq_count_bits(&shape).total;
@@ -82,25 +110,22 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
         a->options[n] = (vptq_allocate_option){.bits = row.bits.total};
         a->rate_of[n++] = NO_RATE;
     }
-    vptq_linear_full_name(name, m->layer, m->linear);
-    if (!m->pinned && m->settings.method != VPTQ_METHOD_VPTQ)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "%s: a bit budget chooses codebooks of method vptq, set weight_bits "
-                         "for the other methods",
-                         name);
-    for (uint32_t r = 0; r < a->rates && !m->pinned; r++) {
-        const vptq_encoder_settings s = with_rate(&m->settings, &a->rate[r]);
+    for (uint32_t r = 0; r < a->choices && !m->pinned; r++) {
+        const vptq_encoder_settings s = with_rate(a, r, &m->settings);
         uint64_t bits;
-        if (!possible(&s, out, in, &bits))
+        if (!is_for(a, r, &s) || !possible(&s, out, in, &bits))
             continue;
-        a->options[n] = (vptq_allocate_option){.bits = bits,
-                                               .cost = price(a, i, out, in) *
-                                                       vptq_rate_predict(&a->rate[r], out, in)};
+        a->options[n] = (vptq_allocate_option){
+            .bits = bits, .cost = price(a, i, out, in) * predict(a, r, &s, out, in)};
         a->rate_of[n++] = r;
     }
     a->first[i + 1] = n;
     if (n > a->first[i])
         return VPTQ_OK;
+    vptq_linear_full_name(name, m->layer, m->linear);
+    if (m->settings.method == VPTQ_METHOD_SPARSE)
+        return vptq_fail(err, VPTQ_E_ARG, "%s: sparse stores 16 bits whatever the bit budget",
+                         name);
     return vptq_fail(
         err, VPTQ_E_ARG,
         "%s: none of the settings to choose from is valid for %u rows, %u columns and "
@@ -120,7 +145,7 @@ static void set_budget(allocation *a)
 
 static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
 {
-    const size_t max = a->matrices * (a->rates + 1);
+    const size_t max = a->matrices * (a->choices + 1);
     a->first = vptq_arena_zalloc(arena, a->matrices + 1, sizeof *a->first, err);
     a->options = vptq_arena_alloc(arena, max, sizeof *a->options, err);
     a->rate_of = vptq_arena_alloc(arena, max, sizeof *a->rate_of, err);
@@ -175,7 +200,7 @@ static vptq_status choose_uniform(allocation *a, vptq_err *err)
     vptq_allocate_option sum, best = {.bits = UINT64_MAX, .cost = (double)INFINITY};
     uint64_t least = UINT64_MAX;
     uint32_t rate = NO_RATE;
-    for (uint32_t r = 0; r < a->rates; r++) {
+    for (uint32_t r = 0; r < a->choices; r++) {
         if (!sum_rate(a, r, &sum))
             continue;
         least = sum.bits < least ? sum.bits : least;
@@ -252,10 +277,10 @@ static vptq_status apply(allocation *a, vptq_err *err)
         q->predicted[i] = (double)NAN;
         if (r == NO_RATE)
             continue;
-        m->settings = with_rate(&m->settings, &a->rate[r]);
+        m->settings = with_rate(a, r, &m->settings);
         if (!a->measured)
             continue;
-        const double factor = vptq_rate_predict(&a->rate[r], out, in);
+        const double factor = predict(a, r, &m->settings, out, in);
         q->predicted[i] = a->measured[i].loss * factor;
         q->result->predicted_kld += a->measured[i].kld * factor;
     }
@@ -267,8 +292,11 @@ vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     allocation a = {.q = q, .matrices = (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT};
+    size_t rates;
     vptq_arena_init(&arena, q->dev->ctx->mem);
-    a.rate = vptq_rate_table(&a.rates);
+    a.rate = vptq_rate_table(&rates);
+    a.rates = (uint32_t)rates;
+    a.choices = a.rates + MOST_BITS - LEAST_BITS + 1;
     if (vptq_allocate_measures(q->opt))
         VPTQ_TRY(measure(&a, err));
     VPTQ_TRY(list_options(&a, &arena, err));

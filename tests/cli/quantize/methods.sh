@@ -83,12 +83,27 @@ nll mixed > /dev/null
 expect_sentence 1 "10 matrices are quantized by method vptq and 4 by others: no packed layout holds both" \
     "$BIN/vptq-pack" mixed -o mixed.vptq -q
 
-# Settings of other methods are refused, and so are budgets.
+# A budget chooses the bits of codes.
+quantize -o budget --method gptq -b 4 --group-size 32 --format json > budget.jsonl
+bits=$(tail -n 1 budget.jsonl | json_get bits_per_weight)
+expect_number "$bits" '<=' 4
+expect_number "$bits" '>' 3.95
+[ "$(json_get weight_bits budget/report.jsonl | sort -u | wc -l)" -gt 1 ] || fail "the same bits for all matrices"
+expect_number "$(nll budget)" '<' "$(nll gptq)"
+paste <(json_get predicted_loss budget/report.jsonl) <(json_get proxy_loss budget/report.jsonl) | \
+    awk '{ s += log($1 / $2) } END { exit !(NR == 35 && s / NR > -0.5 && s / NR < 0.5) }' || fail "predicted losses"
+quantize -o one --method gptq -b 3.66 --group-size 32 --allocate uniform > /dev/null
+[ "$(nll one)" = "$(nll gptq)" ] || fail "--allocate uniform chose other bits than 3"
+
+# Settings of other methods are refused.
 expect_error 2 "vector_length has no effect with method rtn" quantize -o bad --method rtn -v 8
 expect_error 2 "weight_bits has no effect with method vptq" quantize -o bad --weight-bits 4
 expect_error 2 "perm has no effect with method rtn" quantize -o bad --method rtn --act-order
 expect_error 2 "a preset is for method vptq only" quantize -o bad --method gptq --preset ablation-outliers-1
 expect_error 2 '--method awful: expected vptq, sparse, rtn, gptq or awq' quantize -o bad --method awful
-expect_error 2 "a bit budget chooses codebooks of method vptq" quantize -o bad --method gptq -b 3
+expect_error 2 "--bits and --weight-bits exclude each other" quantize -o bad --method gptq -b 3 --weight-bits 3
+expect_error 2 "q_proj: sparse stores 16 bits whatever the bit budget" quantize -o bad --method sparse -b 3
+expect_error 2 "a budget of 2 bits per weight is below the smallest possible, 2.5904" quantize -o bad --method gptq -b 2 \
+    --group-size 32
 echo '{"rules": [{"match": "*", "settings": {"method": "gptq", "centroids": 16}}]}' > bad.json
 expect_error 1 "rule 1: .*centroids has no effect with method gptq" quantize -o bad --recipe bad.json
