@@ -24,11 +24,7 @@
 #include "lib/base/mem.h"
 #include "lib/base/vq.h"
 
-enum {
-    VPTQ_ADDITIVE_MAX_STAGES = 8,
-    VPTQ_ADDITIVE_MAX_V = 16,
-    VPTQ_ADDITIVE_MAX_BITS = 16
-};
+enum { VPTQ_ADDITIVE_MAX_STAGES = 8, VPTQ_ADDITIVE_MAX_V = 16, VPTQ_ADDITIVE_MAX_BITS = 16 };
 
 typedef struct vptq_additive_shape {
     uint32_t out, in;
@@ -36,8 +32,8 @@ typedef struct vptq_additive_shape {
     uint32_t stages;                         /* codebooks that are added, 1 to 8 */
     uint32_t bits[VPTQ_ADDITIVE_MAX_STAGES]; /* of a code of the stage, 1 to 16 */
     uint32_t block_rows, block_columns;      /* 1 to out and in */
-    uint32_t scale_columns;                  /* of a row share a scale, 1 to in; 0 = no scales */
-    bool int8;    /* codebooks are whole numbers of 8 bits times a scale each (lib/base/grid.h) */
+    uint32_t scale_columns; /* of a row share a scale, 1 to in; 0 = no scales */
+    bool int8; /* codebooks are whole numbers of 8 bits times a scale each (lib/base/grid.h) */
     bool sparse;  /* entry 0 of every codebook is 0 and not stored */
     bool lattice; /* no codebooks are stored: v is 8, a code of 16 bits is a point of E8P, of 8
                      bits one of E81B.  One block, none of int8, sparse and scales */

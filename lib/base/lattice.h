@@ -1,5 +1,5 @@
-/* Internal: the fixed codebooks of QuIP# (Tseng et al. 2024, section 4; Cornell-RelaxML/quip-sharp):
- * points of the lattice E8 shifted by 1/4, from codes alone. */
+/* Internal: the fixed codebooks of QuIP# (Tseng et al. 2024, section 4;
+ * Cornell-RelaxML/quip-sharp): points of the lattice E8 shifted by 1/4, from codes alone. */
 #ifndef VPTQ_BASE_LATTICE_H
 #define VPTQ_BASE_LATTICE_H
 
