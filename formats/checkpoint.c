@@ -81,6 +81,14 @@ size_t vptq_checkpoint_uniform_count(const vptq_checkpoint *c)
     return count;
 }
 
+size_t vptq_checkpoint_additive_count(const vptq_checkpoint *c)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < c->set.count; i++)
+        count += c->set.tensors[i].additive != NULL;
+    return count;
+}
+
 size_t vptq_checkpoint_dense_count(const vptq_checkpoint *c)
 {
     size_t count = 0;
@@ -96,6 +104,12 @@ bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t)
         if (f->layers[i].dense && f->layers[i].weight.name == t->name) /* copies share it */
             return true;
     return false;
+}
+
+size_t vptq_checkpoint_matrix_count(const vptq_checkpoint *c)
+{
+    return c->quantized_count + vptq_checkpoint_uniform_count(c) +
+           vptq_checkpoint_additive_count(c) + vptq_checkpoint_dense_count(c);
 }
 
 /* ---- faults ---- */

@@ -1,7 +1,8 @@
 /* Internal: opens any MODEL: a Hugging Face directory, a GGUF file, a llama2.c .bin, a packed
  * VPTQ directory, a .vptq archive or a quantize work directory.  All give the same view: a
  * description, tensors under Hugging Face names, and vector-quantized matrices by module path.
- * Uniformly quantized matrices are tensors, too (vptq_tensor.uniform).
+ * Uniformly quantized matrices and those of additive codes are tensors, too
+ * (vptq_tensor.uniform, additive).
  *
  *     vptq_checkpoint c;
  *     VPTQ_CHECK(vptq_checkpoint_open(ctx, path, NULL, &c, err));
@@ -90,9 +91,15 @@ const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
 /* Number of uniformly quantized matrices: tensors of the set with `uniform`. */
 size_t vptq_checkpoint_uniform_count(const vptq_checkpoint *c);
 
+/* Number of matrices of additive codes: tensors of the set with `additive`. */
+size_t vptq_checkpoint_additive_count(const vptq_checkpoint *c);
+
 /* WORK: matrices that were changed, but are stored as plain tensors of the set. */
 size_t vptq_checkpoint_dense_count(const vptq_checkpoint *c);
 bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t);
+
+/* Number of matrices that were quantized or changed, however they are stored. */
+size_t vptq_checkpoint_matrix_count(const vptq_checkpoint *c);
 
 /* Reads the tokenizer; VPTQ_E_FORMAT if the model has none. */
 vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx, vptq_vocab *v,

@@ -36,6 +36,9 @@ vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c,
 /* Reads the uniformly quantized matrices that c->config lists, and puts their weights in place
  * of the tensors that store them. */
 vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same for matrices of additive codes, whose weights it decodes. */
+vptq_status vptq_checkpoint_read_additive(const vptq_ctx *ctx, vptq_checkpoint *c,
+                                          vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
                                          vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
 

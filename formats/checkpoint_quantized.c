@@ -181,6 +181,73 @@ vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
     return replace_parts(c, list, count, err);
 }
 
+/* ---- additive codes ---- */
+
+static bool is_additive_part(const vptq_additive_matrix *list, size_t count, const char *tensor)
+{
+    const size_t length = vptq_additive_module_length(tensor);
+    for (size_t i = 0; length && i < count; i++)
+        if (!strncmp(list[i].name, tensor, length) && !list[i].name[length])
+            return true;
+    return false;
+}
+
+/* Puts the decoded weight in place of the stored parts of each matrix. */
+static vptq_status replace_additive(const vptq_ctx *ctx, vptq_checkpoint *c,
+                                    const vptq_additive_matrix *list, size_t count,
+                                    vptq_err *err)
+{
+    vptq_tensor_set *set = &c->set;
+    size_t kept = 0;
+    for (size_t i = 0; i < set->count; i++)
+        if (!is_additive_part(list, count, set->tensors[i].name))
+            set->tensors[kept++] = set->tensors[i];
+    set->count = kept;
+    for (size_t i = 0; i < count; i++) { /* each had two parts at least: there is space */
+        vptq_status st = vptq_additive_weight(ctx, &list[i], c->path, &c->arena,
+                                              &set->tensors[set->count], err);
+        set->count += !st;
+        VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
+    }
+    return vptq_tensor_set_finish(set, err);
+}
+
+/* Reads the matrix of a linear layer, which must have the shape that the model needs. */
+static vptq_status read_additive(vptq_checkpoint *c, const char *name, uint32_t rows,
+                                 uint32_t columns, vptq_additive_matrix *m, vptq_err *err)
+{
+    const json_t *entry = vptq_additive_entry(c->config, name);
+    VPTQ_CHECK(vptq_additive_read(&c->set, entry, name, c->path, &c->arena, m, err));
+    if (m->a.shape.out == rows && m->a.shape.in == columns)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_SHAPE,
+                     "%s: layer '%s' is a matrix of %u x %u, expected %u x %u", c->path, name,
+                     m->a.shape.out, m->a.shape.in, rows, columns);
+}
+
+vptq_status vptq_checkpoint_read_additive(const vptq_ctx *ctx, vptq_checkpoint *c,
+                                          vptq_err *err)
+{
+    const size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    size_t count = 0;
+    vptq_additive_matrix *list = vptq_arena_alloc(&c->arena, most, sizeof *list, err);
+    if (!list)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < most; i++) {
+        const vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_COUNT);
+        char name[VPTQ_NAME_MAX];
+        uint32_t rows, columns;
+        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT), l);
+        vptq_linear_shape(&c->desc, l, &rows, &columns);
+        if (!vptq_additive_entry(c->config, name))
+            continue;
+        vptq_status st = read_additive(c, name, rows, columns, &list[count], err);
+        count += !st;
+        VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
+    }
+    return replace_additive(ctx, c, list, count, err);
+}
+
 /* ---- archive ---- */
 
 /* Source of an archived tensor's bytes. */
@@ -257,13 +324,16 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
     VPTQ_CHECK(vptq_json_parse(text.data, text.len, name, &c->config, err));
     VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
     const bool uniform = vptq_compressed_is_config(c->config);
+    const bool additive = vptq_additive_is_config(c->config);
     const bool is_quantized =
         vptq_packed_is_config(c->config) || json_object_get(c->config, "quantization_config");
-    VPTQ_CHECK(read_archive_entries(c, shapes_only && !uniform, err));
+    VPTQ_CHECK(read_archive_entries(c, shapes_only && !uniform && !additive, err));
     if (vptq_archive_find(f->archive, "tokenizer.json", false))
         c->tokenizer = c->path;
     if (uniform)
         return vptq_checkpoint_read_uniform(c, err);
+    if (additive)
+        return vptq_checkpoint_read_additive(ctx, c, err);
     return is_quantized ? vptq_checkpoint_read_matrices(shapes_only, c, err) : VPTQ_OK;
 }
 
@@ -335,8 +405,14 @@ static bool fits(const vptq_tensor *dense, const vptq_tensor *base)
     return same;
 }
 
-/* *weight = the tensor of the base model that the matrix replaces.  A uniform or dense one
- * takes its place in the set, where only linear layers may be decoded. */
+/* Whether the matrix of a file is as large as that of the base model. */
+static bool fits_additive(const vptq_additive_shape *s, const vptq_tensor *base)
+{
+    return base->dims == 2 && base->shape[0] == s->out && base->shape[1] == s->in;
+}
+
+/* *weight = the tensor of the base model that the matrix replaces.  One that is not of method
+ * vptq takes its place in the set, where only linear layers may be decoded. */
 static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
                                const vptq_layer_file *f, const vptq_tensor **weight,
                                vptq_err *err)
@@ -346,7 +422,7 @@ static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
     const vptq_dtype storage = vptq_layer_file_storage(f);
     snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, module);
     *weight = vptq_tensor_find(&c->set, name);
-    if (!*weight || (f->is_uniform && !is_linear(&c->desc, module)))
+    if (!*weight || ((f->is_uniform || f->is_additive) && !is_linear(&c->desc, module)))
         return vptq_fail(err, VPTQ_E_MISMATCH, "%s: matrix '%.200s' is not in the base model",
                          path, module);
     if (f->dense && !fits(&f->weight, *weight))
@@ -354,6 +430,10 @@ static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
                          "%s: tensor '%.200s' has another shape than in the base model, or is "
                          "an embedding",
                          path, f->weight.name);
+    if (f->is_additive && !fits_additive(&f->additive.a.shape, *weight))
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: matrix '%.200s' is %u x %u, another shape than in the base model",
+                         path, module, f->additive.a.shape.out, f->additive.a.shape.in);
     if (storage != c->storage)
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: is stored as %s, " VPTQ_WORK_FILE " says %s", path,
@@ -418,12 +498,14 @@ static vptq_status read_layer(const vptq_ctx *ctx, const char *path, vptq_checkp
     st = check_layer(c, path, f, &weight, err);
     if (!st && f->norm)
         st = replace_norm(c, path, f, err);
+    if (!st)
+        st = vptq_layer_file_decode(ctx, f, err);
     if (st)
         return vptq_checkpoint_report_fault(c, st, err);
-    if (f->is_uniform || f->dense)
-        c->set.tensors[weight - c->set.tensors] = f->weight;
-    else
+    if (vptq_layer_file_is_packed(f))
         c->quantized[c->quantized_count++] = f->matrix;
+    else
+        c->set.tensors[weight - c->set.tensors] = f->weight;
     return VPTQ_OK;
 }
 

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/additive.h"
 #include "lib/base/dtype.h"
 #include "lib/base/file.h"
 #include "lib/base/mem.h"
@@ -42,8 +43,10 @@ typedef struct vptq_tensor {
      * `type` is that of its scales, `bytes` is what it stores.  Several tensors of the file, or
      * a file of a work directory, in one. */
     const vptq_uniform *uniform;
-    uint32_t activation_bits; /* of such a matrix: 8 if the inputs of its linear layer are
-                                 quantized per token when the model runs, else 0 */
+    /* A matrix of additive codes: `data` has its weights, decoded, and this what is stored. */
+    const vptq_additive *additive;
+    uint32_t activation_bits; /* of a uniformly quantized matrix: 8 if the inputs of its linear
+                                 layer are quantized per token when the model runs, else 0 */
 } vptq_tensor;
 
 /* Rows/columns of a matrix: shape[0] x product of the rest; a vector is 1 x n. */

@@ -79,6 +79,8 @@ static vptq_status entry_text(const vptq_layer_file *f, char **text, vptq_err *e
         entry = json_pack("{s:s}", "format", DENSE_FORMAT);
     else if (f->is_uniform)
         entry = uniform_entry(&f->uniform);
+    else if (f->is_additive)
+        VPTQ_CHECK(vptq_additive_make_entry(&f->additive, &entry, err));
     else
         VPTQ_CHECK(vptq_packed_make_entry(&f->matrix, false, &entry, err));
     if (entry && f->folded && json_object_set_new(entry, FOLDED, json_true())) {
@@ -103,6 +105,8 @@ static vptq_status list_tensors(const vptq_layer_file *f, vptq_arena *arena, vpt
     }
     if (f->is_uniform)
         return vptq_compressed_tensors(&f->uniform, arena, list, count, err);
+    if (f->is_additive)
+        return vptq_additive_tensors(&f->additive, arena, list, count, err);
     VPTQ_CHECK(vptq_packed_tensors(m, arena, list, count, err));
     add_float_codebook(list, count, "centroids_f32", &m->vq.shape, m->vq.shape.k,
                        f->centroids_f32);
@@ -119,7 +123,7 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vp
     vptq_arena arena;
     vptq_arena_init(&arena, mem);
     char *entry = NULL, hex[VPTQ_SAFETENSORS_SUM];
-    vptq_tensor list[VPTQ_PACKED_MAX_TENSORS + 3];
+    vptq_tensor list[VPTQ_ADDITIVE_MAX_TENSORS + 1]; /* the most of any kind, and a norm */
     size_t count = 0;
     VPTQ_TRY(entry_text(f, &entry, err));
     VPTQ_TRY(list_tensors(f, &arena, list, &count, err));
@@ -324,8 +328,12 @@ static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_C
     vptq_status st = VPTQ_OK;
     const char *name = meta[NAME].value;
     VPTQ_TRY(vptq_json_parse(meta[ENTRY].value, strlen(meta[ENTRY].value), path, &entry, err));
-    f->is_uniform = json_object_get(entry, "num_bits") != NULL;
-    if (f->is_uniform)
+    f->is_additive = vptq_additive_is_entry(entry);
+    f->is_uniform = !f->is_additive && json_object_get(entry, "num_bits") != NULL;
+    if (f->is_additive)
+        VPTQ_TRY(
+            vptq_additive_read(&f->set, entry, name, path, &f->set.arena, &f->additive, err));
+    else if (f->is_uniform)
         VPTQ_TRY(read_uniform(path, name, entry, f, err));
     else if (is_dense(entry))
         VPTQ_TRY(read_dense(path, name, f, err));
@@ -358,6 +366,14 @@ out:
     if (st)
         vptq_layer_file_release(f);
     return st;
+}
+
+vptq_status vptq_layer_file_decode(const vptq_ctx *ctx, vptq_layer_file *f, vptq_err *err)
+{
+    if (!f->is_additive)
+        return VPTQ_OK;
+    return vptq_additive_weight(ctx, &f->additive, f->set.tensors[0].file, &f->set.arena,
+                                &f->weight, err);
 }
 
 void vptq_layer_file_release(vptq_layer_file *f)

@@ -102,6 +102,7 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     vptq_status st = VPTQ_OK;
     const vptq_weight *q = &c->quantized->blocks[layer].linear[l];
     const vptq_uniform *u = q->packed ? NULL : q->tensor->uniform;
+    const vptq_additive *a = q->packed ? NULL : q->tensor->additive;
     vptq_error_row row = {.layer = layer,
                           .name = vptq_linear_name(l),
                           .rows = (uint32_t)q->rows,
@@ -114,6 +115,7 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     VPTQ_TRY(read_matrix(c, q, c->what, err));
     row.bits_per_weight = q->packed ? vptq_vq_count_bits(&row.shape).per_weight
                           : u       ? vptq_uniform_count_bits(&u->shape).per_weight
+                          : a       ? vptq_additive_count_bits(&a->shape).per_weight
                                     : 16;
     plain_errors(c->w, c->what, &row);
     if (h->lower) {
@@ -142,7 +144,7 @@ static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input in
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_weight *w = &c->quantized->blocks[layer].linear[l];
         if (vptq_linear_input((vptq_linear)l) != input ||
-            (!w->packed && !w->tensor->uniform &&
+            (!w->packed && !w->tensor->uniform && !w->tensor->additive &&
              !vptq_checkpoint_is_dense(&c->quantized->ckpt, w->tensor)))
             continue;
         if (c->hdir && !open) {

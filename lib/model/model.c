@@ -163,6 +163,8 @@ static double plain_bits(const vptq_tensor *t)
 {
     if (t->uniform)
         return (double)vptq_uniform_count_bits(&t->uniform->shape).total;
+    if (t->additive)
+        return (double)vptq_additive_count_bits(&t->additive->shape).total;
     if (t->round_to != VPTQ_F32)
         return 16.0 * (double)vptq_tensor_rows(t) * (double)vptq_tensor_cols(t);
     return 8.0 * (double)t->bytes;

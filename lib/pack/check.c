@@ -310,8 +310,7 @@ static vptq_status check_surroundings(checking *k, vptq_err *err)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
     const size_t all = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT,
-                 finished = c->quantized_count + vptq_checkpoint_uniform_count(c) +
-                            vptq_checkpoint_dense_count(c);
+                 finished = vptq_checkpoint_matrix_count(c);
     if (c->kind == VPTQ_CKPT_WORK && finished < all)
         report(k, false, "%s: %zu of %zu matrices are quantized", c->path, finished, all);
     if (!c->tokenizer) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/base/buf.h"
+#include "lib/base/text.h"
 #include "lib/model/model.h"
 #include "lib/pack/package.h"
 
@@ -79,6 +80,17 @@ static vptq_status add_matrix(digesting *g, const vptq_packed_matrix *m, vptq_er
                            outliers ? s->v0 : 0, outliers ? s->k0 : 0, m->name);
 }
 
+static vptq_status add_additive(digesting *g, const vptq_tensor *t, vptq_err *err)
+{
+    const vptq_additive_shape *s = &t->additive->shape;
+    VPTQ_CHECK(vptq_buf_printf(&g->text, err, "additive [%u,%u] %u [", s->out, s->in, s->v));
+    for (uint32_t m = 0; m < s->stages; m++)
+        VPTQ_CHECK(vptq_buf_printf(&g->text, err, "%s%u", m ? "," : "", s->bits[m]));
+    return vptq_buf_printf(&g->text, err, "] %u %u %u %d %d %d %d %.*s\n", s->block_rows,
+                           s->block_columns, s->scale_columns, s->int8, s->sparse, s->lattice,
+                           s->rotated, (int)vptq_text_before(t->name, ".weight"), t->name);
+}
+
 /* ---- the digest ---- */
 
 static vptq_status make_text(digesting *g, const vptq_packed_matrix *matrices, size_t count,
@@ -90,6 +102,9 @@ static vptq_status make_text(digesting *g, const vptq_packed_matrix *matrices, s
         VPTQ_CHECK(add_tensor(g, &o->tensors[i], err));
     for (size_t i = 0; i < count; i++)
         VPTQ_CHECK(add_matrix(g, &matrices[i], err));
+    for (size_t i = 0; i < o->from->set.count; i++)
+        if (o->from->set.tensors[i].additive)
+            VPTQ_CHECK(add_additive(g, &o->from->set.tensors[i], err));
     vptq_progress(o->ctx, o->stage, g->total, g->total, NULL);
     return VPTQ_OK;
 }
@@ -180,12 +195,12 @@ vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
     if (st)
         return st;
     const vptq_checkpoint *c = &model.ckpt;
-    const size_t uniform = vptq_checkpoint_uniform_count(c);
-    r->matrices = (uint32_t)(c->quantized_count + uniform + vptq_checkpoint_dense_count(c));
+    const size_t coded = vptq_checkpoint_uniform_count(c) + vptq_checkpoint_additive_count(c);
+    r->matrices = (uint32_t)vptq_checkpoint_matrix_count(c);
     r->all_matrices = c->desc.layers * VPTQ_LINEAR_COUNT;
-    if (vptq_package_is_packed(c) && !has_int8(c) && !uniform)
+    if (vptq_package_is_packed(c) && !has_int8(c) && !coded)
         st = digest_packed(ctx, c, r, err);
-    else if (!vptq_package_is_packed(c) && !uniform && c->kind != VPTQ_CKPT_WORK)
+    else if (!vptq_package_is_packed(c) && !coded && c->kind != VPTQ_CKPT_WORK)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
                        "%s is a %s, expected a packed directory, an archive or a work "
                        "directory",

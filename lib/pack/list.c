@@ -85,18 +85,36 @@ static void add_uniform(listing *l, const vptq_tensor *t)
                                           .bytes = t->bytes};
 }
 
+static void add_additive(listing *l, const vptq_tensor *t)
+{
+    const vptq_vq_bits bits = vptq_additive_count_bits(&t->additive->shape);
+    l->rows[l->count++] = (vptq_list_row){.name = t->name,
+                                          .quantized = true,
+                                          .rows = t->additive->shape.out,
+                                          .columns = t->additive->shape.in,
+                                          .bits = bits,
+                                          .dtype = vptq_dtype_get(t->type)->name,
+                                          .bytes = bits.total / 8};
+}
+
 static void add_plain(listing *l, const vptq_tensor *t)
 {
-    if (t->uniform) {
-        add_uniform(l, t);
-        return;
-    }
     l->rows[l->count++] =
         (vptq_list_row){.name = t->name,
                         .rows = (uint32_t)vptq_tensor_rows(t),
                         .columns = (uint32_t)vptq_tensor_cols(t),
                         .dtype = vptq_dtype_get(t->type)->name,
                         .bytes = l->archive ? archived_bytes(l, t->name) : t->bytes};
+}
+
+static void add_tensor(listing *l, const vptq_tensor *t)
+{
+    if (t->uniform)
+        add_uniform(l, t);
+    else if (t->additive)
+        add_additive(l, t);
+    else
+        add_plain(l, t);
 }
 
 static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, void *arg,
@@ -113,7 +131,7 @@ static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, v
         add_matrix(l, &c->quantized[i], bytes[i]);
     for (size_t i = 0; i < c->set.count; i++)
         if (!vptq_package_matrix_of(c, c->set.tensors[i].name))
-            add_plain(l, &c->set.tensors[i]);
+            add_tensor(l, &c->set.tensors[i]);
     for (size_t i = 0; i < l->count; i++)
         if (l->rows[i].quantized) {
             l->bits += (double)l->rows[i].bits.total;

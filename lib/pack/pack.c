@@ -18,16 +18,18 @@ typedef struct packing {
     bool round_again;                /* from the float codebooks, where the input keeps them */
     bool int8;                       /* stores codebooks on int8 grids as such */
     vptq_quirks quirks;              /* of the matrices of a packed input */
-    vptq_compressed_matrix *uniform; /* [uniform_count] the other matrices */
+    vptq_compressed_matrix *uniform; /* [uniform_count] matrices of other methods */
     size_t uniform_count;
+    vptq_additive_matrix *additive; /* [additive_count] the same */
+    size_t additive_count;
     const char *
         *dense; /* [dense_count] modules of matrices that were changed, but stay plain */
     size_t dense_count;
     /* tensors of the matrix that is being written: a vptq_packed_matrix, or the vptq_tensor of
-     * a uniformly quantized one */
+     * one of uniform or additive codes */
     const void *current;
     vptq_arena arena;
-    vptq_tensor parts[VPTQ_PACKED_MAX_TENSORS];
+    vptq_tensor parts[VPTQ_ADDITIVE_MAX_TENSORS]; /* the most of any kind */
     size_t part_count;
 } packing;
 
@@ -106,7 +108,7 @@ static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, bool firs
     return vptq_packed_tensors(&stored, &p->arena, p->parts, &p->part_count, err);
 }
 
-/* ---- uniformly quantized matrices ---- */
+/* ---- matrices of uniform and additive codes ---- */
 
 /* Module path of a weight; NULL if memory runs out. */
 static const char *module_of(packing *p, const vptq_tensor *t, vptq_err *err)
@@ -133,29 +135,49 @@ static vptq_status find_dense(packing *p, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Collects them.  One config.json describes one method. */
+/* One config.json describes one kind of codes, of one type. */
+static vptq_status check_mixture(const packing *p, vptq_err *err)
+{
+    const size_t uniform = vptq_checkpoint_uniform_count(p->c);
+    const size_t additive = vptq_checkpoint_additive_count(p->c);
+    if (p->c->quantized_count && uniform + additive)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: %zu matrices are quantized by method vptq and %zu by others: no "
+                         "packed layout holds both",
+                         p->c->path, p->c->quantized_count, uniform + additive);
+    if (uniform && additive)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: %zu matrices have uniform and %zu additive codes: no packed "
+                         "layout holds both",
+                         p->c->path, uniform, additive);
+    if (additive && p->opt->form == VPTQ_PACK_HF)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: %zu matrices have additive codes, which no layout of directories "
+                         "holds; write an archive (OUT.vptq or --to archive), or plain weights "
+                         "(--unpack)",
+                         p->c->path, additive);
+    if (uniform + additive && p->opt->dtype != VPTQ_DTYPE_COUNT &&
+        p->opt->dtype != p->c->storage)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: the matrices were quantized for %s, and %s codes fit no other "
+                         "type",
+                         p->c->path, vptq_dtype_get(p->c->storage)->name,
+                         uniform ? "uniform" : "additive");
+    return VPTQ_OK;
+}
+
+/* Collects the uniformly quantized matrices. */
 static vptq_status find_uniform(packing *p, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
     const size_t count = vptq_checkpoint_uniform_count(p->c);
+    const size_t all = (size_t)p->c->desc.layers * VPTQ_LINEAR_COUNT;
     if (!count)
         return VPTQ_OK;
-    if (p->c->quantized_count)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: %zu matrices are quantized by method vptq and %zu by others: no "
-                         "packed layout holds both",
-                         p->c->path, p->c->quantized_count, count);
-    const size_t all = (size_t)p->c->desc.layers * VPTQ_LINEAR_COUNT;
     if (count + p->dense_count < all)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: %zu of %zu matrices are quantized, expected all of them",
                          p->c->path, count, all);
-    if (p->opt->dtype != VPTQ_DTYPE_COUNT && p->opt->dtype != p->c->storage)
-        return vptq_fail(
-            err, VPTQ_E_UNSUPPORTED,
-            "%s: the matrices were quantized for %s, and uniform codes fit no other "
-            "type",
-            p->c->path, vptq_dtype_get(p->c->storage)->name);
     p->uniform = vptq_arena_alloc(&p->out->arena, count, sizeof *p->uniform, err);
     if (!p->uniform)
         return VPTQ_E_NOMEM;
@@ -175,43 +197,81 @@ static vptq_status find_uniform(packing *p, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Makes the stored tensors of a uniformly quantized weight in p->parts. */
-static vptq_status make_uniform_parts(packing *p, const vptq_tensor *t, vptq_err *err)
+/* Collects the matrices of additive codes. */
+static vptq_status find_additive(packing *p, vptq_err *err)
 {
-    const size_t length = strlen(t->name) - strlen(".weight");
+    const vptq_tensor_set *set = &p->c->set;
+    const size_t count = vptq_checkpoint_additive_count(p->c);
+    p->additive = vptq_arena_alloc(&p->out->arena, count, sizeof *p->additive, err);
+    if (!p->additive)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; count && i < set->count; i++) {
+        const vptq_tensor *t = &set->tensors[i];
+        if (!t->additive)
+            continue;
+        const char *module = module_of(p, t, err);
+        if (!module)
+            return VPTQ_E_NOMEM;
+        p->additive[p->additive_count++] =
+            (vptq_additive_matrix){.name = module, .a = *t->additive, .storage = t->type};
+    }
+    return VPTQ_OK;
+}
+
+static bool is_weight_of(const char *module, const char *weight)
+{
+    const size_t length = strlen(weight) - strlen(".weight");
+    return !strncmp(module, weight, length) && !module[length];
+}
+
+/* Makes the stored tensors of a weight of uniform or additive codes in p->parts. */
+static vptq_status make_coded_parts(packing *p, const vptq_tensor *t, vptq_err *err)
+{
     size_t i = 0;
-    while (strncmp(p->uniform[i].name, t->name, length) != 0 || p->uniform[i].name[length])
-        i++;
     forget_matrix(p);
     p->current = t;
+    if (t->additive) {
+        while (!is_weight_of(p->additive[i].name, t->name))
+            i++;
+        return vptq_additive_tensors(&p->additive[i], &p->arena, p->parts, &p->part_count, err);
+    }
+    while (!is_weight_of(p->uniform[i].name, t->name))
+        i++;
     return vptq_compressed_tensors(&p->uniform[i], &p->arena, p->parts, &p->part_count, err);
 }
 
-static vptq_status add_uniform(packing *p, vptq_err *err)
+static vptq_status add_coded(packing *p, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    VPTQ_TRY(check_mixture(p, err));
     VPTQ_TRY(find_uniform(p, err));
-    for (size_t i = 0; p->uniform_count && i < p->c->set.count; i++) {
+    VPTQ_TRY(find_additive(p, err));
+    for (size_t i = 0; i < p->c->set.count; i++) {
         const vptq_tensor *t = &p->c->set.tensors[i];
-        if (!t->uniform)
+        if (!t->uniform && !t->additive)
             continue;
-        VPTQ_TRY(make_uniform_parts(p, t, err));
+        VPTQ_TRY(make_coded_parts(p, t, err));
         for (size_t k = 0; k < p->part_count; k++)
-            VPTQ_TRY(vptq_package_add(p->out, &p->parts[k], (vptq_package_source){.uniform = t},
-                                      err));
+            VPTQ_TRY(
+                vptq_package_add(p->out, &p->parts[k], (vptq_package_source){.coded = t}, err));
     }
 out:
     forget_matrix(p);
     return st;
 }
 
-/* Bits per weight of all matrices. */
-static double uniform_bits(const packing *p)
+/* Bits per weight of all matrices of uniform or additive codes. */
+static double coded_bits(const packing *p)
 {
     double bits = 0, weights = 0;
     for (size_t i = 0; i < p->uniform_count; i++) {
         const vptq_uniform_shape *s = &p->uniform[i].u.shape;
         bits += (double)vptq_uniform_count_bits(s).total;
+        weights += (double)s->out * s->in;
+    }
+    for (size_t i = 0; i < p->additive_count; i++) {
+        const vptq_additive_shape *s = &p->additive[i].a.shape;
+        bits += (double)vptq_additive_count_bits(s).total;
         weights += (double)s->out * s->in;
     }
     return bits / weights;
@@ -269,7 +329,8 @@ static vptq_status add_plain(packing *p, uint32_t *count, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
     for (size_t i = 0; i < set->count; i++)
-        if (!set->tensors[i].uniform && !vptq_package_matrix_of(p->c, set->tensors[i].name))
+        if (!set->tensors[i].uniform && !set->tensors[i].additive &&
+            !vptq_package_matrix_of(p->c, set->tensors[i].name))
             VPTQ_CHECK(add_tensor(p, &set->tensors[i], count, err));
     return VPTQ_OK;
 }
@@ -298,10 +359,14 @@ static vptq_status set_quantization(json_t *config, json_t *q, vptq_err *err)
 
 static vptq_status quantization_config(const packing *p, json_t *config, vptq_err *err)
 {
-    if (!p->uniform_count && !p->c->quantized_count)
+    json_t *q = NULL;
+    if (!p->uniform_count && !p->additive_count && !p->c->quantized_count)
         return VPTQ_OK;
+    if (p->additive_count) {
+        VPTQ_CHECK(vptq_additive_make_config(p->additive, p->additive_count, &q, err));
+        return set_quantization(config, q, err);
+    }
     if (p->uniform_count) {
-        json_t *q = NULL;
         VPTQ_CHECK(vptq_compressed_make_config(p->uniform, p->uniform_count, p->dense,
                                                p->dense_count, &q, err));
         return set_quantization(config, q, err);
@@ -316,7 +381,7 @@ static vptq_status quantization_config(const packing *p, json_t *config, vptq_er
             return st ? st : vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
         }
     }
-    json_t *q = json_pack("{s:s, s:o}", "quant_method", "vptq", "config_for_layers", layers);
+    q = json_pack("{s:s, s:o}", "quant_method", "vptq", "config_for_layers", layers);
     return set_quantization(config, q, err);
 }
 
@@ -339,7 +404,7 @@ static vptq_status list_tensors(packing *p, uint32_t *plain, vptq_err *err)
     VPTQ_CHECK(copy_matrices(p, p->opt->dtype, err));
     VPTQ_CHECK(add_matrices(p, err));
     VPTQ_CHECK(find_dense(p, err));
-    VPTQ_CHECK(add_uniform(p, err));
+    VPTQ_CHECK(add_coded(p, err));
     VPTQ_CHECK(add_plain(p, plain, err));
     if (p->opt->lm_head)
         VPTQ_CHECK(add_head(p, plain, err));
@@ -356,8 +421,8 @@ static vptq_status fill(void *arg, const vptq_package_tensor *t, vptq_package_si
         return vptq_package_fill_plain(p->out, t, s, err);
     if (t->source.matrix && p->current != t->source.matrix)
         VPTQ_CHECK(make_parts(p, t->source.matrix, false, err));
-    if (t->source.uniform && p->current != t->source.uniform)
-        VPTQ_CHECK(make_uniform_parts(p, t->source.uniform, err));
+    if (t->source.coded && p->current != t->source.coded)
+        VPTQ_CHECK(make_coded_parts(p, t->source.coded, err));
     size_t k = 0;
     while (k < p->part_count && strcmp(p->parts[k].name, t->tensor.name) != 0)
         k++;
@@ -381,7 +446,7 @@ static void warn_of_int8(const packing *p, double bits)
 {
     const vptq_checkpoint *c = p->c;
     const double from = vptq_package_mean_bits(c->quantized, c->quantized_count, true);
-    if (!p->int8 && !p->uniform_count && bits > from)
+    if (!p->int8 && c->quantized_count && bits > from)
         vptq_log(
             p->ctx, VPTQ_LOG_WARN,
             "%s: codebooks of 8 bits take 16 in the published layout: %.4f bits per weight "
@@ -398,9 +463,9 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
     VPTQ_TRY(add_config(p, opt->dtype, err));
     VPTQ_TRY(vptq_package_add_companions(o, p->c, opt->tokenizer,
                                          opt->dry_run ? NULL : opt->output, err));
-    r->quantized = (uint32_t)(p->c->quantized_count + p->uniform_count);
-    r->bits_per_weight = p->uniform_count
-                             ? uniform_bits(p)
+    r->quantized = (uint32_t)(p->c->quantized_count + p->uniform_count + p->additive_count);
+    r->bits_per_weight = p->uniform_count + p->additive_count
+                             ? coded_bits(p)
                              : vptq_package_mean_bits(p->matrices, p->c->quantized_count, true);
     warn_of_int8(p, r->bits_per_weight);
     memcpy(r->repaired, p->quirks.count, sizeof r->repaired);
@@ -442,8 +507,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     packing p;
     packing_init(&p, ctx, c, opt, &out, "pack");
     p.int8 = opt->form == VPTQ_PACK_ARCHIVE;
-    if (c->quantized_count == 0 && !vptq_checkpoint_uniform_count(c) &&
-        !vptq_checkpoint_dense_count(c))
+    if (!vptq_checkpoint_matrix_count(c))
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
                        c->path, vptq_checkpoint_kind_name(c->kind));
     else if (opt->repair && c->kind == VPTQ_CKPT_WORK)

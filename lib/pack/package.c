@@ -193,7 +193,7 @@ vptq_status vptq_package_finish(vptq_package *o, vptq_err *err)
 static uint64_t count_weights(const vptq_package *o)
 {
     const vptq_checkpoint *c = o->from;
-    const vptq_tensor *uniform = NULL; /* the last one that was counted */
+    const vptq_tensor *coded = NULL; /* the last one that was counted */
     uint64_t n = 0;
     for (size_t i = 0; i < o->count; i++) {
         const vptq_tensor *t = &o->tensors[i].tensor;
@@ -201,9 +201,9 @@ static uint64_t count_weights(const vptq_package *o)
         const bool copy = c->desc.tied && strcmp(t->name, VPTQ_HEAD_NAME) == 0;
         if (from->plain && vptq_dtype_get(t->type)->is_float && !copy)
             n += elements_of(t);
-        if (from->uniform && from->uniform != uniform) /* its parts follow each other */
-            n += elements_of(from->uniform);
-        uniform = from->uniform;
+        if (from->coded && from->coded != coded) /* its parts follow each other */
+            n += elements_of(from->coded);
+        coded = from->coded;
     }
     for (size_t i = 0; i < c->quantized_count; i++)
         n += (uint64_t)c->quantized[i].vq.shape.out * c->quantized[i].vq.shape.in;

@@ -16,7 +16,7 @@
 typedef struct vptq_package_source {
     const vptq_tensor *plain;
     const vptq_packed_matrix *matrix;
-    const vptq_tensor *uniform; /* a stored part of this uniformly quantized weight */
+    const vptq_tensor *coded; /* a stored part of this weight of uniform or additive codes */
 } vptq_package_source;
 
 typedef struct vptq_package_tensor {

@@ -68,7 +68,8 @@ static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input
                              "layer %u quantized",
                              path, layer);
         VPTQ_CHECK(vptq_layer_file_read(path, k->q->dev->ctx->mem, &file[l], err));
-        const bool packed = !file[l].is_uniform && !file[l].dense;
+        VPTQ_CHECK(vptq_layer_file_decode(k->q->dev->ctx, &file[l], err));
+        const bool packed = vptq_layer_file_is_packed(&file[l]);
         linear[l].tensor = packed ? NULL : &file[l].weight;
         linear[l].packed = packed ? &file[l].matrix : NULL;
         if (strcmp(file[l].fingerprint, k->q->fingerprint)) {

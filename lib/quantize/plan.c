@@ -21,8 +21,7 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 
     VPTQ_CHECK(vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err));
     const vptq_checkpoint *c = &q->model.ckpt;
-    const size_t quantized =
-        c->quantized_count + vptq_checkpoint_uniform_count(c) + vptq_checkpoint_dense_count(c);
+    const size_t quantized = vptq_checkpoint_matrix_count(c);
     if (quantized)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' is quantized already (%zu matrices)",
                          o->model, quantized);

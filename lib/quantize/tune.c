@@ -88,8 +88,7 @@ static vptq_status open_models(vptq_tuner *t, vptq_err *err)
     if (t->model.ckpt.kind != VPTQ_CKPT_WORK)
         return vptq_fail(err, VPTQ_E_ARG, "'%s' is a %s, expected a work directory", o->from,
                          vptq_checkpoint_kind_name(t->model.ckpt.kind));
-    if (vptq_checkpoint_uniform_count(&t->model.ckpt) ||
-        vptq_checkpoint_dense_count(&t->model.ckpt))
+    if (vptq_checkpoint_matrix_count(&t->model.ckpt) > t->model.ckpt.quantized_count)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: has matrices of other methods than vptq, which cannot be tuned",
                          t->opt->from);
