@@ -22,30 +22,36 @@ enum {
     RTN = VPTQ_METHOD_RTN,
     GPTQ = VPTQ_METHOD_GPTQ,
     AWQ = VPTQ_METHOD_AWQ,
+    GPTVQ = VPTQ_METHOD_GPTVQ,
     CODES = RTN | GPTQ | AWQ,
-    ALL = VQ | SPARSE | CODES
+    ADDITIVE = VPTQ_METHOD_ADDITIVE,
+    ALL = VQ | SPARSE | CODES | ADDITIVE
 };
 
 /* Whether there is a method of these stages. */
 static bool is_method(uint32_t stages)
 {
     const uint32_t codes = stages & ~(uint32_t)(SMOOTH | SPARSE);
-    return stages == VQ || stages == SPARSE || codes == RTN || codes == GPTQ || codes == AWQ;
+    const bool one = stages && !(stages & (stages - 1));
+    return stages == VQ || stages == SPARSE || (one && stages & ADDITIVE) || codes == RTN ||
+           codes == GPTQ || codes == AWQ;
 }
 
 static const vptq_setting table[] = {
-    {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0, "vptq|smooth|sparse|rtn|gptq|awq", true,
-     ALL, "vectors, or uniform codes and what comes before them; a chain is joined by +"},
-    {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
-     "rows that share one index"},
+    {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0, "vptq|smooth|sparse|rtn|gptq|awq|gptvq",
+     true, ALL,
+     "vectors, uniform codes and what comes before them, or additive codes; a chain is joined "
+     "by +"},
+    {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ | GPTVQ,
+     "rows that share one index (additive codes: columns)"},
     {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true, VQ,
      "centroids of the main codebook, a power of two"},
     {"residual", VPTQ_SETTING_POWER, AT(k_res), 0, VPTQ_VQ_MAX_K, NULL, true, VQ,
      "centroids of the residual codebook, a power of two; 0 = none"},
     {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true, VQ,
      "groups of columns with codebooks of their own"},
-    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true, VQ | CODES,
-     "columns per group, instead of groups; 0 = by groups (uniform: 0 = all columns)"},
+    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true, VQ | CODES | GPTVQ,
+     "columns per group, instead of groups; 0 = by groups (other methods: 0 = all columns)"},
     {"outliers", VPTQ_SETTING_DOUBLE, AT(outliers), 0, 100, NULL, true, VQ,
      "percent of columns that get the outlier codebook"},
     {"outlier_vector_length", VPTQ_SETTING_U32, AT(v0), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
@@ -55,7 +61,9 @@ static const vptq_setting table[] = {
     {"dtype", VPTQ_SETTING_DTYPE, AT(storage), 0, 0, "f16|bf16", true, ALL,
      "type of codebooks, scale and bias"},
     {"weight_bits", VPTQ_SETTING_U32, AT(weight_bits), 2, VPTQ_UNIFORM_MAX_BITS, NULL, true,
-     CODES, "bits of a uniform code"},
+     CODES | GPTVQ, "bits of a uniform code, or of a weight"},
+    {"codebook_rows", VPTQ_SETTING_U32, AT(codebook_rows), 1, 65536, NULL, true, GPTVQ,
+     "rows that share a codebook, in every group of columns"},
     {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, CODES,
      "uniform codes without zero points"},
     {"activation_bits", VPTQ_SETTING_U32, AT(activation_bits), 0, 8, NULL, true, CODES,
@@ -98,12 +106,12 @@ static const vptq_setting table[] = {
      "least squares over scale and bias before the first refit"},
     {"rounding", VPTQ_SETTING_CHOICE, AT(rounding), 0, 0, "loop|end", false, VQ,
      "round to the stored type before or after the last decisions"},
-    {"codebook_grid", VPTQ_SETTING_CHOICE, AT(codebook_grid), 0, 0, "none|int8", false, VQ,
-     "round codebooks to whole multiples, up to 127, of one scale each"},
-    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false, VQ | SPARSE | GPTQ,
+    {"codebook_grid", VPTQ_SETTING_CHOICE, AT(codebook_grid), 0, 0, "none|int8", false,
+     VQ | GPTVQ, "round codebooks to whole multiples, up to 127, of one scale each"},
+    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false, VQ | SPARSE | GPTQ | GPTVQ,
      "share of the mean diagonal added to the Hessian"},
-    {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false, VQ | SPARSE | GPTQ,
-     "first share added when the factorization fails"},
+    {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false,
+     VQ | SPARSE | GPTQ | GPTVQ, "first share added when the factorization fails"},
     {"seed", VPTQ_SETTING_U64, AT(seed), 0, 0, NULL, false, ALL, "of all random numbers"},
 };
 
@@ -254,8 +262,8 @@ static bool parse_value(const vptq_setting *t, const char *text, unsigned char *
     }
     case VPTQ_SETTING_METHOD:
         snprintf(reason, REASON,
-                 "expected vptq, sparse, rtn, gptq or awq; smooth+ and sparse+ may precede the "
-                 "last three");
+                 "expected vptq, gptvq, sparse, rtn, gptq or awq; smooth+ and sparse+ may "
+                 "precede the last three");
         if (!parse_stages(t->choices, text, &u) || !is_method(u))
             return false;
         memcpy(at, &u, sizeof u);
@@ -427,6 +435,7 @@ vptq_encoder_settings vptq_encoder_defaults(void)
                                    .k0 = 4096,
                                    .storage = VPTQ_F16,
                                    .weight_bits = 4,
+                                   .codebook_rows = 8,
                                    .smooth_alpha = 0.8,
                                    .sparsity = 0.5,
                                    .norm = VPTQ_NORM_STD,
@@ -445,14 +454,44 @@ vptq_encoder_settings vptq_encoder_defaults(void)
                                    .damping = 0.01};
 }
 
+/* What the methods with additive codes store, unless other settings are given. */
+static const struct {
+    uint32_t method, v, k, weight_bits, group_size, codebook_grid;
+} additive_defaults[] = {
+    {GPTVQ, 2, 256, 2, 256, VPTQ_GRID_INT8},
+};
+
+/* The defaults of an additive method; of others, what those have changed. */
+static void set_additive(vptq_encoder_settings *s, uint32_t method, uint32_t before)
+{
+    const vptq_encoder_settings vq = vptq_encoder_defaults();
+    if (before & ADDITIVE) {
+        s->v = vq.v;
+        s->k = vq.k;
+        s->weight_bits = vq.weight_bits;
+        s->codebook_grid = vq.codebook_grid;
+    }
+    for (size_t i = 0; i < sizeof additive_defaults / sizeof additive_defaults[0]; i++) {
+        if (additive_defaults[i].method != method)
+            continue;
+        s->v = additive_defaults[i].v;
+        s->k = additive_defaults[i].k;
+        s->weight_bits = additive_defaults[i].weight_bits;
+        s->group_size = additive_defaults[i].group_size;
+        s->codebook_grid = additive_defaults[i].codebook_grid;
+    }
+}
+
 void vptq_encoder_set_method(vptq_encoder_settings *s, uint32_t method)
 {
     const vptq_encoder_settings vq = vptq_encoder_defaults();
-    const bool uniform = method != VPTQ_METHOD_VPTQ;
+    const bool other = method != VPTQ_METHOD_VPTQ;
+    const uint32_t before = s->method;
     s->method = method;
-    s->group_size = uniform ? 128 : 0;
-    s->perm = !uniform;
-    s->ridge = uniform ? 0.01 : vq.ridge;
+    s->group_size = other ? 128 : 0;
+    s->perm = !other;
+    s->ridge = other ? 0.01 : vq.ridge;
+    set_additive(s, method, before);
 }
 
 vptq_status vptq_encoder_set_encoder(vptq_encoder_settings *s, const char *encoder,
@@ -597,11 +636,22 @@ static vptq_status check_pattern(const vptq_encoder_settings *s, uint32_t in, vp
     return VPTQ_OK;
 }
 
+/* The published codes have 2 to 4 bits. */
+static vptq_status check_weight_bits(const vptq_encoder_settings *s, vptq_err *err)
+{
+    enum { MAX_BITS = 4 };
+    if (s->method & GPTVQ && s->weight_bits > MAX_BITS)
+        return vptq_fail(err, VPTQ_E_ARG, "weight_bits is %u, expected 2 to %d of method gptvq",
+                         s->weight_bits, MAX_BITS);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                vptq_err *err)
 {
     VPTQ_CHECK(check_ranges(s, err));
     VPTQ_CHECK(check_activations(s, in, err));
+    VPTQ_CHECK(check_weight_bits(s, err));
     if (s->method != VPTQ_METHOD_VPTQ)
         return check_pattern(s, in, err);
     VPTQ_CHECK(check_columns(s, in, err));

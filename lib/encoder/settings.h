@@ -49,7 +49,9 @@ enum {
     VPTQ_METHOD_SPARSE = 4,
     VPTQ_METHOD_RTN = 8,
     VPTQ_METHOD_GPTQ = 16,
-    VPTQ_METHOD_AWQ = 32
+    VPTQ_METHOD_AWQ = 32,
+    VPTQ_METHOD_GPTVQ = 64,
+    VPTQ_METHOD_ADDITIVE = VPTQ_METHOD_GPTVQ /* those with additive codes, which stand alone */
 };
 
 /* Whether the method rounds to uniform codes. */
@@ -58,24 +60,31 @@ static inline bool vptq_method_has_codes(uint32_t method)
     return method & (VPTQ_METHOD_RTN | VPTQ_METHOD_GPTQ | VPTQ_METHOD_AWQ);
 }
 
+/* Whether the method gives additive codes. */
+static inline bool vptq_method_is_additive(uint32_t method)
+{
+    return method & VPTQ_METHOD_ADDITIVE;
+}
+
 enum { VPTQ_PATTERN_NONE, VPTQ_PATTERN_2_4, VPTQ_PATTERN_4_8 };
 
 typedef struct vptq_encoder_settings {
     uint32_t method; /* its stages, added */
     /* what is stored */
-    uint32_t v, k, k_res;      /* vector length; centroids; residual centroids, 0 = none */
-    uint32_t groups;           /* of columns with codebooks of their own; 1 */
-    uint32_t group_size;       /* columns per group instead of groups; 0 = by groups, of uniform
-                                  methods all columns */
-    double outliers;           /* percent of columns with the outlier codebook; 0 */
-    uint32_t v0, k0;           /* vector length and centroids of that codebook; 4, 4096 */
-    double smooth_alpha;       /* SmoothQuant: share of the activations' range that is moved */
-    vptq_dtype storage;        /* F16 or BF16: type of codebooks, scale and bias */
-    uint32_t weight_bits;      /* of a uniform code, 2 to 8; 4 */
-    bool symmetric;            /* uniform codes without zero points */
-    uint32_t activation_bits;  /* 8: the model quantizes each token's input of the linear layer;
-                                  0: it does not; 0 */
-    double sparsity;           /* share of the weights that is pruned, 0.01 to 0.99; 0.5 */
+    uint32_t v, k, k_res;     /* vector length; centroids; residual centroids, 0 = none */
+    uint32_t groups;          /* of columns with codebooks of their own; 1 */
+    uint32_t group_size;      /* columns per group instead of groups; 0 = by groups, of uniform
+                                 methods all columns */
+    double outliers;          /* percent of columns with the outlier codebook; 0 */
+    uint32_t v0, k0;          /* vector length and centroids of that codebook; 4, 4096 */
+    double smooth_alpha;      /* SmoothQuant: share of the activations' range that is moved */
+    vptq_dtype storage;       /* F16 or BF16: type of codebooks, scale and bias */
+    uint32_t weight_bits;     /* of a uniform code, 2 to 8; 4.  Of a weight: gptvq, 2 to 4; 2 */
+    uint32_t codebook_rows;   /* that share a codebook; 8 */
+    bool symmetric;           /* uniform codes without zero points */
+    uint32_t activation_bits; /* 8: the model quantizes each token's input of the linear layer;
+                                 0: it does not; 0 */
+    double sparsity;          /* share of the weights that is pruned, 0.01 to 0.99; 0.5 */
     uint32_t sparsity_pattern; /* the constants above */
     /* how the encoder searches */
     uint32_t norm, metric, init, residual_from, rounding; /* the constants above */

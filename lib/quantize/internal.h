@@ -2,8 +2,8 @@
  *
  * quantize.c runs it.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
  * the run, fold.c changes norms, predict.c predicts its time on a GPU, uniform.c runs the
- * methods of lib/uniform, manifest.c keeps quantize.json and the work directory, rows.c the
- * rows of report.jsonl. */
+ * methods of lib/uniform (additive.c those with additive codes), manifest.c keeps quantize.json
+ * and the work directory, rows.c the rows of report.jsonl. */
 #ifndef VPTQ_QUANTIZE_INTERNAL_H
 #define VPTQ_QUANTIZE_INTERNAL_H
 
@@ -154,6 +154,27 @@ vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings 
                                   const vptq_encoder_input *input, vptq_arena *arena,
                                   vptq_uniform *u, float *what, vptq_encoder_report *report,
                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Around a method that is not of the encoder and has one step: _begin starts the report; _end
+ * measures the weights `what`, as readers decode them, and fills it. */
+void vptq_quantize_begin(const char *name, const vptq_encoder_input *input,
+                         vptq_encoder_report *report);
+vptq_status vptq_quantize_end(vptq_device *dev, const vptq_encoder_settings *s,
+                              const vptq_encoder_input *input, const float *what,
+                              const char *name, double start, vptq_encoder_report *report,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- methods with additive codes (additive.c) ---- */
+
+/* The shape that the settings give for a matrix; vptq_additive_shape_check says whether it is
+ * possible. */
+vptq_additive_shape vptq_additive_shape_of(const vptq_encoder_settings *s, uint32_t out,
+                                           uint32_t in);
+/* As vptq_quantize_uniform. */
+vptq_status vptq_quantize_additive(vptq_device *dev, const vptq_encoder_settings *s,
+                                   const vptq_encoder_input *input, vptq_arena *arena,
+                                   vptq_additive *a, float *what, vptq_encoder_report *report,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- scales of columns (fold.c) ---- */
 

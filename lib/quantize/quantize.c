@@ -107,14 +107,28 @@ static vptq_status store_dense(const char *name, const vptq_encoder_input *input
     return VPTQ_OK;
 }
 
-static vptq_status choose_uniform(const vptq_quantizer *q, const char *name,
-                                  const vptq_encoder_input *input, vptq_arena *arena,
-                                  vptq_quantize_row *row, vptq_layer_file *file, vptq_err *err)
+static vptq_status choose_additive(const vptq_quantizer *q, const char *name,
+                                   const vptq_encoder_input *input, vptq_arena *arena,
+                                   vptq_quantize_row *row, float *what, vptq_layer_file *file,
+                                   vptq_err *err)
+{
+    const vptq_encoder_settings *s = row->settings;
+    file->is_additive = true;
+    file->additive = (vptq_additive_matrix){.name = name, .storage = s->storage};
+    return vptq_quantize_additive(q->dev, s, input, arena, &file->additive.a, what,
+                                  &row->report, err);
+}
+
+static vptq_status choose_other(const vptq_quantizer *q, const char *name,
+                                const vptq_encoder_input *input, vptq_arena *arena,
+                                vptq_quantize_row *row, vptq_layer_file *file, vptq_err *err)
 {
     const vptq_encoder_settings *s = row->settings;
     float *what = vptq_arena_alloc(arena, (size_t)input->out * input->in, sizeof *what, err);
     if (!what)
         return VPTQ_E_NOMEM;
+    if (vptq_method_is_additive(s->method))
+        return choose_additive(q, name, input, arena, row, what, file, err);
     file->is_uniform = vptq_method_has_codes(s->method);
     file->uniform = (vptq_compressed_matrix){.name = name,
                                              .storage = s->storage,
@@ -135,7 +149,7 @@ static vptq_status choose_codes(const vptq_quantizer *q, const char *name,
     vptq_encoder_result r;
     *file = (vptq_layer_file){.is_uniform = false};
     if (s->method != VPTQ_METHOD_VPTQ)
-        return choose_uniform(q, name, input, arena, row, file, err);
+        return choose_other(q, name, input, arena, row, file, err);
     VPTQ_CHECK(vptq_encode_matrix(q->dev, s, input, arena, &r, err));
     row->report = r.report;
     file->matrix = (vptq_packed_matrix){.name = name, .vq = r.vq, .storage = s->storage};

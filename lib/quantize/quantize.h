@@ -3,6 +3,7 @@
 #define VPTQ_QUANTIZE_QUANTIZE_H
 
 #include "hessian/collect.h"
+#include "lib/base/additive.h"
 #include "lib/base/uniform.h"
 #include "lib/encoder/encode.h"
 #include "lib/encoder/presets.h"
@@ -15,8 +16,9 @@ typedef struct vptq_quantize_row {
     const char *name; /* "q_proj" */
     uint32_t rows, columns;
     const vptq_encoder_settings *settings;
-    vptq_vq_shape shape;        /* method vptq; else zero */
-    vptq_uniform_shape uniform; /* the other methods; else zero */
+    vptq_vq_shape shape;          /* method vptq; else zero */
+    vptq_uniform_shape uniform;   /* methods with uniform codes; else zero */
+    vptq_additive_shape additive; /* methods with additive codes; else zero */
     vptq_vq_bits bits;
     double predicted;        /* loss that the allocation expects; NAN = unknown */
     bool reused;             /* found finished in the work directory */

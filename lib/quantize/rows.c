@@ -21,6 +21,9 @@ vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_li
     if (row.settings->method == VPTQ_METHOD_VPTQ) {
         row.shape = vptq_encoder_shape(row.settings, row.rows, row.columns);
         row.bits = vptq_vq_count_bits(&row.shape);
+    } else if (vptq_method_is_additive(row.settings->method)) {
+        row.additive = vptq_additive_shape_of(row.settings, row.rows, row.columns);
+        row.bits = vptq_additive_count_bits(&row.additive);
     } else if (!vptq_method_has_codes(row.settings->method)) {
         row.bits = (vptq_vq_bits){.indices = 16 * (uint64_t)row.rows * row.columns};
         row.bits.total = row.bits.indices;
@@ -158,20 +161,28 @@ static bool put_codes(json_t *doc, const vptq_quantize_row *r)
                json_boolean(r->settings->method & VPTQ_METHOD_GPTQ && r->settings->perm));
 }
 
-static bool put_uniform(json_t *doc, const vptq_quantize_row *r)
+static bool put_additive(json_t *doc, const vptq_additive_shape *s)
+{
+    return put_u64(doc, "vector_length", s->v) && put_u64(doc, "codebooks", s->stages) &&
+           put_u64(doc, "codebook_rows", s->block_rows) &&
+           put_u64(doc, "group_size", s->scale_columns ? s->scale_columns : s->block_columns);
+}
+
+static bool put_other(json_t *doc, const vptq_quantize_row *r)
 {
     const vptq_setting *t = vptq_setting_find("method");
     char method[VPTQ_SETTING_TEXT];
     vptq_setting_print(t, r->settings, method, sizeof method);
     return put_f64(doc, "bits_per_weight", r->bits.per_weight) &&
            put(doc, "method", json_string(method)) &&
-           (!vptq_method_has_codes(r->settings->method) || put_codes(doc, r));
+           (!vptq_method_has_codes(r->settings->method) || put_codes(doc, r)) &&
+           (!vptq_method_is_additive(r->settings->method) || put_additive(doc, &r->additive));
 }
 
 static bool put_shape(json_t *doc, const vptq_quantize_row *r)
 {
     if (r->settings->method != VPTQ_METHOD_VPTQ)
-        return put_uniform(doc, r);
+        return put_other(doc, r);
     return put_f64(doc, "bits_per_weight", r->bits.per_weight) &&
            put_u64(doc, "v", r->shape.v) && put_u64(doc, "k", r->shape.k) &&
            put_u64(doc, "k_res", r->shape.k_res) && put_u64(doc, "groups", r->shape.groups) &&

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lib/encoder/presets.h"
+#include "lib/quantize/internal.h"
 
 vptq_status vptq_settings_check_used(const vptq_setting *t, const vptq_encoder_settings *s,
                                      vptq_err *err)
@@ -86,6 +87,13 @@ static vptq_status check_layout(const vptq_encoder_settings *s, vptq_err *err)
         s->k_res, s->k);
 }
 
+static vptq_status check_additive(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
+                                  vptq_err *err)
+{
+    const vptq_additive_shape shape = vptq_additive_shape_of(s, out, in);
+    return vptq_additive_shape_check(&shape, err);
+}
+
 vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_settings *rows,
                                 vptq_err *err)
 {
@@ -95,6 +103,8 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
         uint32_t out, in;
         vptq_linear_shape(d, rows[i].linear, &out, &in);
         vptq_status st = vptq_encoder_check(&rows[i].settings, out, in, err);
+        if (!st && vptq_method_is_additive(rows[i].settings.method))
+            st = check_additive(&rows[i].settings, out, in, err);
         if (!st)
             st = check_layout(&rows[i].settings, err);
         if (st) {

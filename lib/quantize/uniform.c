@@ -109,17 +109,19 @@ static const char *step_name(uint32_t method)
                                       : "sparse";
 }
 
-vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings *s,
-                                  const vptq_encoder_input *input, vptq_arena *arena,
-                                  vptq_uniform *u, float *what, vptq_encoder_report *report,
-                                  vptq_err *err)
+void vptq_quantize_begin(const char *name, const vptq_encoder_input *input,
+                         vptq_encoder_report *report)
 {
-    const double start = vptq_seconds();
-    const char *name = step_name(s->method);
     *report = (vptq_encoder_report){.num_steps = 1};
     if (input->on_step)
         input->on_step(input->on_step_arg, name, (double)NAN);
-    VPTQ_CHECK(choose(dev, s, input, arena, u, what, report, err));
+}
+
+vptq_status vptq_quantize_end(vptq_device *dev, const vptq_encoder_settings *s,
+                              const vptq_encoder_input *input, const float *what,
+                              const char *name, double start, vptq_encoder_report *report,
+                              vptq_err *err)
+{
     VPTQ_CHECK(measure_all(dev, s, input, what, report, err));
     for (size_t i = 0; i < input->in; i++)
         report->dead_columns += !(input->lower[i * (i + 1) / 2 + i] > 0);
@@ -130,4 +132,16 @@ vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings 
                                            .held_out = report->held_out,
                                            .seconds = report->seconds};
     return VPTQ_OK;
+}
+
+vptq_status vptq_quantize_uniform(vptq_device *dev, const vptq_encoder_settings *s,
+                                  const vptq_encoder_input *input, vptq_arena *arena,
+                                  vptq_uniform *u, float *what, vptq_encoder_report *report,
+                                  vptq_err *err)
+{
+    const double start = vptq_seconds();
+    const char *name = step_name(s->method);
+    vptq_quantize_begin(name, input, report);
+    VPTQ_CHECK(choose(dev, s, input, arena, u, what, report, err));
+    return vptq_quantize_end(dev, s, input, what, name, start, report, err);
 }

@@ -4,10 +4,9 @@
 
 #include <stdlib.h>
 
-#include "hessian/hessian.h"
-#include "lib/backend/mirror.h"
 #include "lib/base/parallel.h"
 #include "lib/uniform/clip.h"
+#include "lib/uniform/factor.h"
 
 enum { BLOCK = 128 }; /* columns whose errors are propagated together to those after them */
 
@@ -113,22 +112,17 @@ static vptq_status clear_dead(const quantizing *q, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* U of the Hessian with its ridge. */
 static vptq_status factor(quantizing *q, vptq_mirror *m, double *damping_added, vptq_err *err)
 {
     const size_t in = q->input->in;
+    const vptq_uniform_factor_args a = {.in = in,
+                                        .lower = q->input->lower,
+                                        .order = q->order,
+                                        .ridge = q->s->ridge,
+                                        .damping = q->s->damping};
     float *u = vptq_mirror_alloc(m, in, in * sizeof *u);
-    vptq_metric_args metric = {
-        .n = in,
-        .lower = vptq_mirror_in(m, q->input->lower, in * (in + 1) / 2, sizeof(float)),
-        .order = vptq_mirror_in(m, q->order, in, sizeof *q->order),
-        .divisor = 1};
-    double mean;
-    VPTQ_CHECK(vptq_mirror_check(m, err));
-    VPTQ_CHECK(vptq_hessian_mean_diagonal(q->dev, &metric, &mean, err));
-    metric.ridge = q->s->ridge * mean;
     q->u = u;
-    return vptq_hessian_factor(q->dev, &metric, q->s->damping, u, damping_added, err);
+    return vptq_uniform_factor(m, &a, u, damping_added, err);
 }
 
 /* ---- the pass ---- */

@@ -315,6 +315,8 @@ static void test_fields_out_of_range(void **state)
         if (!vptq_setting_is_used(&t[i], &s))
             vptq_encoder_set_method(&s,
                                     VPTQ_METHOD_SMOOTH | VPTQ_METHOD_SPARSE | VPTQ_METHOD_GPTQ);
+        if (!vptq_setting_is_used(&t[i], &s))
+            vptq_encoder_set_method(&s, VPTQ_METHOD_GPTVQ);
         const uint32_t large = UINT32_MAX;
         const double wrong[] = {(double)NAN, (double)INFINITY, -1};
         snprintf(part, sizeof part, "%s is '", t[i].key);
@@ -386,16 +388,61 @@ static void test_methods(void **state)
     assert_false(vptq_setting_is_used(find("smooth_alpha"), &s));
     assert_false(vptq_setting_is_used(find("ridge"), &s));
     assert_true(vptq_setting_is_used(find("symmetric"), &s));
-    static const char *const wrong[] = {
-        "",        "awq?",        "rtn+gptq",      "gptq+gptq",      "gptq+",
-        "+gptq",   "vptq+rtn",    "smooth",        "awq+gptq",       "smooth+vptq",
-        "smooth+", "sparse+vptq", "sparse+smooth", "sparse+rtn+gptq"};
+    static const char *const wrong[] = {"",
+                                        "awq?",
+                                        "rtn+gptq",
+                                        "gptq+gptq",
+                                        "gptq+",
+                                        "+gptq",
+                                        "vptq+rtn",
+                                        "smooth",
+                                        "awq+gptq",
+                                        "smooth+vptq",
+                                        "smooth+",
+                                        "sparse+vptq",
+                                        "sparse+smooth",
+                                        "sparse+rtn+gptq",
+                                        "gptvq+gptq",
+                                        "smooth+gptvq",
+                                        "vptq+gptvq"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         err = (vptq_err){0};
         assert_fails(vptq_setting_parse(find("method"), wrong[i], &s, &err), VPTQ_E_ARG, &err,
-                     "expected vptq, sparse, rtn, gptq or awq");
+                     "expected vptq, gptvq, ");
         assert_value(&s, "method", "awq");
     }
+}
+
+/* Methods with additive codes have defaults of their own, which do not outlive them. */
+static void test_additive_methods(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    const vptq_encoder_settings defaults = vptq_encoder_defaults();
+    vptq_encoder_settings s = defaults;
+    vptq_encoder_set_method(&s, VPTQ_METHOD_GPTVQ);
+    assert_value(&s, "method", "gptvq");
+    assert_value(&s, "weight_bits", "2");
+    assert_value(&s, "vector_length", "2");
+    assert_value(&s, "group_size", "256");
+    assert_value(&s, "codebook_rows", "8");
+    assert_value(&s, "codebook_grid", "int8");
+    assert_value(&s, "ridge", "0.01");
+    static const char *const unused[] = {
+        "centroids",         "perm",   "symmetric", "residual", "activation_bits",
+        "kmeans_iterations", "sweeps", "outliers",  "sparsity"};
+    for (size_t i = 0; i < sizeof unused / sizeof unused[0]; i++)
+        assert_false(vptq_setting_is_used(find(unused[i]), &s));
+    assert_ok(vptq_encoder_check(&s, 64, 96, &err), &err);
+    s.weight_bits = 5;
+    assert_fails(vptq_encoder_check(&s, 64, 96, &err), VPTQ_E_ARG, &err,
+                 "weight_bits is 5, expected 2 to 4");
+    vptq_encoder_set_method(&s, VPTQ_METHOD_RTN);
+    assert_value(&s, "weight_bits", "4");
+    assert_value(&s, "group_size", "128");
+    vptq_encoder_set_method(&s, VPTQ_METHOD_GPTVQ);
+    vptq_encoder_set_method(&s, VPTQ_METHOD_VPTQ);
+    assert_same(&s, &defaults);
 }
 
 /* Rows of bytes with one scale each. */
@@ -536,5 +583,6 @@ VTEST_MAIN(cmocka_unit_test(test_table_covers_everything),
            cmocka_unit_test(test_choices), cmocka_unit_test(test_encoders),
            cmocka_unit_test(test_encoders_are_valid), cmocka_unit_test(test_refused_settings),
            cmocka_unit_test(test_fields_out_of_range), cmocka_unit_test(test_methods),
-           cmocka_unit_test(test_activation_bits), cmocka_unit_test(test_patterns),
-           cmocka_unit_test(test_shape), cmocka_unit_test(test_outlier_columns))
+           cmocka_unit_test(test_additive_methods), cmocka_unit_test(test_activation_bits),
+           cmocka_unit_test(test_patterns), cmocka_unit_test(test_shape),
+           cmocka_unit_test(test_outlier_columns))
