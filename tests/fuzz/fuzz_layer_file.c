@@ -41,6 +41,22 @@ static void use_codebooks(const vptq_layer_file *f)
         abort();
 }
 
+/* Additive codes decode, unless a weight is too large. */
+static void use_additive(vptq_layer_file *f)
+{
+    const vptq_ctx ctx = {.threads = 1};
+    const vptq_additive_shape *s = &f->additive.a.shape;
+    vptq_err err;
+    if (vptq_additive_count_bits(s).total == 0)
+        abort();
+    if ((uint64_t)s->out * s->in > MAX_WEIGHTS)
+        return;
+    if (!vptq_layer_file_decode(&ctx, f, &err))
+        use_weight(f);
+    else if (err.code != VPTQ_E_NUMERIC && err.code != VPTQ_E_NOMEM)
+        abort();
+}
+
 static void use(const char *path)
 {
     vptq_layer_file f;
@@ -51,6 +67,8 @@ static void use(const char *path)
         abort();
     if (f.dense || f.is_uniform)
         use_weight(&f);
+    else if (f.is_additive)
+        use_additive(&f);
     else
         use_codebooks(&f);
     vptq_layer_file_release(&f);

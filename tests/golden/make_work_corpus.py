@@ -4,6 +4,7 @@
     make_work_corpus.py tests/fuzz/corpus          needs: pip install xxhash zstandard
 """
 import json
+import math
 import os
 import struct
 import sys
@@ -49,6 +50,19 @@ def dense(dtype, shape, raw):
     return sealed({"format": "dense"}, {"P.weight": (dtype, shape, raw)})
 
 
+def additive(bits, tensors, **values):
+    """A matrix of 4 x 8 whose tensors are zero bytes, but for scales."""
+    entry = {"format": "additive", "dtype": "f16", "rows": 4, "columns": 8, "vector_length": 2, "bits": bits,
+             "block_rows": 2, "block_columns": 4, "scale_columns": 0} | values
+    sizes = {"F16": 2, "F32": 4, "I32": 4, "I8": 1}
+    one = struct.pack("<e", 1)
+    body = {}
+    for name, (dtype, shape) in tensors.items():
+        raw = bytes(sizes[dtype] * math.prod(shape))
+        body["P." + name] = (dtype, shape, one * math.prod(shape) if name.startswith("codebook_scales") else raw)
+    return sealed(entry, body)
+
+
 def sealed(entry, tensors):
     """A matrix file with the right checksum."""
     metadata = {"format": "1", "name": "P", "entry": json.dumps(entry), "fingerprint": "00" * 8, "report": '{"layer": 0}'}
@@ -85,6 +99,14 @@ def main(corpus):
             "residual": layer(6, 9, 4, 8, kr=4, groups=2, perm=True, norm=True),
             "everything": layer(6, 9, 4, 8, kr=4, groups=2, outliers=1, v0=2, k0=4, perm=True, norm=True),
             "bf16": layer(5, 6, 3, 4, norm=True, dtype="BF16"),
+            "additive": additive([3], {"codes.0": ("I32", [4, 1]), "codebooks.0": ("I8", [2, 2, 8, 2]),
+                                       "codebook_scales.0": ("F16", [2, 2])}, int8=True),
+            "additive_scales": additive([1, 2], {"codes.0": ("I32", [4, 1]), "codebooks.0": ("F16", [2, 2, 1, 2]),
+                                                 "codes.1": ("I32", [4, 1]), "codebooks.1": ("F16", [2, 2, 3, 2]),
+                                                 "scales": ("F16", [4, 1])}, sparse=True, scale_columns=8),
+            "additive_lattice": additive([16], {"codes.0": ("I32", [4, 1]), "stage_scales": ("F32", [1]),
+                                                "row_signs": ("I32", [1]), "column_signs": ("I32", [1])},
+                                         vector_length=8, block_rows=4, block_columns=8, lattice=True, rotated=True),
             "dense": dense("F16", [2, 3], struct.pack("<6e", 0, 1, -0.5, 0, 65504, 0)),
             "dense_vector": dense("BF16", [4], struct.pack("<4H", 0x3F80, 0, 0xBF00, 0x8000)),
         },
