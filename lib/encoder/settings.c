@@ -454,7 +454,7 @@ vptq_encoder_settings vptq_encoder_defaults(void)
                                    .damping = 0.01};
 }
 
-/* What the methods with additive codes store, unless other settings are given. */
+/* Defaults of the methods with additive codes. */
 static const struct {
     uint32_t method, v, k, weight_bits, group_size, codebook_grid;
 } additive_defaults[] = {
