@@ -2,9 +2,11 @@
 #include "formats/checkpoint.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "formats/checkpoint_internal.h"
+#include "lib/base/text.h"
 
 const char *vptq_checkpoint_kind_name(vptq_checkpoint_kind kind)
 {
@@ -97,10 +99,37 @@ size_t vptq_checkpoint_dense_count(const vptq_checkpoint *c)
     return count;
 }
 
+bool vptq_checkpoint_is_linear(const vptq_checkpoint *c, const char *module)
+{
+    char name[VPTQ_NAME_MAX];
+    for (size_t i = 0; i < (size_t)c->desc.layers * VPTQ_LINEAR_COUNT; i++) {
+        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
+                              (vptq_linear)(i % VPTQ_LINEAR_COUNT));
+        if (!strcmp(name, module))
+            return true;
+    }
+    return false;
+}
+
+/* Whether a tensor is the weight of a linear layer that a uniformly quantized model leaves
+ * plain. */
+static bool is_left_plain(const vptq_checkpoint *c, const vptq_tensor *t)
+{
+    char module[VPTQ_NAME_MAX];
+    const size_t length = vptq_text_before(t->name, ".weight");
+    if (!length || length >= sizeof module || t->uniform ||
+        !vptq_checkpoint_is_uniform(c->config))
+        return false;
+    snprintf(module, sizeof module, "%.*s", (int)length, t->name);
+    return vptq_checkpoint_is_linear(c, module);
+}
+
 bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t)
 {
     const vptq_checkpoint_files *f = c->files;
-    for (size_t i = 0; c->kind == VPTQ_CKPT_WORK && t->dims == 2 && i < f->layer_count; i++)
+    if (c->kind != VPTQ_CKPT_WORK)
+        return is_left_plain(c, t);
+    for (size_t i = 0; t->dims == 2 && i < f->layer_count; i++)
         if (f->layers[i].dense && f->layers[i].weight.name == t->name) /* copies share it */
             return true;
     return false;

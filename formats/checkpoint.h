@@ -94,7 +94,8 @@ size_t vptq_checkpoint_uniform_count(const vptq_checkpoint *c);
 /* Number of matrices of additive codes: tensors of the set with `additive`. */
 size_t vptq_checkpoint_additive_count(const vptq_checkpoint *c);
 
-/* WORK: matrices that were changed, but are stored as plain tensors of the set. */
+/* Matrices that are plain tensors of the set: WORK: those that were changed; uniformly
+ * quantized models: those that are not quantized. */
 size_t vptq_checkpoint_dense_count(const vptq_checkpoint *c);
 bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t);
 

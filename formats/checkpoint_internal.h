@@ -27,12 +27,17 @@ vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *n
                                          size_t limit, vptq_arena *arena, vptq_text *text,
                                          vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Whether a module path is that of a linear layer of a block. */
+bool vptq_checkpoint_is_linear(const vptq_checkpoint *c, const char *module);
+
 /* ---- checkpoint_quantized.c: c has kind, path, arena and set; on failure the caller releases
  * it ---- */
 
 /* Reads the matrices that c->config lists from c->set. */
 vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c,
                                           vptq_err *err) VPTQ_MUST_CHECK;
+/* Whether config.json describes uniformly quantized matrices. */
+bool vptq_checkpoint_is_uniform(const json_t *config);
 /* Reads the uniformly quantized matrices that c->config lists, and puts their weights in place
  * of the tensors that store them. */
 vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;

@@ -73,11 +73,12 @@ static vptq_status refuse_other_methods(const char *path, const json_t *config, 
 {
     const json_t *q = json_object_get(config, "quantization_config");
     const char *method = json_string_value(json_object_get(q, "quant_method"));
-    if (!method || vptq_compressed_is_config(config))
+    if (!method || vptq_checkpoint_is_uniform(config))
         return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                     "%s: is quantized by '%.64s', expected vptq or compressed-tensors", path,
-                     method);
+    return vptq_fail(
+        err, VPTQ_E_UNSUPPORTED,
+        "%s: is quantized by '%.64s', expected vptq, compressed-tensors, gptq or awq", path,
+        method);
 }
 
 /* Opens a Hugging Face directory, plain or packed. */
@@ -93,8 +94,8 @@ static vptq_status open_dir(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
     VPTQ_CHECK(vptq_safetensors_read_dir(c->path, &c->set, err));
     if (packed)
         return vptq_checkpoint_read_matrices(shapes_only, c, err);
-    return vptq_compressed_is_config(c->config) ? vptq_checkpoint_read_uniform(c, err)
-                                                : VPTQ_OK;
+    return vptq_checkpoint_is_uniform(c->config) ? vptq_checkpoint_read_uniform(c, err)
+                                                 : VPTQ_OK;
 }
 
 static vptq_status open_gguf(vptq_checkpoint *c, vptq_mem *mem, vptq_err *err)

@@ -6,6 +6,7 @@
 
 #include "formats/checkpoint_internal.h"
 #include "formats/hf/config.h"
+#include "formats/hf/gptq.h"
 #include "lib/base/text.h"
 
 static int by_name(const void *a, const void *b)
@@ -118,6 +119,8 @@ static const vptq_compressed_matrix *matrix_of(const vptq_compressed_matrix *sor
     char module[VPTQ_NAME_MAX];
     size_t length = vptq_compressed_module_length(tensor);
     if (!length)
+        length = vptq_gptq_module_length(tensor);
+    if (!length)
         length = vptq_text_before(tensor, ".weight");
     if (!length || length >= sizeof module)
         return NULL;
@@ -150,31 +153,44 @@ static vptq_status replace_parts(vptq_checkpoint *c, const vptq_compressed_matri
     return vptq_tensor_set_finish(set, err);
 }
 
+bool vptq_checkpoint_is_uniform(const json_t *config)
+{
+    return vptq_compressed_is_config(config) || vptq_gptq_is_config(config);
+}
+
+static vptq_status read_compressed(vptq_checkpoint *c, const vptq_compressed_layout *layout,
+                                   const char *name, vptq_compressed_matrix *m, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_compressed_read(&c->set, layout, name, c->path, &c->arena, m, err));
+    return vptq_compressed_check_activations(m, c->path, err);
+}
+
 vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
 {
     const size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    const bool is_gptq = vptq_gptq_is_config(c->config);
+    vptq_gptq_layout gptq;
     size_t count = 0;
     char name[VPTQ_NAME_MAX];
     vptq_compressed_matrix *list = vptq_arena_alloc(&c->arena, most, sizeof *list, err);
     if (!list)
         return VPTQ_E_NOMEM;
+    if (is_gptq)
+        VPTQ_CHECK(vptq_gptq_layout_of(c->config, c->path, &gptq, err));
     for (size_t i = 0; i < most; i++) {
         vptq_compressed_layout layout;
-        bool quantized;
+        bool quantized = true;
         vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
                               (vptq_linear)(i % VPTQ_LINEAR_COUNT));
-        VPTQ_CHECK(
-            vptq_compressed_layout_of(c->config, name, c->path, &layout, &quantized, err));
+        if (!is_gptq)
+            VPTQ_CHECK(
+                vptq_compressed_layout_of(c->config, name, c->path, &layout, &quantized, err));
         if (!quantized)
             continue;
-        const char *own = vptq_arena_strdup(&c->arena, name, err);
-        if (!own)
-            return VPTQ_E_NOMEM;
-        vptq_status st =
-            vptq_compressed_read(&c->set, &layout, own, c->path, &c->arena, &list[count], err);
-        if (!st)
-            st = vptq_compressed_check_activations(&list[count], c->path, err);
-        count += !st;
+        vptq_status st = is_gptq ? vptq_gptq_read(&c->set, &gptq, name, c->path, &c->arena,
+                                                  &list[count], &quantized, err)
+                                 : read_compressed(c, &layout, name, &list[count], err);
+        count += !st && quantized;
         VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
     }
     qsort(list, count, sizeof *list, by_module);
@@ -323,7 +339,7 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
                          c->path);
     VPTQ_CHECK(vptq_json_parse(text.data, text.len, name, &c->config, err));
     VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
-    const bool uniform = vptq_compressed_is_config(c->config);
+    const bool uniform = vptq_checkpoint_is_uniform(c->config);
     const bool additive = vptq_additive_is_config(c->config);
     const bool is_quantized =
         vptq_packed_is_config(c->config) || json_object_get(c->config, "quantization_config");
@@ -383,18 +399,6 @@ static vptq_status add_base_tensors(vptq_checkpoint *c, vptq_err *err)
     return vptq_tensor_set_finish(&c->set, err);
 }
 
-static bool is_linear(const vptq_model_desc *d, const char *module)
-{
-    char name[VPTQ_NAME_MAX];
-    for (size_t i = 0; i < (size_t)d->layers * VPTQ_LINEAR_COUNT; i++) {
-        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                              (vptq_linear)(i % VPTQ_LINEAR_COUNT));
-        if (!strcmp(name, module))
-            return true;
-    }
-    return false;
-}
-
 /* Whether a dense tensor can take the place of one of the base model: not of embeddings, which
  * a head may share. */
 static bool fits(const vptq_tensor *dense, const vptq_tensor *base)
@@ -422,7 +426,8 @@ static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
     const vptq_dtype storage = vptq_layer_file_storage(f);
     snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, module);
     *weight = vptq_tensor_find(&c->set, name);
-    if (!*weight || ((f->is_uniform || f->is_additive) && !is_linear(&c->desc, module)))
+    if (!*weight ||
+        ((f->is_uniform || f->is_additive) && !vptq_checkpoint_is_linear(c, module)))
         return vptq_fail(err, VPTQ_E_MISMATCH, "%s: matrix '%.200s' is not in the base model",
                          path, module);
     if (f->dense && !fits(&f->weight, *weight))

@@ -1,100 +1,34 @@
 /* Reads one matrix of the compressed-tensors layout and checks everything about it. */
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 #include "formats/hf/compressed_internal.h"
+#include "formats/hf/parts.h"
 #include "lib/base/bits.h"
-#include "lib/base/half.h"
 #include "lib/base/text.h"
 
 typedef struct matrix_reader {
-    const vptq_tensor_set *set;
+    vptq_parts parts;
     const vptq_compressed_layout *layout;
-    const char *name, *file;
-    vptq_arena *arena;
-    vptq_err *err;
     vptq_uniform u;
     vptq_dtype storage;
     bool one_scale; /* of the whole matrix */
 } matrix_reader;
-
-/* ---- tensors ---- */
-
-static const vptq_tensor *find_part(const matrix_reader *r, const char *part)
-{
-    char full[1024];
-    int n = snprintf(full, sizeof full, "%s.%s", r->name, part);
-    return n > 0 && (size_t)n < sizeof full ? vptq_tensor_find(r->set, full) : NULL;
-}
-
-/* Finds a required part. */
-static vptq_status need_part(const matrix_reader *r, const char *part, vptq_tensor *out)
-{
-    const vptq_tensor *t = find_part(r, part);
-    if (!t)
-        return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s.%s' is missing", r->file,
-                         r->name, part);
-    if (t->bytes && !t->data && !t->source)
-        return vptq_fail(r->err, VPTQ_E_CHECKSUM, "%s: tensor '%s' is damaged", r->file,
-                         t->name);
-    *out = *t;
-    return VPTQ_OK;
-}
-
-static vptq_status check_type(const matrix_reader *r, const vptq_tensor *t, vptq_dtype type)
-{
-    if (t->type == type)
-        return VPTQ_OK;
-    return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s' is %s, expected %s", r->file,
-                     t->name, vptq_dtype_get(t->type)->name, vptq_dtype_get(type)->name);
-}
 
 static bool is_matrix(const vptq_tensor *t, uint64_t rows, uint64_t cols)
 {
     return t->dims == 2 && t->shape[0] == rows && t->shape[1] == cols;
 }
 
-static vptq_status fail_shape(const matrix_reader *r, const vptq_tensor *t, uint32_t dims,
-                              uint64_t rows, uint64_t cols)
-{
-    char found[VPTQ_SHAPE_TEXT], expected[VPTQ_SHAPE_TEXT];
-    vptq_shape_text(t->shape, t->dims, found);
-    vptq_shape_text((const uint64_t[]){rows, cols}, dims, expected);
-    return vptq_fail(r->err, VPTQ_E_SHAPE, "%s: tensor '%s' is [%s], expected [%s]", r->file,
-                     t->name, found, expected);
-}
-
-static vptq_status check_matrix(const matrix_reader *r, const vptq_tensor *t, uint64_t rows,
-                                uint64_t cols)
-{
-    return is_matrix(t, rows, cols) ? VPTQ_OK : fail_shape(r, t, 2, rows, cols);
-}
-
-/* Returns a part's bytes, aligned to its elements, in memory.  File readers guarantee that a
- * tensor's byte count follows from type and shape. */
-static vptq_status load_part(const matrix_reader *r, const vptq_tensor *t, const void **out)
-{
-    vptq_tensor loaded = *t;
-    if (!t->data) {
-        void *buf = vptq_arena_alloc(r->arena, t->bytes, 1, r->err);
-        if (!buf)
-            return VPTQ_E_NOMEM;
-        VPTQ_CHECK(vptq_tensor_bytes(t, 0, t->bytes, buf, &loaded.data, r->err));
-    }
-    *out = vptq_tensor_aligned(&loaded, r->arena, r->err);
-    return *out ? VPTQ_OK : VPTQ_E_NOMEM;
-}
-
 /* Fails if a part exists that the group rules out: readers that trust the config and readers
  * that trust the tensors would decode different matrices. */
 static vptq_status check_absent(const matrix_reader *r, const char *part, const char *why)
 {
-    if (!find_part(r, part))
+    if (!vptq_parts_find(&r->parts, part))
         return VPTQ_OK;
-    return vptq_fail(r->err, VPTQ_E_FORMAT,
+    return vptq_fail(r->parts.err, VPTQ_E_FORMAT,
                      "%s: tensor '%s.%s' is present, but the layer's config group has %s",
-                     r->file, r->name, part, why);
+                     r->parts.file, r->parts.name, part, why);
 }
 
 /* ---- codes ---- */
@@ -103,11 +37,7 @@ static vptq_status set_shape(matrix_reader *r, uint64_t out, uint64_t in)
 {
     vptq_uniform_shape *s = &r->u.shape;
     const vptq_compressed_layout *l = r->layout;
-    if (!out || !in || out > INT32_MAX || in > INT32_MAX)
-        return vptq_fail(r->err, VPTQ_E_SHAPE,
-                         "%s: layer '%s' is a matrix of %" PRIu64 " x %" PRIu64
-                         ", expected 1 to %d rows and columns",
-                         r->file, r->name, out, in, INT32_MAX);
+    VPTQ_CHECK(vptq_parts_check_size(&r->parts, out, in));
     *s = (vptq_uniform_shape){.out = (uint32_t)out,
                               .in = (uint32_t)in,
                               .bits = l->bits,
@@ -128,17 +58,16 @@ static vptq_status read_shape(matrix_reader *r)
     vptq_tensor t = {0};
     const void *data = NULL;
     int64_t shape[2];
-    VPTQ_CHECK(need_part(r, "weight_shape", &t));
-    VPTQ_CHECK(check_type(r, &t, VPTQ_I64));
-    if (t.dims != 1 || t.shape[0] != 2)
-        return fail_shape(r, &t, 1, 2, 0);
-    VPTQ_CHECK(load_part(r, &t, &data));
+    VPTQ_CHECK(vptq_parts_need(&r->parts, "weight_shape", &t));
+    VPTQ_CHECK(vptq_parts_check_type(&r->parts, &t, VPTQ_I64));
+    VPTQ_CHECK(vptq_parts_check_shape(&r->parts, &t, 2, 0));
+    VPTQ_CHECK(vptq_parts_load(&r->parts, &t, &data));
     memcpy(shape, data, sizeof shape);
     if (shape[0] < 0 || shape[1] < 0)
-        return vptq_fail(r->err, VPTQ_E_SHAPE,
+        return vptq_fail(r->parts.err, VPTQ_E_SHAPE,
                          "%s: tensor '%s' says %" PRId64 " x %" PRId64
                          ", expected a matrix's rows and columns",
-                         r->file, t.name, shape[0], shape[1]);
+                         r->parts.file, t.name, shape[0], shape[1]);
     return set_shape(r, (uint64_t)shape[0], (uint64_t)shape[1]);
 }
 
@@ -149,17 +78,17 @@ static vptq_status read_packed(matrix_reader *r)
     const void *data = NULL;
     VPTQ_CHECK(check_absent(r, "weight", "a packed format"));
     VPTQ_CHECK(read_shape(r));
-    VPTQ_CHECK(need_part(r, "weight_packed", &t));
-    VPTQ_CHECK(check_type(r, &t, VPTQ_I32));
+    VPTQ_CHECK(vptq_parts_need(&r->parts, "weight_packed", &t));
+    VPTQ_CHECK(vptq_parts_check_type(&r->parts, &t, VPTQ_I32));
     const uint64_t words = vptq_uniform_row_words(s), padded = padded_words(s->in, s->bits);
     if (padded != words && is_matrix(&t, s->out, padded))
-        return vptq_fail(r->err, VPTQ_E_UNSUPPORTED,
+        return vptq_fail(r->parts.err, VPTQ_E_UNSUPPORTED,
                          "%s: tensor '%s' has gaps after the codes of %u bits in every word, "
                          "as compressed-tensors before 0.18 wrote them: %" PRIu64
                          " words per row, expected %" PRIu64,
-                         r->file, t.name, (unsigned)s->bits, padded, words);
-    VPTQ_CHECK(check_matrix(r, &t, s->out, words));
-    VPTQ_CHECK(load_part(r, &t, &data));
+                         r->parts.file, t.name, (unsigned)s->bits, padded, words);
+    VPTQ_CHECK(vptq_parts_check_shape(&r->parts, &t, s->out, words));
+    VPTQ_CHECK(vptq_parts_load(&r->parts, &t, &data));
     r->u.codes = data;
     return VPTQ_OK;
 }
@@ -171,15 +100,16 @@ static vptq_status read_bytes(matrix_reader *r)
     vptq_tensor t = {0};
     const void *data = NULL;
     VPTQ_CHECK(check_absent(r, "weight_packed", "a format of bytes"));
-    VPTQ_CHECK(need_part(r, "weight", &t));
-    VPTQ_CHECK(check_type(r, &t, VPTQ_I8));
+    VPTQ_CHECK(vptq_parts_need(&r->parts, "weight", &t));
+    VPTQ_CHECK(vptq_parts_check_type(&r->parts, &t, VPTQ_I8));
     if (t.dims != 2)
-        return vptq_fail(r->err, VPTQ_E_SHAPE, "%s: tensor '%s' has %u dimensions, expected 2",
-                         r->file, t.name, (unsigned)t.dims);
+        return vptq_fail(r->parts.err, VPTQ_E_SHAPE,
+                         "%s: tensor '%s' has %u dimensions, expected 2", r->parts.file, t.name,
+                         (unsigned)t.dims);
     VPTQ_CHECK(set_shape(r, t.shape[0], t.shape[1]));
-    VPTQ_CHECK(load_part(r, &t, &data));
+    VPTQ_CHECK(vptq_parts_load(&r->parts, &t, &data));
     const size_t row_bytes = vptq_uniform_row_words(s) * sizeof(uint32_t);
-    uint8_t *codes = vptq_arena_zalloc(r->arena, s->out, row_bytes, r->err);
+    uint8_t *codes = vptq_arena_zalloc(r->parts.arena, s->out, row_bytes, r->parts.err);
     if (!codes)
         return VPTQ_E_NOMEM;
     const uint8_t *src = data;
@@ -205,32 +135,20 @@ static vptq_status check_groups(const matrix_reader *r, const vptq_tensor *scale
                  "compressed-tensors before 0.19 takes %" PRIu64
                  " scales per row for groups of %" PRIu64,
                  found, s->in / found);
-    return vptq_fail(r->err, VPTQ_E_SHAPE,
+    return vptq_fail(r->parts.err, VPTQ_E_SHAPE,
                      "%s: layer '%s': groups of %u columns do not divide %u columns: %s",
-                     r->file, r->name, (unsigned)s->group_size, (unsigned)s->in, taken);
+                     r->parts.file, r->parts.name, (unsigned)s->group_size, (unsigned)s->in,
+                     taken);
 }
 
-/* Widens n scales; one of the whole matrix is repeated for every row. */
-static vptq_status widen_scales(matrix_reader *r, const vptq_tensor *t, const uint16_t *src,
-                                size_t n)
+/* Repeats the one scale of a matrix for every row. */
+static vptq_status repeat_scale(matrix_reader *r, float scale)
 {
-    const size_t groups = vptq_uniform_groups(&r->u.shape);
-    float *x = vptq_arena_alloc(r->arena, n, sizeof *x, r->err);
+    float *x = vptq_arena_alloc(r->parts.arena, r->u.shape.out, sizeof *x, r->parts.err);
     if (!x)
         return VPTQ_E_NOMEM;
-    const size_t stored = r->one_scale ? 1 : n;
-    if (r->storage == VPTQ_F16)
-        vptq_f16_to_f32_n(src, x, stored);
-    else
-        vptq_bf16_to_f32_n(src, x, stored);
-    for (size_t i = 0; i < stored; i++)
-        if (!isfinite(x[i]) || !(x[i] > 0))
-            return vptq_fail(
-                r->err, VPTQ_E_NUMERIC,
-                "%s: tensor '%s': row %zu, group %zu: scale %g, expected a positive number",
-                r->file, t->name, i / groups, i % groups, (double)x[i]);
-    for (size_t i = stored; i < n; i++)
-        x[i] = x[0];
+    for (size_t i = 0; i < r->u.shape.out; i++)
+        x[i] = scale;
     r->u.scales = x;
     return VPTQ_OK;
 }
@@ -239,20 +157,16 @@ static vptq_status read_scales(matrix_reader *r)
 {
     const vptq_uniform_shape *s = &r->u.shape;
     vptq_tensor t = {0};
-    const void *data = NULL;
-    VPTQ_CHECK(need_part(r, "weight_scale", &t));
-    if (t.type != VPTQ_F16 && t.type != VPTQ_BF16)
-        return vptq_fail(r->err, VPTQ_E_UNSUPPORTED,
-                         "%s: tensor '%s' is %s, expected F16 or BF16", r->file, t.name,
-                         vptq_dtype_get(t.type)->name);
-    r->storage = t.type;
+    float *scales = NULL;
+    VPTQ_CHECK(vptq_parts_need(&r->parts, "weight_scale", &t));
     VPTQ_CHECK(check_groups(r, &t));
     r->one_scale = r->layout->group_size == 0 && t.dims == 1 && t.shape[0] == 1;
-    const size_t groups = vptq_uniform_groups(s);
     if (!r->one_scale)
-        VPTQ_CHECK(check_matrix(r, &t, s->out, groups));
-    VPTQ_CHECK(load_part(r, &t, &data));
-    return widen_scales(r, &t, data, s->out * groups);
+        VPTQ_CHECK(vptq_parts_check_shape(&r->parts, &t, s->out, vptq_uniform_groups(s)));
+    VPTQ_CHECK(vptq_parts_load_scales(&r->parts, &t, false, &scales));
+    r->storage = t.type;
+    r->u.scales = scales;
+    return r->one_scale ? repeat_scale(r, scales[0]) : VPTQ_OK;
 }
 
 /* Unpacks zero points, packed along the rows: [words of out, groups]. */
@@ -281,10 +195,10 @@ static vptq_status widen_zeros(const matrix_reader *r, const vptq_tensor *t, con
     const int middle = 1 << (s->bits - 1);
     for (size_t i = 0; i < s->out * groups; i++) {
         if (src[i] < -middle || src[i] >= middle)
-            return vptq_fail(r->err, VPTQ_E_FORMAT,
+            return vptq_fail(r->parts.err, VPTQ_E_FORMAT,
                              "%s: tensor '%s': row %zu, group %zu: zero point %d, expected %d "
                              "to %d",
-                             r->file, t->name, i / groups, i % groups, src[i], -middle,
+                             r->parts.file, t->name, i / groups, i % groups, src[i], -middle,
                              middle - 1);
         zeros[i] = (uint8_t)(src[i] + middle);
     }
@@ -299,17 +213,19 @@ static vptq_status read_zeros(matrix_reader *r)
     const void *data = NULL;
     if (!s->has_zeros)
         return check_absent(r, part, "symmetric weights");
-    VPTQ_CHECK(need_part(r, part, &t));
+    VPTQ_CHECK(vptq_parts_need(&r->parts, part, &t));
     if (r->one_scale)
-        return vptq_fail(r->err, VPTQ_E_UNSUPPORTED,
+        return vptq_fail(r->parts.err, VPTQ_E_UNSUPPORTED,
                          "%s: layer '%s': a zero point of the whole matrix is not supported",
-                         r->file, r->name);
+                         r->parts.file, r->parts.name);
     const size_t groups = vptq_uniform_groups(s);
     const bool packed = !r->layout->bytes && t.type != VPTQ_I8;
-    VPTQ_CHECK(check_type(r, &t, packed ? VPTQ_I32 : VPTQ_I8));
-    VPTQ_CHECK(check_matrix(r, &t, packed ? vptq_bits_words(s->out, s->bits) : s->out, groups));
-    VPTQ_CHECK(load_part(r, &t, &data));
-    uint8_t *zeros = vptq_arena_alloc(r->arena, s->out * groups, sizeof *zeros, r->err);
+    VPTQ_CHECK(vptq_parts_check_type(&r->parts, &t, packed ? VPTQ_I32 : VPTQ_I8));
+    VPTQ_CHECK(vptq_parts_check_shape(
+        &r->parts, &t, packed ? vptq_bits_words(s->out, s->bits) : s->out, groups));
+    VPTQ_CHECK(vptq_parts_load(&r->parts, &t, &data));
+    uint8_t *zeros =
+        vptq_arena_alloc(r->parts.arena, s->out * groups, sizeof *zeros, r->parts.err);
     if (!zeros)
         return VPTQ_E_NOMEM;
     r->u.zeros = zeros;
@@ -359,18 +275,15 @@ static vptq_status check_order(const matrix_reader *r, const vptq_tensor *t,
     const vptq_uniform_shape *s = &r->u.shape;
     const uint32_t n = vptq_uniform_groups(s);
     uint32_t uneven, columns;
-    for (size_t c = 0; c < s->in; c++)
-        if (groups[c] < 0 || (uint32_t)groups[c] >= n)
-            return vptq_fail(r->err, VPTQ_E_FORMAT,
-                             "%s: tensor '%s': column %zu is in group %" PRId32
-                             ", expected 0 to %u",
-                             r->file, t->name, c, groups[c], (unsigned)(n - 1));
-    VPTQ_CHECK(vptq_compressed_find_uneven(s, groups, r->arena, &uneven, &columns, r->err));
+    VPTQ_CHECK(vptq_parts_check_groups(&r->parts, t, groups, s->in, n));
+    VPTQ_CHECK(vptq_compressed_find_uneven(s, groups, r->parts.arena, &uneven, &columns,
+                                           r->parts.err));
     if (uneven == n)
         return VPTQ_OK;
-    return vptq_fail(r->err, VPTQ_E_FORMAT,
-                     "%s: tensor '%s': group %u has %u columns, expected %u", r->file, t->name,
-                     (unsigned)uneven, (unsigned)columns, (unsigned)columns_of(s, uneven));
+    return vptq_fail(r->parts.err, VPTQ_E_FORMAT,
+                     "%s: tensor '%s': group %u has %u columns, expected %u", r->parts.file,
+                     t->name, (unsigned)uneven, (unsigned)columns,
+                     (unsigned)columns_of(s, uneven));
 }
 
 static vptq_status read_order(matrix_reader *r)
@@ -378,15 +291,14 @@ static vptq_status read_order(matrix_reader *r)
     static const char part[] = "weight_g_idx";
     const void *data = NULL;
     vptq_tensor t = {0};
-    if (!find_part(r, part))
+    if (!vptq_parts_find(&r->parts, part))
         return VPTQ_OK;
     if (r->layout->group_size == 0)
         return check_absent(r, part, "one scale per row");
-    VPTQ_CHECK(need_part(r, part, &t));
-    VPTQ_CHECK(check_type(r, &t, VPTQ_I32));
-    if (t.dims != 1 || t.shape[0] != r->u.shape.in)
-        return fail_shape(r, &t, 1, r->u.shape.in, 0);
-    VPTQ_CHECK(load_part(r, &t, &data));
+    VPTQ_CHECK(vptq_parts_need(&r->parts, part, &t));
+    VPTQ_CHECK(vptq_parts_check_type(&r->parts, &t, VPTQ_I32));
+    VPTQ_CHECK(vptq_parts_check_shape(&r->parts, &t, r->u.shape.in, 0));
+    VPTQ_CHECK(vptq_parts_load(&r->parts, &t, &data));
     if (is_unset(data, r->u.shape.in))
         return VPTQ_OK;
     VPTQ_CHECK(check_order(r, &t, data));
@@ -401,7 +313,8 @@ vptq_status vptq_compressed_read(const vptq_tensor_set *set,
                                  vptq_compressed_matrix *out, vptq_err *err)
 {
     matrix_reader r = {
-        .set = set, .layout = layout, .name = name, .file = file, .arena = arena, .err = err};
+        .parts = {.set = set, .name = name, .file = file, .arena = arena, .err = err},
+        .layout = layout};
     VPTQ_BUG_IF(layout->bits < VPTQ_COMPRESSED_MIN_BITS ||
                 layout->bits > VPTQ_UNIFORM_MAX_BITS ||
                 (layout->bytes && layout->bits != VPTQ_UNIFORM_MAX_BITS));

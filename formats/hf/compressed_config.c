@@ -4,20 +4,14 @@
 #include <strings.h>
 
 #include "formats/hf/compressed_internal.h"
+#include "formats/hf/config.h"
 
 enum { MAX_GROUP_SIZE = 1 << 24 };
-
-static const json_t *find_config(const json_t *config)
-{
-    const json_t *q = json_object_get(config, "quantization_config");
-    return q ? q
-             : json_object_get(json_object_get(config, "text_config"), "quantization_config");
-}
 
 bool vptq_compressed_is_config(const json_t *config)
 {
     const char *method =
-        json_string_value(json_object_get(find_config(config), "quant_method"));
+        json_string_value(json_object_get(vptq_hf_quantization(config), "quant_method"));
     return method && strcmp(method, "compressed-tensors") == 0;
 }
 
@@ -196,7 +190,8 @@ vptq_status vptq_compressed_layout_of(const json_t *config, const char *module,
                                       const char *file, vptq_compressed_layout *out,
                                       bool *quantized, vptq_err *err)
 {
-    part_reader whole = {.part = find_config(config), .err = err}, group = {.err = err};
+    part_reader whole = {.part = vptq_hf_quantization(config), .err = err},
+                group = {.err = err};
     vptq_compressed_layout layout = {0};
     const char *name;
     *quantized = false;

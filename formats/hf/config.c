@@ -377,3 +377,10 @@ vptq_status vptq_hf_config_make(const vptq_model_desc *d, const char *dtype, jso
     *out = config;
     return VPTQ_OK;
 }
+
+const json_t *vptq_hf_quantization(const json_t *config)
+{
+    const json_t *q = json_object_get(config, "quantization_config");
+    return q ? q
+             : json_object_get(json_object_get(config, "text_config"), "quantization_config");
+}

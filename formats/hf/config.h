@@ -16,4 +16,7 @@ vptq_status vptq_hf_config_parse(const json_t *config, const char *name, vptq_mo
 vptq_status vptq_hf_config_make(const vptq_model_desc *desc, const char *dtype, json_t **out,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
+/* The quantization_config, at the top or inside text_config; NULL if there is none. */
+const json_t *vptq_hf_quantization(const json_t *config);
+
 #endif

@@ -22,8 +22,7 @@ typedef struct packing {
     size_t uniform_count;
     vptq_additive_matrix *additive; /* [additive_count] the same */
     size_t additive_count;
-    const char *
-        *dense; /* [dense_count] modules of matrices that were changed, but stay plain */
+    const char **dense; /* [dense_count] modules of matrices that stay plain */
     size_t dense_count;
     /* tensors of the matrix that is being written: a vptq_packed_matrix, or the vptq_tensor of
      * one of uniform or additive codes */

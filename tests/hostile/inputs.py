@@ -5,6 +5,7 @@ import random
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 import forge
 
@@ -174,6 +175,12 @@ def model(folder):
     put(folder / "chat_template.jinja", TEMPLATE)
 
 
+def quantized(folder, name):
+    """A model of tests/golden/make_gptq_awq.py, whose vocabulary has one token more than the tokenizer."""
+    shutil.copytree(Path(__file__).parent.parent / "golden/gptq_awq" / name, folder)
+    put(folder / "tokenizer.json", tokenizer())
+
+
 def shards(folder):
     """The same model in two files with an index."""
     model(folder)
@@ -231,6 +238,8 @@ def make(good, tools):
     good.mkdir()
     model(good / "m")
     shards(good / "s")
+    quantized(good / "gq", "gptq")
+    quantized(good / "aq", "awq")
     model(good / "spm")
     (good / "spm/tokenizer.json").unlink()
     put(good / "spm/tokenizer.model", sentencepiece())
