@@ -11,13 +11,13 @@ for kind in gptq awq; do
     "$BIN/vptq-pack" --unpack $kind -o unpacked_$kind -qq > out.txt
     digest=$("$BIN/vptq-pack" --digest $kind -qq)
     for form in $kind packed_$kind $kind.vptq unpacked_$kind; do
-        [ "$(nll $form)" = "$want" ] || fail "$form: nll $(nll $form), expected $want"
+        [ "$(nll "$form")" = "$want" ] || fail "$form: nll $(nll "$form"), expected $want"
     done
     for form in packed_$kind $kind.vptq; do
-        [ "$("$BIN/vptq-pack" --digest $form -qq)" = "$digest" ] || fail "$form: another digest"
+        [ "$("$BIN/vptq-pack" --digest "$form" -qq)" = "$digest" ] || fail "$form: another digest"
     done
     for form in $kind packed_$kind $kind.vptq; do
-        "$BIN/vptq-pack" --check $form -qq > check.txt
+        "$BIN/vptq-pack" --check "$form" -qq > check.txt
         expect_line check.txt "^$form: 0 errors"
     done
     expect_line packed_$kind/config.json '"quant_method": "compressed-tensors"'
