@@ -289,13 +289,15 @@ VPTQ_CALL vptq_status vptq_setting_check(const char *key, const char *value, vpt
 
 /* The settings of encoder "best" (this project's steps) or "upstream" (the published recipe;
  * NULL = "best"), then those of the preset (NULL = none), then the `count` given ones.  A given
- * `method` comes before all and brings its defaults; VPTQ_E_ARG for an encoder or a preset with
- * another method than vptq, and for a setting that the method does not use. */
+ * `method` comes before the others and brings its defaults; VPTQ_E_ARG for an encoder with
+ * another method than vptq, a preset of vptq with another method or the other way round, and
+ * for a setting that the method does not use. */
 VPTQ_CALL vptq_status vptq_settings_new(const char *encoder, const char *preset,
                                         const vptq_setting_text *given, size_t count,
                                         vptq_settings **settings, vptq_err *err);
 VPTQ_API void vptq_settings_free(vptq_settings *settings);
-/* Lists the presets, rows of the paper's tables, with their settings and bits per weight. */
+/* Lists the presets: rows of the paper's tables, with their settings and bits per weight, and
+ * the 8-bit models of a serving benchmark. */
 VPTQ_CALL vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err);
 
 /* ---- Quantizing a model ----------------------------------------------------------------- */

@@ -93,7 +93,7 @@ size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options,
     *s = (vptq_cli_settings){.norm = true, .perm = true};
     add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "What is stored");
     add(&l, 0, "preset", CLI_STRING, &s->preset, "NAME",
-        "settings of a row of the paper's tables; list prints all");
+        "settings of a row of the paper's tables, or of a method; list prints all");
     add_table(s, &l, true);
     add(&l, 0, "symmetric", CLI_FLAG, &s->symmetric, NULL,
         "rtn, gptq, awq: uniform codes without zero points");

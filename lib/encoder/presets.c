@@ -1,4 +1,4 @@
-/* The table of presets (presets.h) and their bits on the model that the paper used. */
+/* The tables of presets (presets.h), and bits on the model that the paper used. */
 #include "lib/encoder/presets.h"
 
 #include <stdio.h>
@@ -39,10 +39,34 @@ static const vptq_preset presets[] = {
     {"ablation-4-bit", "Table 10 #19", &llama2_13b, 6, 4096, 4096, 1, 0, 0, 0, 0},
 };
 
+enum {
+    SMOOTH = VPTQ_METHOD_SMOOTH,
+    SPARSE = VPTQ_METHOD_SPARSE,
+    GPTQ = VPTQ_METHOD_GPTQ,
+    AWQ = VPTQ_METHOD_AWQ
+};
+
+/* quantization/quantize_model.py of the benchmark.  What it calls "ptq" is GPTQ with a
+ * dampening of 0. */
+static const vptq_served_preset served[] = {
+    {"w8a16_awq", AWQ, 0, 0, 0.01},
+    {"w8a16_smooth_awq", SMOOTH | AWQ, 0, 0.5, 0.01},
+    {"w8a16_sparse_awq", SPARSE | AWQ, 0, 0, 0.01},
+    {"w8a8_smooth_ptq", SMOOTH | GPTQ, 8, 0.8, 0},
+    {"w8a8_smooth_gptq", SMOOTH | GPTQ, 8, 0.8, 0.01},
+    {"w8a8_sparse_smooth_gptq", SPARSE | SMOOTH | GPTQ, 8, 0.8, 0.01},
+};
+
 const vptq_preset *vptq_preset_table(size_t *count)
 {
     *count = sizeof presets / sizeof presets[0];
     return presets;
+}
+
+const vptq_served_preset *vptq_served_preset_table(size_t *count)
+{
+    *count = sizeof served / sizeof served[0];
+    return served;
 }
 
 static void apply(const vptq_preset *p, vptq_encoder_settings *s)
@@ -62,11 +86,31 @@ static void apply(const vptq_preset *p, vptq_encoder_settings *s)
         s->pass_columns = p->pass_columns;
 }
 
+static void apply_served(const vptq_served_preset *p, vptq_encoder_settings *s)
+{
+    const vptq_encoder_settings defaults = vptq_encoder_defaults();
+    vptq_encoder_set_method(s, p->method);
+    s->weight_bits = 8;
+    s->symmetric = true;
+    s->activation_bits = p->activation_bits;
+    s->group_size = p->activation_bits ? 0 : 128;
+    s->fit_groups = !p->activation_bits;
+    s->smooth_alpha = p->method & SMOOTH ? p->smooth_alpha : defaults.smooth_alpha;
+    s->sparsity = defaults.sparsity;
+    s->sparsity_pattern = defaults.sparsity_pattern;
+    s->ridge = p->ridge;
+}
+
 vptq_status vptq_preset_apply(const char *name, vptq_encoder_settings *s, vptq_err *err)
 {
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
         if (!strcmp(presets[i].name, name)) {
             apply(&presets[i], s);
+            return VPTQ_OK;
+        }
+    for (size_t i = 0; i < sizeof served / sizeof served[0]; i++)
+        if (!strcmp(served[i].name, name)) {
+            apply_served(&served[i], s);
             return VPTQ_OK;
         }
     return vptq_fail(err, VPTQ_E_ARG, "preset is '%.60s', expected a name of --preset list",

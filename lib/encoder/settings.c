@@ -52,6 +52,8 @@ static const vptq_setting table[] = {
      "groups of columns with codebooks of their own"},
     {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true, VQ | CODES | GPTVQ,
      "columns per group, instead of groups; 0 = by groups (other methods: 0 = all columns)"},
+    {"fit_groups", VPTQ_SETTING_BOOL, AT(fit_groups), 0, 0, NULL, true, CODES,
+     "where group_size does not divide the columns, the largest power of two that does"},
     {"outliers", VPTQ_SETTING_DOUBLE, AT(outliers), 0, 100, NULL, true, VQ,
      "percent of columns that get the outlier codebook"},
     {"outlier_vector_length", VPTQ_SETTING_U32, AT(v0), 1, VPTQ_VQ_MAX_V, NULL, true, VQ,
@@ -550,6 +552,17 @@ vptq_vq_shape vptq_encoder_shape(const vptq_encoder_settings *s, uint32_t out, u
                            .has_perm = outliers || (groups > 1 && s->perm),
                            .has_norm = true,
                            .int8 = s->codebook_grid == VPTQ_GRID_INT8};
+}
+
+uint32_t vptq_encoder_fit_groups(const vptq_encoder_settings *s, uint32_t in)
+{
+    enum { SMALLEST = 32, LARGEST = 1 << 15 };
+    uint32_t size = LARGEST;
+    if (!s->group_size || s->group_size >= in || in % s->group_size == 0)
+        return s->group_size;
+    while (size >= SMALLEST && (size > s->group_size || in % size))
+        size /= 2;
+    return size >= SMALLEST ? size : 0;
 }
 
 static vptq_status check_ranges(const vptq_encoder_settings *s, vptq_err *err)

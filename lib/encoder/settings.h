@@ -82,6 +82,8 @@ typedef struct vptq_encoder_settings {
     uint32_t weight_bits;     /* of a uniform code, 2 to 8; 4.  Of a weight: gptvq, 2 to 4; 2 */
     uint32_t codebook_rows;   /* that share a codebook; 8 */
     bool symmetric;           /* uniform codes without zero points */
+    bool fit_groups;          /* of a group size that does not divide the columns, the largest
+                                 power of two that does (vptq_encoder_fit_groups) */
     uint32_t activation_bits; /* 8: the model quantizes each token's input of the linear layer;
                                  0: it does not; 0 */
     double sparsity;          /* share of the weights that is pruned, 0.01 to 0.99; 0.5 */
@@ -120,6 +122,10 @@ vptq_status vptq_encoder_set_encoder(vptq_encoder_settings *s, const char *encod
  * is that of method vptq. */
 vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                vptq_err *err) VPTQ_MUST_CHECK;
+/* The group size for a matrix of `in` columns with fit_groups: that of the settings if it
+ * divides the columns or is not below their number; else the largest smaller power of two that
+ * divides them, from 32 on, which kernels for such codes need; else 0, the whole row. */
+uint32_t vptq_encoder_fit_groups(const vptq_encoder_settings *s, uint32_t in);
 /* The stored shape that the settings give for a matrix (bits via vptq_vq_count_bits).  Outlier
  * columns are ceil(percent * in), plus what makes the rest divisible by the groups. */
 vptq_vq_shape vptq_encoder_shape(const vptq_encoder_settings *s, uint32_t out, uint32_t in);

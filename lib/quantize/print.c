@@ -365,6 +365,71 @@ static const vptq_column preset_columns[] = {
     {.name = "of", VPTQ_TEXT(preset_row, model), .width = 11, .formats = VPTQ_IN_TEXT},
     {.name = "paper", VPTQ_TEXT(preset_row, p.paper), .formats = VPTQ_IN_TEXT}};
 
+/* A preset of uniform codes; values that its method does not use are missing. */
+typedef struct served_row {
+    const char *name, *paper;
+    char method[VPTQ_SETTING_TEXT];
+    uint32_t weight_bits, group_size, activation_bits;
+    bool symmetric;
+    double smooth_alpha, sparsity, ridge;
+} served_row;
+
+static const vptq_column served_columns[] = {
+    {.name = "name", VPTQ_TEXT(served_row, name), .width = 23},
+    {.name = "paper", VPTQ_TEXT(served_row, paper), .formats = VPTQ_IN_JSON},
+    {.name = "method", VPTQ_CHARS(served_row, method), .width = 18},
+    {.name = "weight_bits", .title = "bits", VPTQ_INTEGER(served_row, weight_bits)},
+    {.name = "activation_bits",
+     .title = "inputs",
+     VPTQ_INTEGER(served_row, activation_bits),
+     .zero_missing = true},
+    {.name = "group_size", .title = "group", VPTQ_INTEGER(served_row, group_size), .width = 5},
+    {.name = "symmetric", VPTQ_BOOL(served_row, symmetric), .formats = VPTQ_IN_JSON},
+    {.name = "smooth_alpha",
+     .title = "alpha",
+     VPTQ_REAL(served_row, smooth_alpha),
+     .decimals = 1},
+    {.name = "sparsity", VPTQ_REAL(served_row, sparsity), .decimals = 1},
+    {.name = "ridge", VPTQ_REAL(served_row, ridge), .decimals = 2}};
+
+static served_row served_row_of(const vptq_served_preset *p)
+{
+    vptq_encoder_settings s = vptq_encoder_defaults();
+    const bool known = !vptq_preset_apply(p->name, &s, NULL);
+    served_row row = {
+        .name = known ? p->name : NULL,
+        .paper = "serving benchmark",
+        .group_size = s.group_size,
+        .weight_bits = s.weight_bits,
+        .activation_bits = s.activation_bits,
+        .symmetric = s.symmetric,
+        .smooth_alpha = s.method & VPTQ_METHOD_SMOOTH ? s.smooth_alpha : (double)NAN,
+        .sparsity = s.method & VPTQ_METHOD_SPARSE ? s.sparsity : (double)NAN,
+        .ridge = s.method & (VPTQ_METHOD_GPTQ | VPTQ_METHOD_SPARSE) ? s.ridge : (double)NAN};
+    vptq_setting_print(vptq_setting_find("method"), &s, row.method, sizeof row.method);
+    return row;
+}
+
+static vptq_status show_served(const vptq_output *out, vptq_err *err)
+{
+    size_t count;
+    const vptq_served_preset *table = vptq_served_preset_table(&count);
+    vptq_printer p = vptq_printer_make(out, VPTQ_COLUMNS(served_columns));
+    p.gap = 1;
+    if (!is_json(out))
+        VPTQ_CHECK(vptq_print_text(out, err, "\n"));
+    for (size_t i = 0; i < count; i++) {
+        const served_row row = served_row_of(&table[i]);
+        VPTQ_CHECK(vptq_print_row(&p, &row, err));
+    }
+    if (is_json(out))
+        return VPTQ_OK;
+    return vptq_print_text(out, err,
+                           "\n8-bit models of a serving benchmark; groups are made to fit the "
+                           "columns (--fit-groups),\n0 = the whole row; inputs: bits of "
+                           "activations\n");
+}
+
 vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err)
 {
     size_t count;
@@ -375,10 +440,10 @@ vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err)
         const preset_row row = {table[i], table[i].model->name, vptq_preset_bits(&table[i])};
         VPTQ_CHECK(vptq_print_row(&p, &row, err));
     }
-    if (is_json(out))
-        return VPTQ_OK;
-    return vptq_print_text(
-        out, err,
-        "\nbits: everything stored for the linear layers of that model, per weight; "
-        "codebooks take\na larger share of a small model, which --dry-run shows\n");
+    if (!is_json(out))
+        VPTQ_CHECK(vptq_print_text(
+            out, err,
+            "\nbits: everything stored for the linear layers of that model, per weight; "
+            "codebooks take\na larger share of a small model, which --dry-run shows\n"));
+    return show_served(out, err);
 }

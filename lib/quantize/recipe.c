@@ -240,6 +240,14 @@ static vptq_status apply_recipe(const char *path, const vptq_model_desc *d,
     return st;
 }
 
+static void fit_groups(const vptq_model_desc *d, vptq_matrix_settings *m)
+{
+    uint32_t out, in;
+    vptq_linear_shape(d, m->linear, &out, &in);
+    if (m->settings.fit_groups && vptq_method_has_codes(m->settings.method))
+        m->settings.group_size = vptq_encoder_fit_groups(&m->settings, in);
+}
+
 vptq_status vptq_settings_resolve(const vptq_model_desc *d,
                                   const vptq_encoder_settings *defaults, const char *recipe,
                                   vptq_arena *arena, vptq_matrix_settings **rows,
@@ -256,5 +264,9 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d,
                                          .linear = (vptq_linear)(i % VPTQ_LINEAR_COUNT),
                                          .settings = *defaults};
     *rows = made;
-    return recipe ? apply_recipe(recipe, d, made, rules, err) : VPTQ_OK;
+    if (recipe)
+        VPTQ_CHECK(apply_recipe(recipe, d, made, rules, err));
+    for (size_t i = 0; i < count; i++)
+        fit_groups(d, &made[i]);
+    return VPTQ_OK;
 }

@@ -33,6 +33,18 @@ static vptq_status set_given(const vptq_setting_text *g, vptq_encoder_settings *
     return VPTQ_OK;
 }
 
+/* A preset holds the settings of vectors or those of uniform codes. */
+static vptq_status check_method(const char *encoder, const char *preset, bool vectors,
+                                const vptq_encoder_settings *s, vptq_err *err)
+{
+    if (preset && vectors != (s->method == VPTQ_METHOD_VPTQ))
+        return vptq_fail(err, VPTQ_E_ARG, "preset '%.60s' is %s method vptq", preset,
+                         vectors ? "only for" : "not for");
+    if (encoder && s->method != VPTQ_METHOD_VPTQ)
+        return vptq_fail(err, VPTQ_E_ARG, "an encoder is for method vptq only");
+    return VPTQ_OK;
+}
+
 vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,
                                    vptq_encoder_settings *s, vptq_err *err)
@@ -42,12 +54,11 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
         VPTQ_CHECK(vptq_encoder_set_encoder(s, encoder, err));
     if (preset)
         VPTQ_CHECK(vptq_preset_apply(preset, s, err));
+    const bool vectors = s->method == VPTQ_METHOD_VPTQ; /* of the preset */
     for (size_t i = 0; i < count; i++)
         if (!strcmp(given[i].key, "method")) /* before the others: it has defaults */
             VPTQ_CHECK(set_given(&given[i], s, err));
-    if (s->method != VPTQ_METHOD_VPTQ && (encoder || preset))
-        return vptq_fail(err, VPTQ_E_ARG, "%s is for method vptq only",
-                         preset ? "a preset" : "an encoder");
+    VPTQ_CHECK(check_method(encoder, preset, vectors, s, err));
     for (size_t i = 0; i < count; i++)
         if (strcmp(given[i].key, "method"))
             VPTQ_CHECK(set_given(&given[i], s, err));
@@ -142,9 +153,8 @@ static json_t *setting_json(const vptq_setting *t, const vptq_encoder_settings *
     return json_string(text);
 }
 
-/* The grid, the method and the activations are newer than the format of work directories: they
- * have these keys only where they say something, so that those written before can be continued.
- */
+/* These settings are newer than the format of work directories: they have the keys only where
+ * they say something, so that those written before can be continued. */
 static bool is_implied(const vptq_setting *t, const vptq_encoder_settings *s)
 {
     return !vptq_setting_is_used(t, s) ||
@@ -152,6 +162,7 @@ static bool is_implied(const vptq_setting *t, const vptq_encoder_settings *s)
             s->codebook_grid == VPTQ_GRID_NONE) ||
            (t->offset == offsetof(vptq_encoder_settings, activation_bits) &&
             !s->activation_bits) ||
+           (t->offset == offsetof(vptq_encoder_settings, fit_groups) && !s->fit_groups) ||
            (t->offset == offsetof(vptq_encoder_settings, method) &&
             s->method == VPTQ_METHOD_VPTQ);
 }

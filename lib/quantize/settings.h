@@ -29,7 +29,8 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    vptq_encoder_settings *s, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Makes rows [layers * VPTQ_LINEAR_COUNT] in `arena`, row layer * VPTQ_LINEAR_COUNT + linear:
- * the defaults, changed by the rules of a recipe file (NULL = none; docs/formats/work.md).
+ * the defaults, changed by the rules of a recipe file (NULL = none; docs/formats/work.md), with
+ * group sizes that fit the columns where fit_groups is set.
  * *rules = the file's list of rules, NULL without a recipe; the caller releases it with
  * json_decref. VPTQ_E_FORMAT with file, rule and key for unknown keys and values, and for rules
  * that match no matrix of the model. */
@@ -47,8 +48,8 @@ vptq_status vptq_settings_check_used(const vptq_setting *t, const vptq_encoder_s
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The settings that the method uses as a JSON object: those that differ from `unlike`, or
- * without it (NULL) all but codebook_grid and method where they are `none` and `vptq`; NULL
- * when out of memory. */
+ * without it (NULL) all but newer ones that say nothing (codebook_grid `none`, method `vptq`,
+ * activation_bits 0, fit_groups false); NULL when out of memory. */
 json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_settings *unlike);
 
 /* A JSON value as the text of a setting, possibly in `text`; NULL for an object, list or null.

@@ -99,7 +99,7 @@ quantize -o one --method gptq -b 3.66 --group-size 32 --allocate uniform > /dev/
 expect_error 2 "vector_length has no effect with method rtn" quantize -o bad --method rtn -v 8
 expect_error 2 "weight_bits has no effect with method vptq" quantize -o bad --weight-bits 4
 expect_error 2 "perm has no effect with method rtn" quantize -o bad --method rtn --act-order
-expect_error 2 "a preset is for method vptq only" quantize -o bad --method gptq --preset ablation-outliers-1
+expect_error 2 "preset 'ablation-outliers-1' is only for method vptq" quantize -o bad --method gptq --preset ablation-outliers-1
 expect_error 2 '--method awful: expected vptq, gptvq, sparse, rtn, gptq or awq' quantize -o bad --method awful
 expect_error 2 "--bits and --weight-bits exclude each other" quantize -o bad --method gptq -b 3 --weight-bits 3
 expect_error 2 "q_proj: sparse stores 16 bits whatever the bit budget" quantize -o bad --method sparse -b 3

@@ -116,7 +116,7 @@ bad "preset is 'llama9', expected a name of --preset list" --preset llama9
 # Presets: the table needs no model; each name in it is a preset.
 "$BIN/vptq-quantize" --preset list > list.txt
 "$BIN/vptq-quantize" --preset list --format json > list.json
-[ "$(wc -l < list.json)" = 25 ] || fail "presets"
+[ "$(wc -l < list.json)" = 31 ] || fail "presets"
 ! grep -q '.\{101\}' list.txt || fail "lines over 100 columns"
 expect_line list.txt '^llama2-7b-v12  *12  4096  4096   4     1  4 8192 '
 json_get name list.json | while read -r name; do

@@ -287,9 +287,9 @@ static void test_json(void **state)
     size_t count;
     vptq_setting_table(&count);
     doc = vptq_settings_json(&s, NULL);
-    const char *const absent[] = {"method",           "weight_bits",     "symmetric",
-                                  "smooth_alpha",     "activation_bits", "sparsity",
-                                  "sparsity_pattern", "codebook_grid",   "codebook_rows"};
+    const char *const absent[] = {
+        "method",   "weight_bits",      "symmetric",     "smooth_alpha",  "activation_bits",
+        "sparsity", "sparsity_pattern", "codebook_grid", "codebook_rows", "fit_groups"};
     const size_t absences = sizeof absent / sizeof absent[0];
     assert_int_equal(json_object_size(doc), count - absences);
     for (size_t i = 0; i < absences; i++)
@@ -314,6 +314,11 @@ static void test_json(void **state)
     s.activation_bits = 8;
     doc = vptq_settings_json(&s, NULL);
     assert_int_equal(json_integer_value(json_object_get(doc, "activation_bits")), 8);
+    assert_null(json_object_get(doc, "fit_groups"));
+    json_decref(doc);
+    s.fit_groups = true;
+    doc = vptq_settings_json(&s, NULL);
+    assert_true(json_is_true(json_object_get(doc, "fit_groups")));
     json_decref(doc);
 }
 
@@ -385,6 +390,78 @@ static void test_presets(void **state)
     }
 }
 
+/* The recipes of the benchmark's quantization/quantize_model.py. */
+static void test_served_presets(void **state)
+{
+    (void)state;
+    const struct {
+        const char *name, *method;
+        uint32_t group_size, activation_bits;
+        double alpha, ridge;
+    } want[] = {{"w8a16_awq", "awq", 128, 0, 0.8, 0.01},
+                {"w8a16_smooth_awq", "smooth+awq", 128, 0, 0.5, 0.01},
+                {"w8a16_sparse_awq", "sparse+awq", 128, 0, 0.8, 0.01},
+                {"w8a8_smooth_ptq", "smooth+gptq", 0, 8, 0.8, 0},
+                {"w8a8_smooth_gptq", "smooth+gptq", 0, 8, 0.8, 0.01},
+                {"w8a8_sparse_smooth_gptq", "sparse+smooth+gptq", 0, 8, 0.8, 0.01}};
+    vptq_err err = {0};
+    vptq_encoder_settings s, of;
+    size_t count;
+    const vptq_served_preset *table = vptq_served_preset_table(&count);
+
+    assert_int_equal(count, sizeof want / sizeof want[0]);
+    for (size_t i = 0; i < count; i++) {
+        const vptq_setting_text given[] = {
+            {"dtype", "bf16"}, {"seed", "5"}, {"group_size", "64"}};
+        assert_string_equal(table[i].name, want[i].name);
+        assert_ok(vptq_settings_defaults(NULL, want[i].name, given, 2, &s, &err), &err);
+        assert_ok(vptq_setting_parse(vptq_setting_find("method"), want[i].method, &of, &err),
+                  &err);
+        assert_int_equal(s.method, of.method);
+        assert_int_equal(s.weight_bits, 8);
+        assert_true(s.symmetric && !s.perm);
+        assert_int_equal(s.group_size, want[i].group_size);
+        assert_true(s.fit_groups == (want[i].group_size > 0));
+        assert_int_equal(s.activation_bits, want[i].activation_bits);
+        assert_true(fabs(s.smooth_alpha - want[i].alpha) <= 0);
+        assert_true(fabs(s.ridge - want[i].ridge) <= 0);
+        assert_true(fabs(s.sparsity - 0.5) <= 0);
+        assert_int_equal(s.sparsity_pattern, VPTQ_PATTERN_NONE);
+        assert_int_equal(s.storage, VPTQ_BF16);
+        assert_true(s.seed == 5);
+        assert_ok(vptq_encoder_check(&s, 4096, 2560, &err), &err);
+        assert_ok(vptq_settings_defaults(NULL, want[i].name, given, 3, &s, &err), &err);
+        assert_int_equal(s.group_size, 64); /* given, overrides the preset's */
+        assert_fails(vptq_settings_defaults("best", want[i].name, NULL, 0, &s, &err),
+                     VPTQ_E_ARG, &err, "an encoder is for method vptq only");
+    }
+    const vptq_setting_text rtn = {"method", "rtn"}, vptq = {"method", "vptq"};
+    assert_ok(vptq_settings_defaults(NULL, "w8a16_awq", &rtn, 1, &s, &err), &err);
+    assert_int_equal(s.method, VPTQ_METHOD_RTN);
+    assert_int_equal(s.weight_bits, 8); /* still the preset's */
+    assert_fails(vptq_settings_defaults(NULL, "w8a16_awq", &vptq, 1, &s, &err), VPTQ_E_ARG,
+                 &err, "preset 'w8a16_awq' is not for method vptq");
+    assert_fails(vptq_settings_defaults(NULL, "ablation-v6", &rtn, 1, &s, &err), VPTQ_E_ARG,
+                 &err, "preset 'ablation-v6' is only for method vptq");
+}
+
+static void test_fit_groups(void **state)
+{
+    (void)state;
+    const struct {
+        uint32_t size, columns, want;
+    } rows[] = {{128, 4096, 128}, {128, 576, 64},   {128, 1536, 128}, {128, 64, 128},
+                {128, 96, 128},   {128, 160, 32},   {128, 172, 0},    {128, 11008, 128},
+                {128, 144, 0},    {256, 2944, 128}, {96, 576, 96},    {100, 576, 64},
+                {64, 96, 32},     {32, 48, 0},      {0, 576, 0},      {65535, 65536, 32768},
+                {48, 4096, 32},   {16, 172, 0},     {4, 172, 4}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        vptq_encoder_settings s = vptq_encoder_defaults();
+        s.group_size = rows[i].size;
+        assert_int_equal(vptq_encoder_fit_groups(&s, rows[i].columns), rows[i].want);
+    }
+}
+
 static vptq_status resolve_with(void *arg, vptq_mem *mem, vptq_err *err)
 {
     resolved r;
@@ -404,4 +481,5 @@ VTEST_MAIN(cmocka_unit_test(test_defaults_in_order), cmocka_unit_test(test_defau
            cmocka_unit_test(test_match), scratch_test(test_recipe),
            scratch_test(test_recipe_refused), scratch_test(test_check),
            cmocka_unit_test(test_json), cmocka_unit_test(test_copy_stored),
-           cmocka_unit_test(test_presets), scratch_test(test_out_of_memory))
+           cmocka_unit_test(test_presets), cmocka_unit_test(test_served_presets),
+           cmocka_unit_test(test_fit_groups), scratch_test(test_out_of_memory))
