@@ -764,17 +764,23 @@ typedef struct vptq_ablate_options {
     const char *dir;               /* directory of the table, to make or to continue */
     const char *hessians; /* directory; NULL = DIR/hessians, collected as `collect` says */
     vptq_collect_options collect; /* its layers are those of all rows */
-    const char *rows;             /* file: a JSON list of rows; NULL = the paper's Table 10 */
+    const char *rows;             /* file: a JSON list of rows; "methods": all methods at 2, 3,
+                                     4 and 8 bits; NULL = the paper's Table 10 */
     const char *const *only; /* [only_count] names, labels, numbers ("4", "2-10"); none = all */
     size_t only_count;
     const char *encoder; /* of all rows, and settings before their own */
     const vptq_setting_text *given;
     size_t given_count;
-    vptq_ppl_options ppl; /* each file of its corpus, at least one, is a column */
-    bool keep_packed;     /* keep the archive of every row in DIR/packed */
-    bool no_seconds;      /* leave out timings: the same bytes from every run */
-    bool force;           /* quantize rows of other settings again */
-    bool dry_run;         /* bits of all rows; needs no directory */
+    vptq_ppl_options ppl;          /* each file of its corpus, at least one, is a column */
+    bool kld;                      /* divergence from the original on the same texts */
+    const vptq_task *tasks;        /* [task_count] accuracies, a column each */
+    size_t task_count, task_limit; /* limit: the first items only; 0 = all */
+    const char *serve; /* "BATCH,INPUT,OUTPUT" or a published name: tokens per second, median of
+                          three runs, and peak memory; NULL = not served */
+    bool keep_packed;  /* keep the archive of every row in DIR/packed */
+    bool no_seconds;   /* leave out timings and `serve`: the same bytes from every run */
+    bool force;        /* quantize rows of other settings again */
+    bool dry_run;      /* bits of all rows; needs no directory */
 } vptq_ablate_options;
 
 /* Quantizes every row, tunes it where it says so, packs and measures it, and writes the table

@@ -7,19 +7,21 @@
 
 #include "cmd/cli/calibrate.h"
 
-enum { MAX_SETTINGS = 32, MAX_TEXTS = 8, KEY = 48 };
+enum { MAX_SETTINGS = 32, MAX_TEXTS = 8, MAX_TASKS = 8, KEY = 48, NAME = 64 };
 
 typedef struct ablate_command {
-    const char *model, *tokenizer, *dir, *hessians, *rows, *encoder, *report;
+    const char *model, *tokenizer, *dir, *hessians, *rows, *encoder, *report, *serve;
     vptq_cli_calibrate calibrate;
-    vptq_cli_strings only, set, texts, tokens;
+    vptq_cli_strings only, set, texts, tokens, tasks;
     vptq_cli_range layers;
-    uint64_t context, windows, stride;
+    uint64_t context, windows, stride, task_limit;
     int protocol;
-    bool text_rows, keep_packed, seconds;
+    bool text_rows, keep_packed, seconds, kld;
     /* converted options */
     vptq_setting_text given[MAX_SETTINGS + 1]; /* the seed first */
     char key[MAX_SETTINGS][KEY], seed[24];
+    vptq_task task[MAX_TASKS];
+    char task_name[MAX_TASKS][NAME];
 } ablate_command;
 
 /* ---- options ---- */
@@ -47,6 +49,12 @@ static vptq_status take_words(ablate_command *c, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG,
                          "--text and --text-tokens: given %zu times, expected at most %d",
                          c->texts.count + c->tokens.count, (int)MAX_TEXTS);
+    if (c->tasks.count > MAX_TASKS)
+        return vptq_fail(err, VPTQ_E_ARG, "--task: given %zu times, expected at most %d",
+                         c->tasks.count, (int)MAX_TASKS);
+    for (size_t i = 0; i < c->tasks.count; i++)
+        VPTQ_CHECK(
+            vptq_cli_take_task(c->tasks.items[i], c->task_name[i], NAME, &c->task[i], err));
     for (size_t i = 0; i < c->set.count; i++)
         VPTQ_CHECK(take_setting(c, i, err));
     return VPTQ_OK;
@@ -75,6 +83,11 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
                 .windows = c->windows,
                 .stride = c->stride,
                 .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ},
+        .kld = c->kld,
+        .tasks = c->task,
+        .task_count = c->tasks.count,
+        .task_limit = c->task_limit,
+        .serve = c->serve,
         .keep_packed = c->keep_packed,
         .no_seconds = !c->seconds,
         .force = cli->common.force,
@@ -148,12 +161,14 @@ int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "report", CLI_STRING, &c.report, "FILE", "write the table to FILE"},
         {0, "no-seconds", CLI_UNFLAG, &c.seconds, NULL,
-         "leave out times, so that every run prints the same bytes"},
+         "leave out times and --serve, so that every run prints the same bytes"},
         {0, "keep-packed", CLI_FLAG, &c.keep_packed, NULL,
          "keep the archive of every row in DIR/packed"},
         CLI_HEADING("Rows"),
         {0, "table", CLI_STRING, &c.rows, "FILE",
-         "JSON list of rows (default: Table 10 of the paper)"},
+         "JSON list of rows, or methods: all methods at 2 to 4 and 8 bits (default: Table 10 "
+         "of the "
+         "paper)"},
         {0, "only", CLI_STRINGS, &c.only, "ROW", "name or number of a row, or numbers A-B"},
         {0, "encoder", CLI_STRING, &c.encoder, "NAME", "best or upstream, for all rows"},
         {0, "set", CLI_STRINGS, &c.set, "KEY=VALUE",
@@ -169,11 +184,20 @@ int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
         {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context"},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
          "score whole windows, or their second halves"},
+        CLI_HEADING("Other figures"),
+        {0, "kld", CLI_FLAG, &c.kld, NULL, "divergence from the original on the texts"},
+        {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE",
+         "accuracy on the items of a task; each is a column"},
+        {0, "task-limit", CLI_U64, &c.task_limit, "N", "only the first N items, 0 = all"},
+        {0, "serve", CLI_STRING, &c.serve, "B,I,O|NAME",
+         "decoded tokens per second and peak memory with B prompts of I tokens and O new ones"},
         CLI_HEADING("Calibration"),
         CLI_CALIBRATE_OPTIONS(&c.calibrate),
         CLI_END};
-    cli->usage = "vptq-eval ablate -m MODEL -c CALIBRATION -o DIR --text FILE [--table ROWS]\n"
-                 "vptq-eval ablate -m MODEL --text FILE --dry-run";
+    cli->usage =
+        "vptq-eval ablate -m MODEL -c CALIBRATION -o DIR --text FILE [--table ROWS]\n"
+        "vptq-eval ablate -m MODEL -c CALIBRATION -o DIR --text FILE --table methods --kld\n"
+        "vptq-eval ablate -m MODEL --text FILE --dry-run";
     cli->examples =
         "  vptq-eval ablate -m model -c c4.txt -o ablation --text wiki.test.raw "
         "--text-rows\n"

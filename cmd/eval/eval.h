@@ -15,4 +15,8 @@ int vptq_cli_serve(vptq_cli *cli, int argc, char **argv);
 int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv);
 int vptq_cli_compare(vptq_cli *cli, int argc, char **argv);
 
+/* Takes "NAME=FILE": copies the name into `name` [size]; the path stays in `word`. */
+vptq_status vptq_cli_take_task(const char *word, char *name, size_t size, vptq_task *task,
+                               vptq_err *err);
+
 #endif

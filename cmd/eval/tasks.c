@@ -42,14 +42,16 @@ static vptq_status read_delimiter(const char *from, char *to, size_t size, vptq_
     return VPTQ_OK;
 }
 
-static vptq_status take_task(const char *word, char name[NAME], vptq_task *task, vptq_err *err)
+vptq_status vptq_cli_take_task(const char *word, char *name, size_t size, vptq_task *task,
+                               vptq_err *err)
 {
     const char *path = strchr(word, '=');
-    if (!path || path == word || !path[1] || path - word >= NAME)
+    if (!path || path == word || !path[1] || (size_t)(path - word) >= size)
         return vptq_fail(err, VPTQ_E_ARG,
-                         "--task %s: expected NAME=FILE with a name of at most %d bytes", word,
-                         NAME - 1);
+                         "--task %s: expected NAME=FILE with a name of at most %zu bytes", word,
+                         size - 1);
     memcpy(name, word, (size_t)(path - word));
+    name[path - word] = 0;
     *task = (vptq_task){name, path + 1};
     return VPTQ_OK;
 }
@@ -62,7 +64,7 @@ static vptq_status take_tasks(const tasks_command *c, task_list *l, vptq_err *er
     if (!l->names || !l->tasks || !l->results)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     for (size_t i = 0; i < c->tasks.count; i++)
-        VPTQ_CHECK(take_task(c->tasks.items[i], l->names[i], &l->tasks[i], err));
+        VPTQ_CHECK(vptq_cli_take_task(c->tasks.items[i], l->names[i], NAME, &l->tasks[i], err));
     return VPTQ_OK;
 }
 

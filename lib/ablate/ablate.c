@@ -8,39 +8,14 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "lib/ablate/ablate.h"
+#include "lib/ablate/internal.h"
 #include "lib/base/buf.h"
 #include "lib/base/file.h"
 
 #define MANIFEST "ablate.json"
 
-enum { FORMAT = 1, MAX_ROW_FILE = 1 << 20, MAX_TEXTS = 32, SECONDS_LINE = 40 };
+enum { FORMAT = 1, MAX_ROW_FILE = 1 << 20, SECONDS_LINE = 40 };
 #define MAX_SECONDS 1e15 /* so that the line holds them */
-
-typedef struct ablation {
-    vptq_device *dev;
-    const vptq_ablate_options *opt;
-    vptq_ablate_report *report;
-    vptq_ablate_row *rows; /* [report->count] */
-    const char *hessians;
-    char hessian_path[PATH_MAX];
-    uint64_t *text_hash; /* [texts] of the content and the scoring options */
-} ablation;
-
-/* A row that is being run. */
-typedef struct row_job {
-    ablation *a;
-    const vptq_ablate_row *row;
-    vptq_ablate_result *result;
-    char work[PATH_MAX], tuned[PATH_MAX], packed[PATH_MAX], file[PATH_MAX];
-    char made_of[17]; /* hash of what the row is made of, or the original's fingerprint */
-    json_t *doc;      /* the row file */
-} row_job;
-
-static vptq_status no_memory(vptq_err *err)
-{
-    return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
-}
 
 /* DIR/inner/name + suffix. */
 static vptq_status make_path(const char *dir, const char *inner, const char *name,
@@ -52,53 +27,10 @@ static vptq_status make_path(const char *dir, const char *inner, const char *nam
     return VPTQ_OK;
 }
 
-/* ---- texts ---- */
-
-size_t vptq_ablate_text_count(const vptq_ablate_options *o)
-{
-    return o->ppl.corpus.text_count + o->ppl.corpus.token_count;
-}
-
-const char *vptq_ablate_text(const vptq_ablate_options *o, size_t i)
-{
-    const vptq_corpus_options *c = &o->ppl.corpus;
-    return i < c->text_count ? c->texts[i] : c->tokens[i - c->text_count];
-}
-
-static vptq_status hash_text(const vptq_ablate_options *o, size_t i, uint64_t *hash,
-                             vptq_err *err)
-{
-    vptq_map map;
-    const bool tokens = i >= o->ppl.corpus.text_count;
-    VPTQ_CHECK(vptq_map_open(vptq_ablate_text(o, i), &map, err));
-    const uint64_t options[] = {tokens,         o->ppl.corpus.rows, o->ppl.context,
-                                o->ppl.windows, o->ppl.stride,      (uint64_t)o->ppl.protocol};
-    *hash = vptq_hash(options, sizeof options, vptq_hash(map.data, map.size, 0));
-    vptq_map_release(&map);
-    return VPTQ_OK;
-}
-
-static vptq_status hash_texts(ablation *a, vptq_err *err)
-{
-    const size_t count = vptq_ablate_text_count(a->opt);
-    if (count == 0 || count > MAX_TEXTS)
-        return vptq_fail(err, VPTQ_E_ARG, "%zu texts to measure on, expected 1 to %d", count,
-                         (int)MAX_TEXTS);
-    a->text_hash = vptq_arena_alloc(&a->report->arena, count, sizeof *a->text_hash, err);
-    if (!a->text_hash)
-        return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < count; i++) {
-        VPTQ_CHECK(vptq_json_check_text("ablate", "the text's name",
-                                        vptq_path_base(vptq_ablate_text(a->opt, i)), err));
-        VPTQ_CHECK(hash_text(a->opt, i, &a->text_hash[i], err));
-    }
-    return VPTQ_OK;
-}
-
 /* ---- the row file ---- */
 
 /* Loads the row file if it belongs to the same quantized matrices, else begins a new one. */
-static vptq_status open_row(row_job *m, vptq_err *err)
+static vptq_status open_row(vptq_ablate_job *m, vptq_err *err)
 {
     vptq_err why = {0};
     const char *made_of;
@@ -122,18 +54,7 @@ static vptq_status open_row(row_job *m, vptq_err *err)
     m->doc = json_pack("{s:i, s:s, s:s, s:s, s:{}}", "format", FORMAT, "tool",
                        "vptq-eval " VPTQ_VERSION, "row", m->row->name, "made_of", m->made_of,
                        "scores");
-    return m->doc ? VPTQ_OK : no_memory(err);
-}
-
-static bool set_real(json_t *doc, const char *key, double x)
-{
-    return !json_object_set_new(doc, key, isfinite(x) ? json_real(x) : json_null());
-}
-
-static double get_real(const json_t *doc, const char *key)
-{
-    const json_t *value = json_object_get(doc, key);
-    return json_is_number(value) ? json_number_value(value) : (double)NAN;
+    return m->doc ? VPTQ_OK : vptq_ablate_no_memory(err);
 }
 
 /* ---- seconds ---- */
@@ -162,7 +83,7 @@ static bool parse_seconds(const char *text, double *seconds)
 
 /* Adds to the seconds in the row's file, which outlive interruptions; `fresh` ignores the old
  * value. */
-static vptq_status add_seconds(const row_job *m, double more, bool fresh, double *total,
+static vptq_status add_seconds(const vptq_ablate_job *m, double more, bool fresh, double *total,
                                vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -188,8 +109,8 @@ out:
 
 /* ---- quantize ---- */
 
-static vptq_quantize_options quantize_options(const ablation *a, const vptq_ablate_row *row,
-                                              const char *work)
+static vptq_quantize_options quantize_options(const vptq_ablation *a,
+                                              const vptq_ablate_row *row, const char *work)
 {
     const vptq_collect_options *c = &a->opt->collect;
     return (vptq_quantize_options){.model = a->opt->model,
@@ -220,7 +141,7 @@ static vptq_status hash_file(const char *dir, const char *name, uint64_t *hash, 
 
 /* Hashes report.jsonl, which has the losses and settings of every matrix, and quantize.json of
  * a tuned row, which has how and from what it was tuned. */
-static vptq_status hash_work(row_job *m, vptq_err *err)
+static vptq_status hash_work(vptq_ablate_job *m, vptq_err *err)
 {
     uint64_t hash = 0;
     VPTQ_CHECK(hash_file(m->work, "report.jsonl", &hash, err));
@@ -230,7 +151,7 @@ static vptq_status hash_work(row_job *m, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status quantize_row(row_job *m, vptq_err *err)
+static vptq_status quantize_row(vptq_ablate_job *m, vptq_err *err)
 {
     vptq_quantize_result r = {0};
     vptq_err why = {0};
@@ -249,7 +170,7 @@ static vptq_status quantize_row(row_job *m, vptq_err *err)
 /* ---- tune ---- */
 
 /* A batch is at most half of the windows, so that few of them are enough. */
-static vptq_tune_options tune_options(const row_job *m)
+static vptq_tune_options tune_options(const vptq_ablate_job *m)
 {
     const vptq_ablate_options *o = m->a->opt;
     const vptq_calibrate_options *c = &o->collect.calibrate;
@@ -270,7 +191,7 @@ static vptq_tune_options tune_options(const row_job *m)
 }
 
 /* Losses of matrices are omitted: they precede tuning. */
-static vptq_status tune_row(row_job *m, vptq_err *err)
+static vptq_status tune_row(vptq_ablate_job *m, vptq_err *err)
 {
     char path[PATH_MAX];
     vptq_tune_result r = {0};
@@ -286,96 +207,18 @@ static vptq_status tune_row(row_job *m, vptq_err *err)
     return st ? st : kept;
 }
 
-/* ---- scores ---- */
-
-static vptq_status open_model(const ablation *a, const char *path, vptq_model *model,
-                              vptq_err *err)
-{
-    const vptq_checkpoint_options opt = {.tokenizer = a->opt->tokenizer};
-    return vptq_model_open(a->dev->ctx, path, &opt, a->opt->ppl.corpus.text_count > 0, model,
-                           err);
-}
-
-/* Reads the score of text i from the row file; false if it has none. */
-static bool read_score(const row_job *m, size_t i)
-{
-    char key[17];
-    snprintf(key, sizeof key, "%016" PRIx64, m->a->text_hash[i]);
-    const json_t *s = json_object_get(json_object_get(m->doc, "scores"), key);
-    const vptq_ablate_score score = {
-        .ppl = get_real(s, "ppl"),
-        .ppl_stderr = get_real(s, "ppl_stderr"),
-        .nll = get_real(s, "nll"),
-        .tokens = (uint64_t)json_integer_value(json_object_get(s, "tokens"))};
-    m->result->scores[i] = score;
-    return isfinite(score.ppl) && isfinite(score.ppl_stderr) && isfinite(score.nll) &&
-           score.tokens > 0;
-}
-
-static vptq_status save_score(row_job *m, size_t i, const vptq_ppl_result *r, vptq_err *err)
-{
-    char key[17];
-    snprintf(key, sizeof key, "%016" PRIx64, m->a->text_hash[i]);
-    json_t *s = json_pack("{s:s, s:f, s:f, s:f, s:I, s:I}", "text",
-                          vptq_path_base(vptq_ablate_text(m->a->opt, i)), "ppl", r->ppl,
-                          "ppl_stderr", r->ppl_stderr, "nll", r->nll, "tokens",
-                          (json_int_t)r->tokens, "windows", (json_int_t)r->windows);
-    if (!s || json_object_set_new(json_object_get(m->doc, "scores"), key, s))
-        return no_memory(err);
-    return vptq_json_save_sealed(m->file, m->doc, err);
-}
-
-static vptq_status score_text(row_job *m, const vptq_model *model, size_t i, vptq_err *err)
-{
-    const char *path = vptq_ablate_text(m->a->opt, i);
-    const bool tokens = i >= m->a->opt->ppl.corpus.text_count;
-    vptq_ppl_options o = m->a->opt->ppl;
-    vptq_ppl_result r;
-    o.corpus = (vptq_corpus_options){.texts = &path,
-                                     .text_count = !tokens,
-                                     .tokens = &path,
-                                     .token_count = tokens,
-                                     .rows = o.corpus.rows};
-    VPTQ_CHECK(vptq_eval_ppl(m->a->dev, model, &o, NULL, &r, err));
-    VPTQ_CHECK(save_score(m, i, &r, err));
-    m->result->scores[i] = (vptq_ablate_score){
-        .ppl = r.ppl, .ppl_stderr = r.ppl_stderr, .nll = r.nll, .tokens = r.tokens};
-    return VPTQ_OK;
-}
-
-/* Measures the model at `path` on all texts that the row file has no score of. */
-static vptq_status score_row(row_job *m, const char *path, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_model model;
-    VPTQ_CHECK(open_model(m->a, path, &model, err));
-    for (size_t i = 0; i < vptq_ablate_text_count(m->a->opt) && !st; i++)
-        if (!read_score(m, i))
-            st = score_text(m, &model, i, err);
-    vptq_model_release(&model);
-    return st;
-}
-
 /* Reads the digest from the row file; false if it has none. */
-static bool read_digest(const row_job *m)
+static bool read_digest(const vptq_ablate_job *m)
 {
     const char *text = json_string_value(json_object_get(m->doc, "digest"));
     snprintf(m->result->digest, VPTQ_DIGEST_SIZE, "%s", text ? text : "");
     return text != NULL;
 }
 
-static bool has_all_scores(const row_job *m)
-{
-    bool all = true;
-    for (size_t i = 0; i < vptq_ablate_text_count(m->a->opt); i++)
-        all = read_score(m, i) && all;
-    return all;
-}
-
 /* ---- a row ---- */
 
 /* Packs the row, so that it is measured as a reader of the packed file sees it. */
-static vptq_status pack_row(row_job *m, vptq_err *err)
+static vptq_status pack_row(vptq_ablate_job *m, vptq_err *err)
 {
     vptq_pack_result r;
     vptq_digest_result d;
@@ -390,14 +233,14 @@ static vptq_status pack_row(row_job *m, vptq_err *err)
     VPTQ_CHECK(vptq_digest_model(m->a->dev->ctx, m->packed, NULL, &d, err));
     if (json_object_set_new(m->doc, "packed_bytes", json_integer((json_int_t)r.bytes)) ||
         json_object_set_new(m->doc, "digest", json_string(d.digest)) ||
-        !set_real(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
-        !set_real(m->doc, "mean_loss", m->result->mean_loss) ||
-        !set_real(m->doc, "mean_held_out", m->result->mean_held_out))
-        VPTQ_CHECK(no_memory(err));
+        !vptq_ablate_set_real(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
+        !vptq_ablate_set_real(m->doc, "mean_loss", m->result->mean_loss) ||
+        !vptq_ablate_set_real(m->doc, "mean_held_out", m->result->mean_held_out))
+        VPTQ_CHECK(vptq_ablate_no_memory(err));
     return VPTQ_OK;
 }
 
-static vptq_status run_quantized(row_job *m, vptq_err *err)
+static vptq_status run_quantized(vptq_ablate_job *m, vptq_err *err)
 {
     const bool keep = m->a->opt->keep_packed;
     VPTQ_CHECK(quantize_row(m, err));
@@ -405,19 +248,20 @@ static vptq_status run_quantized(row_job *m, vptq_err *err)
         VPTQ_CHECK(tune_row(m, err));
     VPTQ_CHECK(hash_work(m, err));
     VPTQ_CHECK(open_row(m, err));
-    if (!has_all_scores(m) || !read_digest(m) || (keep && !vptq_path_exists(m->packed))) {
+    if (!vptq_ablate_has_figures(m) || !read_digest(m) ||
+        (keep && !vptq_path_exists(m->packed))) {
         VPTQ_CHECK(pack_row(m, err));
-        VPTQ_CHECK(score_row(m, m->packed, err));
+        VPTQ_CHECK(vptq_ablate_measure(m, m->packed, err));
         VPTQ_CHECK(vptq_json_save_sealed(m->file, m->doc, err));
         read_digest(m);
     }
     return keep ? VPTQ_OK : vptq_file_remove(m->packed, err);
 }
 
-static vptq_status run_original(row_job *m, vptq_err *err)
+static vptq_status run_original(vptq_ablate_job *m, vptq_err *err)
 {
     vptq_model model;
-    VPTQ_CHECK(open_model(m->a, m->a->opt->model, &model, err));
+    VPTQ_CHECK(vptq_ablate_open_model(m->a, m->a->opt->model, &model, err));
     const vptq_status st =
         vptq_checkpoint_fingerprint(&model.ckpt, m->a->dev->ctx, m->made_of, err);
     m->result->bits_per_weight = vptq_model_bits_per_weight(&model);
@@ -426,15 +270,15 @@ static vptq_status run_original(row_job *m, vptq_err *err)
     vptq_model_release(&model);
     VPTQ_CHECK(st);
     VPTQ_CHECK(open_row(m, err));
-    return has_all_scores(m) ? VPTQ_OK : score_row(m, m->a->opt->model, err);
+    return vptq_ablate_has_figures(m) ? VPTQ_OK : vptq_ablate_measure(m, m->a->opt->model, err);
 }
 
-static vptq_status run_row(ablation *a, const vptq_ablate_row *row, vptq_ablate_result *result,
-                           vptq_err *err)
+static vptq_status run_row(vptq_ablation *a, const vptq_ablate_row *row,
+                           vptq_ablate_result *result, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const char *dir = a->opt->dir;
-    row_job m = {.a = a, .row = row, .result = result};
+    vptq_ablate_job m = {.a = a, .row = row, .result = result};
     VPTQ_TRY(vptq_check_cancel(a->dev->ctx, err));
     VPTQ_TRY(make_path(dir, "work", row->name, "", m.work, err));
     VPTQ_TRY(make_path(dir, "tuned", row->name, "", m.tuned, err));
@@ -442,7 +286,9 @@ static vptq_status run_row(ablation *a, const vptq_ablate_row *row, vptq_ablate_
     VPTQ_TRY(make_path(dir, "rows", row->name, ".json", m.file, err));
     result->scores = vptq_arena_alloc(&a->report->arena, vptq_ablate_text_count(a->opt),
                                       sizeof *result->scores, err);
-    if (!result->scores)
+    result->tasks =
+        vptq_arena_alloc(&a->report->arena, a->opt->task_count, sizeof *result->tasks, err);
+    if (!result->scores || !result->tasks)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(row->original ? run_original(&m, err) : run_quantized(&m, err));
     result->packed_bytes = (uint64_t)json_integer_value(json_object_get(m.doc, "packed_bytes"));
@@ -456,8 +302,8 @@ out:
 /* ---- plan ---- */
 
 /* Allocation by losses measures every matrix of the model, so it needs all layers. */
-static vptq_status check_budget(const ablation *a, const vptq_ablate_row *row, uint32_t layers,
-                                vptq_err *err)
+static vptq_status check_budget(const vptq_ablation *a, const vptq_ablate_row *row,
+                                uint32_t layers, vptq_err *err)
 {
     const vptq_collect_options *c = &a->opt->collect;
     if (row->bits > 0 && row->allocate != VPTQ_ALLOCATE_UNIFORM &&
@@ -470,8 +316,8 @@ static vptq_status check_budget(const ablation *a, const vptq_ablate_row *row, u
 }
 
 /* Plans a budget with one setting for all matrices, which needs no Hessians. */
-static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row, double original_bits,
-                            vptq_ablate_result *result, vptq_err *err)
+static vptq_status plan_row(const vptq_ablation *a, const vptq_ablate_row *row,
+                            double original_bits, vptq_ablate_result *result, vptq_err *err)
 {
     vptq_quantize_options o = quantize_options(a, row, NULL);
     vptq_quantize_result r;
@@ -491,7 +337,7 @@ static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row, doubl
 }
 
 /* Rows are tuned on the calibration text, which given Hessians need not come with. */
-static vptq_status check_text(const ablation *a, vptq_err *err)
+static vptq_status check_text(const vptq_ablation *a, vptq_err *err)
 {
     const vptq_corpus_options *c = &a->opt->collect.calibrate.corpus;
     const bool text = c->text_count + c->token_count > 0;
@@ -511,17 +357,17 @@ static vptq_status check_text(const ablation *a, vptq_err *err)
                : VPTQ_OK;
 }
 
-static vptq_status plan_rows(ablation *a, vptq_err *err)
+static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
     vptq_model model;
     VPTQ_CHECK(vptq_ablate_rows(o, &a->report->arena, &a->rows, &a->report->count, err));
-    VPTQ_CHECK(hash_texts(a, err));
+    VPTQ_CHECK(vptq_ablate_plan_figures(a, err));
     a->report->rows =
         vptq_arena_alloc(&a->report->arena, a->report->count, sizeof *a->report->rows, err);
     if (!a->report->rows)
         return VPTQ_E_NOMEM;
-    VPTQ_CHECK(open_model(a, o->model, &model, err));
+    VPTQ_CHECK(vptq_ablate_open_model(a, o->model, &model, err));
     const double bits = vptq_model_bits_per_weight(&model);
     const uint32_t layers = model.desc->layers;
     vptq_model_release(&model);
@@ -529,7 +375,8 @@ static vptq_status plan_rows(ablation *a, vptq_err *err)
         a->report->rows[i] = (vptq_ablate_result){.row = &a->rows[i],
                                                   .bits_per_weight = bits,
                                                   .mean_loss = (double)NAN,
-                                                  .mean_held_out = (double)NAN};
+                                                  .mean_held_out = (double)NAN,
+                                                  .tokens_per_second = (double)NAN};
         VPTQ_CHECK(check_budget(a, &a->rows[i], layers, err));
         if (!a->rows[i].original)
             VPTQ_CHECK(plan_row(a, &a->rows[i], bits, &a->report->rows[i], err));
@@ -538,7 +385,7 @@ static vptq_status plan_rows(ablation *a, vptq_err *err)
 }
 
 /* Whether any row is quantized and so needs Hessians. */
-static bool needs_hessians(const ablation *a)
+static bool needs_hessians(const vptq_ablation *a)
 {
     bool any = false;
     for (size_t i = 0; i < a->report->count; i++)
@@ -547,7 +394,7 @@ static bool needs_hessians(const ablation *a)
 }
 
 /* Fails for Hessians of another model before anything is measured. */
-static vptq_status check_hessians(const ablation *a, vptq_err *err)
+static vptq_status check_hessians(const vptq_ablation *a, vptq_err *err)
 {
     size_t i = 0;
     while (a->rows[i].original)
@@ -559,7 +406,7 @@ static vptq_status check_hessians(const ablation *a, vptq_err *err)
     return vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
 }
 
-static vptq_status get_hessians(ablation *a, vptq_err *err)
+static vptq_status get_hessians(vptq_ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
     const vptq_checkpoint_options copt = {.tokenizer = o->tokenizer};
@@ -581,7 +428,7 @@ static vptq_status get_hessians(ablation *a, vptq_err *err)
     return st;
 }
 
-static vptq_status make_directory(const ablation *a, vptq_err *err)
+static vptq_status make_directory(const vptq_ablation *a, vptq_err *err)
 {
     static const char *const inner[] = {"work", "packed", "rows"};
     char path[PATH_MAX];
@@ -590,7 +437,8 @@ static vptq_status make_directory(const ablation *a, vptq_err *err)
     if (!vptq_path_exists(path)) {
         json_t *doc =
             json_pack("{s:i, s:s}", "format", FORMAT, "tool", "vptq-eval " VPTQ_VERSION);
-        const vptq_status st = doc ? vptq_json_save(path, doc, err) : no_memory(err);
+        const vptq_status st =
+            doc ? vptq_json_save(path, doc, err) : vptq_ablate_no_memory(err);
         json_decref(doc);
         VPTQ_CHECK(st);
     }
@@ -601,7 +449,7 @@ static vptq_status make_directory(const ablation *a, vptq_err *err)
     return VPTQ_OK;
 }
 
-static void log_row(const ablation *a, const vptq_ablate_result *r, size_t done)
+static void log_row(const vptq_ablation *a, const vptq_ablate_result *r, size_t done)
 {
     if (r->scores)
         vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s: %.3f bits, ppl %.4f ± %.4f",
@@ -609,7 +457,7 @@ static void log_row(const ablation *a, const vptq_ablate_result *r, size_t done)
                  r->scores[0].ppl_stderr);
 }
 
-static vptq_status run_all(ablation *a, vptq_err *err)
+static vptq_status run_all(vptq_ablation *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
@@ -627,6 +475,7 @@ static vptq_status run_all(ablation *a, vptq_err *err)
         log_row(a, &r->rows[i], i + 1);
     }
 out:
+    vptq_ablate_release_original(a);
     vptq_lock_release(&lock);
     return st;
 }
@@ -635,7 +484,7 @@ out:
 static vptq_status run_ablation(vptq_device *dev, const vptq_ablate_options *opt,
                                 vptq_ablate_report *report, vptq_err *err)
 {
-    ablation a = {.dev = dev, .opt = opt, .report = report};
+    vptq_ablation a = {.dev = dev, .opt = opt, .report = report};
     *report = (vptq_ablate_report){.opt = opt};
     vptq_arena_init(&report->arena, dev->ctx->mem);
     VPTQ_CHECK(plan_rows(&a, err));

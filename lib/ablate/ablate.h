@@ -6,11 +6,11 @@
  *     DIR/work/NAME/        work directory of a row
  *     DIR/tuned/NAME/       the same after tuning
  *     DIR/packed/NAME.vptq  archive of a row while it is measured
- *     DIR/rows/NAME.json    results of a row
+ *     DIR/rows/NAME.json    results of a row; also speeds, if it was served
  *     DIR/rows/NAME.seconds seconds of quantizing and tuning, added up over interruptions
  *
  * The table is made from the row files alone, so the same files give the same bytes, except for
- * the column of seconds.
+ * the columns of times.
  *
  * Source of the built-in rows: Liu et al. 2024 (VPTQ), Table 10. */
 #ifndef VPTQ_ABLATE_ABLATE_H
@@ -39,7 +39,12 @@ typedef struct vptq_ablate_row {
 typedef struct vptq_ablate_score {
     double ppl, ppl_stderr, nll;
     uint64_t tokens;
+    double kld, kld_stderr; /* from the original; NAN = not measured */
 } vptq_ablate_score;
+
+typedef struct vptq_ablate_accuracy {
+    double acc, acc_stderr;
+} vptq_ablate_accuracy;
 
 typedef struct vptq_ablate_result {
     const vptq_ablate_row *row;
@@ -48,7 +53,10 @@ typedef struct vptq_ablate_result {
     uint64_t packed_bytes;
     char digest[VPTQ_DIGEST_SIZE]; /* of the archive; "" of the original */
     double seconds;                /* of quantizing and tuning */
+    double tokens_per_second;      /* decoded when served; NAN = not measured */
+    uint64_t peak_memory;          /* bytes when served; 0 = not measured */
     vptq_ablate_score *scores;     /* [texts]; NULL in a dry run */
+    vptq_ablate_accuracy *tasks;   /* [tasks]; NULL in a dry run */
 } vptq_ablate_result;
 
 typedef struct vptq_ablate_report {

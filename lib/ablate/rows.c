@@ -1,4 +1,4 @@
-/* The rows of an ablation: those of the paper, or of a JSON list. */
+/* The rows of an ablation: those of the paper, of all methods, or of a JSON list. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -63,6 +63,26 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
     *count = ROWS;
     return VPTQ_OK;
 }
+
+/* ---- all methods ---- */
+
+#define UNIFORM(method, bits, more)                                                            \
+    "{\"name\": \"" method "-" bits "\", \"settings\": {\"method\": \"" method                 \
+    "\", \"weight_bits\": " bits ", \"fit_groups\": true" more "}}, "
+#define VECTORS(bits)  "{\"name\": \"vptq-" bits "\", \"bits\": " bits "}, "
+#define SERVED(preset) "{\"name\": \"" preset "\", \"preset\": \"" preset "\"}"
+#define ORDER          ", \"perm\": true"
+
+/* At the same number of bits per code, or as a budget; groups are those of the methods'
+ * defaults, made to fit. */
+static const char methods[] = "[{\"name\": \"original\", \"original\": true}, " /* */
+    UNIFORM("rtn", "4", "") UNIFORM("gptq", "4", ORDER) UNIFORM("awq", "4", "") VECTORS("4")
+        UNIFORM("rtn", "3", "") UNIFORM("gptq", "3", ORDER) UNIFORM("awq", "3", "") VECTORS("3")
+            UNIFORM("rtn", "2", "") UNIFORM("gptq", "2", ORDER) UNIFORM("awq", "2", "")
+                VECTORS("2") /* */
+    SERVED("w8a16_awq") ", " SERVED("w8a16_smooth_awq") ", " SERVED(
+        "w8a16_sparse_awq") ", " SERVED("w8a8_smooth_ptq") ", " SERVED("w8a8_smooth_gptq") ","
+                                                                                           " " SERVED("w8a8_sparse_smooth_gptq") "]";
 
 /* ---- a JSON list ---- */
 
@@ -138,10 +158,11 @@ static vptq_status take_settings(reader *r, const json_t *doc, vptq_ablate_row *
             return fail_row(r, key, "is neither a number nor true, false or a string", err);
         n++;
     }
-    if (vptq_settings_defaults(encoder ? encoder : r->opt->encoder, preset, text, n,
-                               &row->settings, &why))
-        return fail_row(r, NULL, why.text, err);
-    return VPTQ_OK;
+    /* the encoder of all rows is that of those with method vptq */
+    vptq_status st = vptq_settings_defaults(encoder, preset, text, n, &row->settings, &why);
+    if (!st && !encoder && row->settings.method == VPTQ_METHOD_VPTQ)
+        st = vptq_settings_defaults(r->opt->encoder, preset, text, n, &row->settings, &why);
+    return st ? fail_row(r, NULL, why.text, err) : VPTQ_OK;
 }
 
 static vptq_status take_budget(reader *r, const json_t *doc, vptq_ablate_row *row,
@@ -253,7 +274,9 @@ static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena
     /* wrong settings of all rows are the caller's error, not the file's */
     vptq_status st =
         vptq_settings_defaults(opt->encoder, NULL, opt->given, opt->given_count, &s, err);
-    if (!st)
+    if (!st && strcmp(opt->rows, "methods") == 0)
+        st = vptq_json_parse(methods, sizeof methods - 1, opt->rows, &list, err);
+    else if (!st)
         st = vptq_json_load(opt->rows, MAX_FILE, &list, err);
     if (!st)
         st = take_list(&r, list, rows, count, err);

@@ -1,0 +1,54 @@
+/* Internal to lib/ablate: a run of an ablation and one of its rows; figures.c measures what
+ * ablate.c quantizes. */
+#ifndef VPTQ_ABLATE_INTERNAL_H
+#define VPTQ_ABLATE_INTERNAL_H
+
+#include <limits.h>
+
+#include "formats/json.h"
+#include "lib/ablate/ablate.h"
+#include "lib/bench/serve.h"
+
+typedef struct vptq_ablation {
+    vptq_device *dev;
+    const vptq_ablate_options *opt;
+    vptq_ablate_report *report;
+    vptq_ablate_row *rows; /* [report->count] */
+    const char *hessians;
+    char hessian_path[PATH_MAX];
+    uint64_t *text_hash; /* [texts] of the content and the scoring options */
+    uint64_t *task_hash; /* [tasks] of name, content and limit */
+    vptq_serve_config serve;
+    vptq_model original; /* open when a row has been compared with it */
+    bool has_original;
+} vptq_ablation;
+
+/* A row that is being run. */
+typedef struct vptq_ablate_job {
+    vptq_ablation *a;
+    const vptq_ablate_row *row;
+    vptq_ablate_result *result;
+    char work[PATH_MAX], tuned[PATH_MAX], packed[PATH_MAX], file[PATH_MAX];
+    char made_of[17]; /* hash of what the row is made of, or the original's fingerprint */
+    json_t *doc;      /* the row file; its key "scores" is an object */
+} vptq_ablate_job;
+
+vptq_status vptq_ablate_no_memory(vptq_err *err);
+/* doc[key] = x, or null if x is not finite; false when out of memory. */
+bool vptq_ablate_set_real(json_t *doc, const char *key, double x);
+
+/* With a tokenizer if a figure needs one. */
+vptq_status vptq_ablate_open_model(const vptq_ablation *a, const char *path, vptq_model *model,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Checks and hashes texts and tasks.  VPTQ_E_ARG, or errors of reading them. */
+vptq_status vptq_ablate_plan_figures(vptq_ablation *a, vptq_err *err) VPTQ_MUST_CHECK;
+/* Reads the figures of the row file into the result; false if one is missing. */
+bool vptq_ablate_has_figures(const vptq_ablate_job *m);
+/* Measures the model at `path` in every way that the row file has no figures of, and saves the
+ * file after each. */
+vptq_status vptq_ablate_measure(vptq_ablate_job *m, const char *path,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_ablate_release_original(vptq_ablation *a);
+
+#endif
