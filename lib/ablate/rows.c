@@ -67,22 +67,24 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
 /* ---- all methods ---- */
 
 #define UNIFORM(method, bits, more)                                                            \
-    "{\"name\": \"" method "-" bits "\", \"settings\": {\"method\": \"" method                 \
-    "\", \"weight_bits\": " bits ", \"fit_groups\": true" more "}}, "
-#define VECTORS(bits)  "{\"name\": \"vptq-" bits "\", \"bits\": " bits "}, "
-#define SERVED(preset) "{\"name\": \"" preset "\", \"preset\": \"" preset "\"}"
-#define ORDER          ", \"perm\": true"
+    ", {\"name\": \"" method "-" bits "\", \"settings\": {\"method\": \"" method                 \
+    "\", \"weight_bits\": " bits ", \"fit_groups\": true" more "}}"
+#define VECTORS(bits)  ", {\"name\": \"vptq-" bits "\", \"bits\": " bits "}"
+#define SERVED(preset) ", {\"name\": \"" preset "\", \"preset\": \"" preset "\"}"
+#define BY_IMPORTANCE  ", \"perm\": true"
 
 /* At the same number of bits per code, or as a budget; groups are those of the methods'
  * defaults, made to fit. */
-static const char methods[] = "[{\"name\": \"original\", \"original\": true}, " /* */
-    UNIFORM("rtn", "4", "") UNIFORM("gptq", "4", ORDER) UNIFORM("awq", "4", "") VECTORS("4")
-        UNIFORM("rtn", "3", "") UNIFORM("gptq", "3", ORDER) UNIFORM("awq", "3", "") VECTORS("3")
-            UNIFORM("rtn", "2", "") UNIFORM("gptq", "2", ORDER) UNIFORM("awq", "2", "")
-                VECTORS("2") /* */
-    SERVED("w8a16_awq") ", " SERVED("w8a16_smooth_awq") ", " SERVED(
-        "w8a16_sparse_awq") ", " SERVED("w8a8_smooth_ptq") ", " SERVED("w8a8_smooth_gptq") ","
-                                                                                           " " SERVED("w8a8_sparse_smooth_gptq") "]";
+/* clang-format off */
+static const char methods[] =
+    "[{\"name\": \"original\", \"original\": true}"
+    UNIFORM("rtn", "4", "") UNIFORM("gptq", "4", BY_IMPORTANCE) UNIFORM("awq", "4", "") VECTORS("4")
+    UNIFORM("rtn", "3", "") UNIFORM("gptq", "3", BY_IMPORTANCE) UNIFORM("awq", "3", "") VECTORS("3")
+    UNIFORM("rtn", "2", "") UNIFORM("gptq", "2", BY_IMPORTANCE) UNIFORM("awq", "2", "") VECTORS("2")
+    SERVED("w8a16_awq") SERVED("w8a16_smooth_awq") SERVED("w8a16_sparse_awq")
+    SERVED("w8a8_smooth_ptq") SERVED("w8a8_smooth_gptq") SERVED("w8a8_sparse_smooth_gptq")
+    "]";
+/* clang-format on */
 
 /* ---- a JSON list ---- */
 

@@ -75,7 +75,7 @@ static const vptq_column result_columns[] = {
     FIGURE("mean_held_out", "held-out loss", held_out, 5, HELD_OUT),
     COUNT("packed_bytes", "archive bytes", packed_bytes, 0),
     FIGURE("seconds", NULL, seconds, 1, SECONDS),
-    FIGURE("tokens_per_second", "tokens/s", speed, -3, SERVED),
+    FIGURE("tokens_per_second", "tokens/s", speed, 1, SERVED),
     {.name = "peak_memory_bytes",
      .title = "peak MiB",
      VPTQ_INTEGER(table_row, peak_memory),

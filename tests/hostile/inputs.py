@@ -283,7 +283,7 @@ def make(good, tools):
         "pack wg -o g.vptq",
         "pack --unpack m -o m.gguf",
         "hessian --export h -o pt",
-        "eval ablate -m m -H h -o ab --text text --context 32 --text-windows 1 --table rows.json --no-seconds",
+        "eval ablate -m m -H h -o ab --text text --context 32 --text-windows 1 --table rows.json --kld --task t=copa.jsonl --serve 1,4,2",
         "eval serve -m m=m --config 2,4,2 --runs 1 --warmup 0 -o served.jsonl",
         "eval kld --base m --text text --context 32 --windows 2 --save-base base.kld",
     ]:

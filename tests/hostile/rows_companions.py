@@ -207,9 +207,17 @@ kind.row("a folder", folder("sensitivity.json"), refused("sensitivity.json"))
 kind = Kind(
     "ablation",
     "ab",
-    "eval ablate -q -m B/m -H B/h -o {} --text B/text --context 32 --text-windows 1 --table B/rows.json --no-seconds",
+    "eval ablate -q -m B/m -H B/h -o {} --text B/text --context 32 --text-windows 1 --table B/rows.json --kld "
+    "--task t=B/copa.jsonl --serve 1,4,2",
 )
 ROW = "rows/a.json"
+
+
+def figure(section, **values):
+    """Other figures in a section of the row's file."""
+    return json_file(ROW, lambda v: [entry.update(values) for entry in v[section].values()])
+
+
 for name, change in [
     ("lock: a link to a secret", link("lock", "../secret.txt")),
     ("rows: a link out", link("rows", "..")),
@@ -225,6 +233,18 @@ for name, change in [
     ("row: bits 1e308", json_file(ROW, lambda v: v.update(bits_per_weight=1e308))),
     ("row: bits as text", json_file(ROW, lambda v: v.update(bits_per_weight=BAD))),
     ("row: scores a list", json_file(ROW, lambda v: v.update(scores=[]))),
+    ("row: a perplexity of 1e308", figure("scores", ppl=1e308)),
+    ("row: a divergence of -1e308", figure("scores", mean_kld=-1e308)),
+    ("row: a divergence as text", figure("scores", mean_kld=BAD)),
+    ("row: scores of numbers", json_file(ROW, lambda v: v.update(scores=dict.fromkeys(v["scores"], 1)))),
+    ("row: tasks a list", json_file(ROW, lambda v: v.update(tasks=[]))),
+    ("row: tasks of lists", json_file(ROW, lambda v: v.update(tasks=dict.fromkeys(v["tasks"], [])))),
+    ("row: an accuracy of 1e308", figure("tasks", acc=1e308)),
+    ("row: an accuracy as text", figure("tasks", acc=BAD)),
+    ("row: serve a number", json_file(ROW, lambda v: v.update(serve=1))),
+    ("row: a speed of 1e308", figure("serve", tokens_per_second=1e308)),
+    ("row: memory of -1", figure("serve", peak_memory_bytes=-1)),
+    ("row: memory as text", figure("serve", peak_memory_bytes=BAD)),
     ("row: a link to a secret", link(ROW, "../../secret.txt")),
     ("seconds: nothing", write("rows/a.seconds", "")),
     ("seconds: 1e308", write("rows/a.seconds", "1e308 0000000000000000")),

@@ -37,6 +37,8 @@ for name, rules in [
     ("beam 2^31", setting(beam=1 << 31)),
     ("ridge 1e308", setting(ridge=1e308)),
     ("outliers 101", setting(outliers=101)),
+    ("fit_groups 2", setting(method="rtn", fit_groups=2)),
+    ("fit_groups without groups", setting(fit_groups=True)),
     ("a rule that is a list", [[]]),
 ]:
     kind.row(name, write("", json.dumps({"rules": rules})), refused("recipe.json|groups|q_proj"))
