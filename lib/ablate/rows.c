@@ -67,7 +67,7 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
 /* ---- all methods ---- */
 
 #define UNIFORM(method, bits, more)                                                            \
-    ", {\"name\": \"" method "-" bits "\", \"settings\": {\"method\": \"" method                 \
+    ", {\"name\": \"" method "-" bits "\", \"settings\": {\"method\": \"" method               \
     "\", \"weight_bits\": " bits ", \"fit_groups\": true" more "}}"
 #define VECTORS(bits)  ", {\"name\": \"vptq-" bits "\", \"bits\": " bits "}"
 #define SERVED(preset) ", {\"name\": \"" preset "\", \"preset\": \"" preset "\"}"
