@@ -330,6 +330,7 @@ formats/vptq/kld_base.c
 hessian/dir.c
 hessian/hidden_states.c
 lib/ablate/ablate.c
+lib/ablate/figures.c
 lib/bench/serve_log.c
 lib/eval/task_table.c
 lib/eval/texts.c
