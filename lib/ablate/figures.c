@@ -88,9 +88,8 @@ static vptq_status hash_task(const vptq_ablate_options *o, size_t i, uint64_t *h
     return VPTQ_OK;
 }
 
-vptq_status vptq_ablate_plan_figures(vptq_ablation *a, vptq_err *err)
+static vptq_status check_options(const vptq_ablate_options *o, vptq_err *err)
 {
-    const vptq_ablate_options *o = a->opt;
     const size_t texts = vptq_ablate_text_count(o);
     if (texts == 0 || texts > MAX_TEXTS)
         return vptq_fail(err, VPTQ_E_ARG, "%zu texts to measure on, expected 1 to %d", texts,
@@ -103,6 +102,14 @@ vptq_status vptq_ablate_plan_figures(vptq_ablation *a, vptq_err *err)
                          "a divergence is measured on windows without overlap, but stride is "
                          "%zu and context %zu",
                          o->ppl.stride, o->ppl.context);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ablate_plan_figures(vptq_ablation *a, vptq_err *err)
+{
+    const vptq_ablate_options *o = a->opt;
+    const size_t texts = vptq_ablate_text_count(o);
+    VPTQ_CHECK(check_options(o, err));
     if (o->serve)
         VPTQ_CHECK(vptq_serve_parse(o->serve, &a->serve, err));
     if (o->serve && a->serve.output < 2)
