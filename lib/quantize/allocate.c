@@ -123,9 +123,12 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     if (n > a->first[i])
         return VPTQ_OK;
     vptq_linear_full_name(name, m->layer, m->linear);
-    if (m->settings.method == VPTQ_METHOD_SPARSE)
-        return vptq_fail(err, VPTQ_E_ARG, "%s: sparse stores 16 bits whatever the bit budget",
-                         name);
+    if (m->settings.method != VPTQ_METHOD_VPTQ && !vptq_method_has_codes(m->settings.method)) {
+        char method[VPTQ_SETTING_TEXT];
+        vptq_setting_print(vptq_setting_find("method"), &m->settings, method, sizeof method);
+        return vptq_fail(err, VPTQ_E_ARG, "%s: a bit budget has nothing to choose of method %s",
+                         name, method);
+    }
     return vptq_fail(
         err, VPTQ_E_ARG,
         "%s: none of the settings to choose from is valid for %u rows, %u columns and "

@@ -98,7 +98,7 @@ enum {
     PREDICTED = 8,
     TIMES = 16,
     VECTORS = 32, /* matrices of method vptq */
-    CODES = 64    /* of others */
+    CODES = 64    /* of methods with uniform codes */
 };
 
 #define TEXT(key, field, columns, bits)                                                        \
@@ -301,7 +301,9 @@ vptq_status vptq_quantize_report(vptq_device *dev, const vptq_quantize_options *
     if (opt->recipe) /* may mix methods */
         p.printer.has |= VECTORS | CODES;
     else
-        p.printer.has |= opt->settings->method == VPTQ_METHOD_VPTQ ? VECTORS : CODES;
+        p.printer.has |= opt->settings->method == VPTQ_METHOD_VPTQ      ? VECTORS
+                         : vptq_method_has_codes(opt->settings->method) ? CODES
+                                                                        : 0;
     p.printer.gap = 1;
     VPTQ_CHECK(vptq_quantize_model(dev, opt, out ? print_row : NULL, &p, r, err));
     return out && !is_json(out) ? print_summary(opt, &p, r, err) : VPTQ_OK;

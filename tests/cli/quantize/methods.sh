@@ -102,7 +102,7 @@ expect_error 2 "perm has no effect with method rtn" quantize -o bad --method rtn
 expect_error 2 "preset 'ablation-outliers-1' is only for method vptq" quantize -o bad --method gptq --preset ablation-outliers-1
 expect_error 2 '--method awful: expected vptq, gptvq, sparse, rtn, gptq or awq' quantize -o bad --method awful
 expect_error 2 "--bits and --weight-bits exclude each other" quantize -o bad --method gptq -b 3 --weight-bits 3
-expect_error 2 "q_proj: sparse stores 16 bits whatever the bit budget" quantize -o bad --method sparse -b 3
+expect_error 2 "q_proj: a bit budget has nothing to choose of method sparse" quantize -o bad --method sparse -b 3
 expect_error 2 "a budget of 2 bits per weight is below the smallest possible, 2.5904" quantize -o bad --method gptq -b 2 \
     --group-size 32
 echo '{"rules": [{"match": "*", "settings": {"method": "gptq", "centroids": 16}}]}' > bad.json
