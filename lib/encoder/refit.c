@@ -6,7 +6,7 @@
  * each other the system is singular, which conjugate gradients tolerate.
  *
  * Each iteration lowers the objective, until float products limit it near 1e-6 of its value. */
-#include "lib/encoder/conjugate.h"
+#include "lib/backend/conjugate.h"
 #include "lib/encoder/encoder.h"
 
 typedef struct solver {

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "lib/base/half.h"
-#include "lib/encoder/conjugate.h"
+#include "lib/backend/conjugate.h"
 #include "lib/encoder/encoder.h"
 
 /* to[p] = q_p . y_p, to[in + p] = sum of y_p, without padded rows. */

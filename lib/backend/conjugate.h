@@ -1,8 +1,8 @@
-/* Internal to lib/encoder: preconditioned conjugate gradients for A x = b, A symmetric and
+/* Internal: preconditioned conjugate gradients for A x = b, A symmetric and
  * positive semidefinite, in double, from x = 0 (Hestenes and Stiefel 1952; Jacobi
  * preconditioner). */
-#ifndef VPTQ_ENCODER_CONJUGATE_H
-#define VPTQ_ENCODER_CONJUGATE_H
+#ifndef VPTQ_BACKEND_CONJUGATE_H
+#define VPTQ_BACKEND_CONJUGATE_H
 
 #include "lib/backend/mirror.h"
 

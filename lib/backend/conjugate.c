@@ -1,5 +1,5 @@
-/* Conjugate gradients for the least-squares steps (refit.c, scales.c). */
-#include "lib/encoder/conjugate.h"
+/* Conjugate gradients on the ops cg_step, cg_turn and dot. */
+#include "lib/backend/conjugate.h"
 
 vptq_status vptq_conjugate_open(vptq_mirror *arrays, vptq_conjugate *c, vptq_err *err)
 {
