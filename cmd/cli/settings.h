@@ -7,7 +7,7 @@
 
 #include "cmd/cli/cli.h"
 
-enum { CLI_SETTINGS = 40, CLI_SETTINGS_NAME = 40, CLI_SETTINGS_HELP = 160 };
+enum { CLI_SETTINGS = 48, CLI_SETTINGS_NAME = 40, CLI_SETTINGS_HELP = 160 };
 
 typedef struct vptq_cli_settings {
     const char *encoder, *preset;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kmeans/kmeans.h"
+#include "lib/base/additive.h"
 #include "lib/base/uniform.h"
 #include "lib/encoder/encoder.h"
 
@@ -23,10 +24,14 @@ enum {
     GPTQ = VPTQ_METHOD_GPTQ,
     AWQ = VPTQ_METHOD_AWQ,
     GPTVQ = VPTQ_METHOD_GPTVQ,
+    AQLM = VPTQ_METHOD_AQLM,
+    DBLLM = VPTQ_METHOD_DBLLM,
     CODES = RTN | GPTQ | AWQ,
     ADDITIVE = VPTQ_METHOD_ADDITIVE,
     ALL = VQ | SPARSE | CODES | ADDITIVE
 };
+
+enum { AQLM_MAX_BEAM = 32 }; /* hypotheses with all their products in memory */
 
 /* Whether there is a method of these stages. */
 static bool is_method(uint32_t stages)
@@ -38,19 +43,22 @@ static bool is_method(uint32_t stages)
 }
 
 static const vptq_setting table[] = {
-    {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0, "vptq|smooth|sparse|rtn|gptq|awq|gptvq",
-     true, ALL,
+    {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0,
+     "vptq|smooth|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm", true, ALL,
      "vectors, uniform codes and what comes before them, or additive codes; a chain is joined "
      "by +"},
-    {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ | GPTVQ,
+    {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ | GPTVQ | AQLM,
      "rows that share one index (additive codes: columns)"},
-    {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true, VQ,
-     "centroids of the main codebook, a power of two"},
+    {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true, VQ | AQLM,
+     "centroids of the main codebook, or of each, a power of two"},
+    {"codebooks", VPTQ_SETTING_U32, AT(codebooks), 1, VPTQ_ADDITIVE_MAX_STAGES, NULL, true,
+     AQLM, "codebooks whose entries are added"},
     {"residual", VPTQ_SETTING_POWER, AT(k_res), 0, VPTQ_VQ_MAX_K, NULL, true, VQ,
      "centroids of the residual codebook, a power of two; 0 = none"},
     {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true, VQ,
      "groups of columns with codebooks of their own"},
-    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true, VQ | CODES | GPTVQ,
+    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true,
+     VQ | CODES | GPTVQ | DBLLM,
      "columns per group, instead of groups; 0 = by groups (other methods: 0 = all columns)"},
     {"fit_groups", VPTQ_SETTING_BOOL, AT(fit_groups), 0, 0, NULL, true, CODES,
      "where group_size does not divide the columns, the largest power of two that does"},
@@ -85,7 +93,8 @@ static const vptq_setting table[] = {
     {"init", VPTQ_SETTING_CHOICE, AT(init), 0, 0, "plusplus|random", false, VQ,
      "first centroids of k-means"},
     {"kmeans_iterations", VPTQ_SETTING_U32, AT(kmeans_iterations), 1,
-     VPTQ_KMEANS_MAX_ITERATIONS, NULL, false, VQ, "maximum number of k-means iterations"},
+     VPTQ_KMEANS_MAX_ITERATIONS, NULL, false, VQ | AQLM,
+     "maximum number of k-means iterations"},
     {"kmeans_tolerance", VPTQ_SETTING_DOUBLE, AT(kmeans_tolerance), 0, 0.5, NULL, false, VQ,
      "k-means stops at a smaller relative gain"},
     {"kmeans_shift", VPTQ_SETTING_DOUBLE, AT(kmeans_shift), 0, 1e30, NULL, false, VQ,
@@ -94,14 +103,14 @@ static const vptq_setting table[] = {
      "what the residual codebook is trained on"},
     {"joint", VPTQ_SETTING_U32, AT(joint), 0, 1000, NULL, false, VQ,
      "rounds of training both codebooks together"},
-    {"beam", VPTQ_SETTING_U32, AT(beam), 1, VPTQ_VQ_MAX_K, NULL, false, VQ,
-     "main centroids tried per vector, 1 = greedy"},
+    {"beam", VPTQ_SETTING_U32, AT(beam), 1, VPTQ_VQ_MAX_K, NULL, false, VQ | AQLM,
+     "main centroids tried per vector (aqlm: hypotheses of a row), 1 = greedy"},
     {"pass_columns", VPTQ_SETTING_U32, AT(pass_columns), 1, VPTQ_PASS_BLOCK, NULL, false, VQ,
      "columns quantized before their errors are propagated; 1 = channel-independent"},
     {"retrain", VPTQ_SETTING_U32, AT(retrain), 0, 1000, NULL, false, VQ,
      "rounds of training on the compensated targets, then another pass"},
-    {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false, VQ,
-     "coordinate-descent sweeps after the pass"},
+    {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false, VQ | DBLLM,
+     "coordinate-descent sweeps after the pass (db-llm: maximum number of rounds)"},
     {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_ENCODER_MAX_REFITS, NULL, false, VQ,
      "rounds of least squares over the codebooks and two sweeps"},
     {"scales", VPTQ_SETTING_BOOL, AT(scales), 0, 0, NULL, false, VQ,
@@ -264,7 +273,8 @@ static bool parse_value(const vptq_setting *t, const char *text, unsigned char *
     }
     case VPTQ_SETTING_METHOD:
         snprintf(reason, REASON,
-                 "expected vptq, gptvq, sparse, rtn, gptq or awq; smooth+ and sparse+ may "
+                 "expected vptq, gptvq, aqlm, db-llm, sparse, rtn, gptq or awq; smooth+ and "
+                 "sparse+ may "
                  "precede the last three");
         if (!parse_stages(t->choices, text, &u) || !is_method(u))
             return false;
@@ -438,6 +448,7 @@ vptq_encoder_settings vptq_encoder_defaults(void)
                                    .storage = VPTQ_F16,
                                    .weight_bits = 4,
                                    .codebook_rows = 8,
+                                   .codebooks = 2,
                                    .smooth_alpha = 0.8,
                                    .sparsity = 0.5,
                                    .norm = VPTQ_NORM_STD,
@@ -459,8 +470,11 @@ vptq_encoder_settings vptq_encoder_defaults(void)
 /* Defaults of the methods with additive codes. */
 static const struct {
     uint32_t method, v, k, weight_bits, group_size, codebook_grid;
+    uint32_t kmeans_iterations, beam, sweeps;
 } additive_defaults[] = {
-    {GPTVQ, 2, 256, 2, 256, VPTQ_GRID_INT8},
+    {GPTVQ, 2, 256, 2, 256, VPTQ_GRID_INT8, 25, 16, 4},
+    {AQLM, 8, 256, 4, 0, VPTQ_GRID_NONE, 100, 1, 4},
+    {DBLLM, 4, 256, 4, 64, VPTQ_GRID_NONE, 25, 16, 50},
 };
 
 /* The defaults of an additive method; of others, what those have changed. */
@@ -472,6 +486,9 @@ static void set_additive(vptq_encoder_settings *s, uint32_t method, uint32_t bef
         s->k = vq.k;
         s->weight_bits = vq.weight_bits;
         s->codebook_grid = vq.codebook_grid;
+        s->kmeans_iterations = vq.kmeans_iterations;
+        s->beam = vq.beam;
+        s->sweeps = vq.sweeps;
     }
     for (size_t i = 0; i < sizeof additive_defaults / sizeof additive_defaults[0]; i++) {
         if (additive_defaults[i].method != method)
@@ -481,6 +498,9 @@ static void set_additive(vptq_encoder_settings *s, uint32_t method, uint32_t bef
         s->weight_bits = additive_defaults[i].weight_bits;
         s->group_size = additive_defaults[i].group_size;
         s->codebook_grid = additive_defaults[i].codebook_grid;
+        s->kmeans_iterations = additive_defaults[i].kmeans_iterations;
+        s->beam = additive_defaults[i].beam;
+        s->sweeps = additive_defaults[i].sweeps;
     }
 }
 
@@ -649,10 +669,13 @@ static vptq_status check_pattern(const vptq_encoder_settings *s, uint32_t in, vp
     return VPTQ_OK;
 }
 
-/* The published codes have 2 to 4 bits. */
-static vptq_status check_weight_bits(const vptq_encoder_settings *s, vptq_err *err)
+/* The published codes of GPTVQ have 2 to 4 bits. */
+static vptq_status check_additive(const vptq_encoder_settings *s, vptq_err *err)
 {
     enum { MAX_BITS = 4 };
+    if (s->method & AQLM && s->beam > AQLM_MAX_BEAM)
+        return vptq_fail(err, VPTQ_E_ARG, "beam is %u, expected 1 to %d of method aqlm",
+                         s->beam, AQLM_MAX_BEAM);
     if (s->method & GPTVQ && s->weight_bits > MAX_BITS)
         return vptq_fail(err, VPTQ_E_ARG, "weight_bits is %u, expected 2 to %d of method gptvq",
                          s->weight_bits, MAX_BITS);
@@ -664,7 +687,7 @@ vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uin
 {
     VPTQ_CHECK(check_ranges(s, err));
     VPTQ_CHECK(check_activations(s, in, err));
-    VPTQ_CHECK(check_weight_bits(s, err));
+    VPTQ_CHECK(check_additive(s, err));
     if (s->method != VPTQ_METHOD_VPTQ)
         return check_pattern(s, in, err);
     VPTQ_CHECK(check_columns(s, in, err));

@@ -51,7 +51,10 @@ enum {
     VPTQ_METHOD_GPTQ = 16,
     VPTQ_METHOD_AWQ = 32,
     VPTQ_METHOD_GPTVQ = 64,
-    VPTQ_METHOD_ADDITIVE = VPTQ_METHOD_GPTVQ /* those with additive codes, which stand alone */
+    VPTQ_METHOD_AQLM = 128,
+    VPTQ_METHOD_DBLLM = 256,
+    VPTQ_METHOD_ADDITIVE = /* those with additive codes, which stand alone */
+    VPTQ_METHOD_GPTVQ | VPTQ_METHOD_AQLM | VPTQ_METHOD_DBLLM
 };
 
 /* Whether the method rounds to uniform codes. */
@@ -81,6 +84,7 @@ typedef struct vptq_encoder_settings {
     vptq_dtype storage;       /* F16 or BF16: type of codebooks, scale and bias */
     uint32_t weight_bits;     /* of a uniform code, 2 to 8; 4.  Of a weight: gptvq, 2 to 4; 2 */
     uint32_t codebook_rows;   /* that share a codebook; 8 */
+    uint32_t codebooks;       /* whose entries are added; 2 */
     bool symmetric;           /* uniform codes without zero points */
     bool fit_groups;          /* of a group size that does not divide the columns, the largest
                                  power of two that does (vptq_encoder_fit_groups) */
@@ -96,10 +100,11 @@ typedef struct vptq_encoder_settings {
     double kmeans_tolerance; /* stop at a smaller relative gain */
     double kmeans_shift; /* stop when the squared moves of all centroids sum to less; 0 = off */
     uint32_t joint;      /* rounds of training main and residual codebook together, 0 = off */
-    uint32_t beam; /* main centroids tried per vector with a residual codebook, 1 = greedy */
+    uint32_t beam; /* main centroids tried per vector with a residual codebook, 1 = greedy; of
+                      aqlm, hypotheses of a row */
     uint32_t pass_columns; /* quantized at a time by the pass before their errors go on; 1 */
     uint32_t retrain;      /* rounds of training on the pass's targets, then a pass again */
-    uint32_t sweeps;       /* of coordinate descent after the pass, 0 = off */
+    uint32_t sweeps; /* of coordinate descent after the pass, 0 = off; of db-llm, rounds */
     uint32_t refits; /* rounds of least squares over the codebooks and two sweeps, 0 = off */
     uint32_t codebook_grid; /* the constants above */
     bool scales;            /* least squares over scale and bias before the first refit */

@@ -1,7 +1,14 @@
 /* The methods of lib/uniform with additive codes as the encoder of a matrix. */
 #include "lib/base/half.h"
 #include "lib/quantize/internal.h"
+#include "lib/uniform/aqlm.h"
+#include "lib/uniform/dbllm.h"
 #include "lib/uniform/gptvq.h"
+
+/* Of AQLM and DB-LLM: rounds stop when one gains less than this share of the loss; the
+ * published AQLM does so at 0.01, too. */
+static const double TOLERANCE = 0.01;
+enum { MAX_ROUNDS = 50 };
 
 typedef struct additive_method {
     uint32_t method;
@@ -43,10 +50,70 @@ static vptq_status gptvq(vptq_device *dev, const vptq_encoder_settings *s,
     return vptq_gptvq_quantize(dev, &settings, input, arena, a, damping_added, err);
 }
 
+/* ---- AQLM ---- */
+
+static vptq_aqlm_settings aqlm_settings(const vptq_encoder_settings *s, uint32_t matrix_id)
+{
+    return (vptq_aqlm_settings){.v = s->v,
+                                .k = s->k,
+                                .codebooks = s->codebooks,
+                                .beam = s->beam,
+                                .rounds = MAX_ROUNDS,
+                                .tolerance = TOLERANCE,
+                                .kmeans_iterations = (int)s->kmeans_iterations,
+                                .storage = s->storage,
+                                .seed = s->seed,
+                                .matrix = matrix_id};
+}
+
+static vptq_additive_shape aqlm_shape(const vptq_encoder_settings *s, uint32_t out, uint32_t in)
+{
+    const vptq_aqlm_settings settings = aqlm_settings(s, 0);
+    return vptq_aqlm_shape_of(&settings, out, in);
+}
+
+static vptq_status aqlm(vptq_device *dev, const vptq_encoder_settings *s,
+                        const vptq_uniform_input *input, uint32_t matrix_id, vptq_arena *arena,
+                        vptq_additive *a, double *damping_added, vptq_err *err)
+{
+    const vptq_aqlm_settings settings = aqlm_settings(s, matrix_id);
+    *damping_added = 0;
+    return vptq_aqlm_quantize(dev, &settings, input, arena, a, err);
+}
+
+/* ---- DB-LLM ---- */
+
+static vptq_dbllm_settings dbllm_settings(const vptq_encoder_settings *s)
+{
+    return (vptq_dbllm_settings){.group_size = s->group_size,
+                                 .rounds = s->sweeps,
+                                 .tolerance = TOLERANCE,
+                                 .storage = s->storage};
+}
+
+static vptq_additive_shape dbllm_shape(const vptq_encoder_settings *s, uint32_t out,
+                                       uint32_t in)
+{
+    const vptq_dbllm_settings settings = dbllm_settings(s);
+    return vptq_dbllm_shape_of(&settings, out, in);
+}
+
+static vptq_status dbllm(vptq_device *dev, const vptq_encoder_settings *s,
+                         const vptq_uniform_input *input, uint32_t matrix_id, vptq_arena *arena,
+                         vptq_additive *a, double *damping_added, vptq_err *err)
+{
+    const vptq_dbllm_settings settings = dbllm_settings(s);
+    (void)matrix_id;
+    *damping_added = 0;
+    return vptq_dbllm_quantize(dev, &settings, input, arena, a, err);
+}
+
 /* ---- all methods ---- */
 
 static const additive_method methods[] = {
     {VPTQ_METHOD_GPTVQ, "gptvq", gptvq_shape, gptvq},
+    {VPTQ_METHOD_AQLM, "aqlm", aqlm_shape, aqlm},
+    {VPTQ_METHOD_DBLLM, "db-llm", dbllm_shape, dbllm},
 };
 
 static const additive_method *method_of(const vptq_encoder_settings *s)

@@ -173,15 +173,15 @@ static vptq_status run(vptq_aqlm_state *a, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_additive_shape shape_of(const vptq_aqlm_settings *s, const vptq_uniform_input *in)
+vptq_additive_shape vptq_aqlm_shape_of(const vptq_aqlm_settings *s, uint32_t out, uint32_t in)
 {
-    vptq_additive_shape shape = {.out = in->out,
-                                 .in = in->in,
+    vptq_additive_shape shape = {.out = out,
+                                 .in = in,
                                  .v = s->v,
                                  .stages = s->codebooks,
-                                 .block_rows = in->out,
-                                 .block_columns = in->in,
-                                 .scale_columns = in->in};
+                                 .block_rows = out,
+                                 .block_columns = in,
+                                 .scale_columns = in};
     for (uint32_t m = 0; m < s->codebooks && m < VPTQ_ADDITIVE_MAX_STAGES; m++)
         shape.bits[m] = vptq_log2u(s->k);
     return shape;
@@ -226,7 +226,7 @@ vptq_status vptq_aqlm_quantize(vptq_device *dev, const vptq_aqlm_settings *s,
 {
     vptq_status st = VPTQ_OK;
     vptq_arena scratch;
-    const vptq_additive_shape shape = shape_of(s, input);
+    const vptq_additive_shape shape = vptq_aqlm_shape_of(s, input->out, input->in);
     VPTQ_CHECK(vptq_additive_shape_check(&shape, err));
     vptq_aqlm_state a = {.dev = dev, .s = s, .input = input, .vectors = input->in / s->v};
     *q = (vptq_additive){.shape = shape};

@@ -16,11 +16,9 @@
 #include "lib/base/additive.h"
 #include "lib/uniform/uniform.h"
 
-enum { VPTQ_AQLM_MAX_BEAM = 32 };
-
 typedef struct vptq_aqlm_settings {
     uint32_t v, k, codebooks; /* vector length, entries of a codebook: a power of two, number */
-    uint32_t beam;         /* hypotheses of a row, at most VPTQ_AQLM_MAX_BEAM; 1 as published */
+    uint32_t beam;         /* hypotheses of a row; 1 as published */
     uint32_t rounds;       /* at most; 0 = residual k-means alone */
     double tolerance;      /* share of the loss that a round must gain; 0.01 */
     int kmeans_iterations; /* at most; 100 as published */
@@ -28,6 +26,9 @@ typedef struct vptq_aqlm_settings {
     uint64_t seed;
     uint32_t matrix; /* number, for random choices */
 } vptq_aqlm_settings;
+
+/* The shape that the settings give for a matrix. */
+vptq_additive_shape vptq_aqlm_shape_of(const vptq_aqlm_settings *s, uint32_t out, uint32_t in);
 
 /* Quantizes a matrix; *a is in `arena`.  The same bytes for any number of threads.
  * VPTQ_E_NUMERIC for a Hessian that is not finite or has no positive mean diagonal. */

@@ -353,16 +353,16 @@ static vptq_status improve(binarizing *b, vptq_mirror *m, vptq_err *err)
 
 /* ---- the result ---- */
 
-static vptq_additive_shape shape_of(const binarizing *b)
+vptq_additive_shape vptq_dbllm_shape_of(const vptq_dbllm_settings *s, uint32_t out, uint32_t in)
 {
-    const vptq_uniform_input *input = b->input;
-    return (vptq_additive_shape){.out = input->out,
-                                 .in = input->in,
+    const uint32_t size = s->group_size;
+    return (vptq_additive_shape){.out = out,
+                                 .in = in,
                                  .v = 1,
                                  .stages = PLANES,
                                  .bits = {1, 1},
                                  .block_rows = 1,
-                                 .block_columns = (uint32_t)b->group,
+                                 .block_columns = size && size < in ? size : in,
                                  .sparse = true};
 }
 
@@ -414,16 +414,16 @@ vptq_status vptq_dbllm_quantize(vptq_device *dev, const vptq_dbllm_settings *s,
                                 vptq_additive *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const size_t in = input->in, size = s->group_size;
-    const size_t group = size && size < in ? size : in;
+    const vptq_additive_shape shape = vptq_dbllm_shape_of(s, input->out, input->in);
+    VPTQ_CHECK(vptq_additive_shape_check(&shape, err));
+    const size_t group = shape.block_columns;
     binarizing b = {.dev = dev,
                     .s = s,
                     .input = input,
                     .group = group,
-                    .groups = in ? (in + group - 1) / group : 0};
+                    .groups = (input->in + group - 1) / group};
     vptq_arena scratch;
-    *a = (vptq_additive){.shape = shape_of(&b)};
-    VPTQ_CHECK(vptq_additive_shape_check(&a->shape, err));
+    *a = (vptq_additive){.shape = shape};
     vptq_arena_init(&scratch, dev->ctx->mem);
     vptq_mirror m = vptq_mirror_of(dev);
     VPTQ_TRY(allocate(&b, &scratch, err));

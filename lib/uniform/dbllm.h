@@ -22,6 +22,10 @@ typedef struct vptq_dbllm_settings {
     vptq_dtype storage;  /* F16 or BF16: of a1 and a2 */
 } vptq_dbllm_settings;
 
+/* The shape that the settings give for a matrix. */
+vptq_additive_shape vptq_dbllm_shape_of(const vptq_dbllm_settings *s, uint32_t out,
+                                        uint32_t in);
+
 /* Quantizes a matrix; *a is in `arena`: two stages of 1 bit.  The same bytes for any number of
  * threads.  VPTQ_E_NUMERIC for a Hessian that is not finite or has no positive mean diagonal.
  */

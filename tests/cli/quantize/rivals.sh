@@ -103,3 +103,39 @@ expect_sentence 1 'has matrices of other methods than vptq, which cannot be tune
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 64 --sequential --layers 0-1 --method gptvq \
     -o sequential -qq > /dev/null
 expect_sentence 1 'fit no other type' "$BIN/vptq-pack" gptvq -o x.vptq --dtype bf16 -q
+
+# AQLM: codebooks of the whole matrix and a scale for every row; 172 columns have no vectors of 8.
+check_method aqlm aqlm -v 4 -k 16
+expect_number "$(mean aqlm)" '<' "$(mean gptq)"
+row=$(grep -m 1 '"name": "q_proj"' aqlm/report.jsonl)
+[ "$(echo "$row" | json_get total_bits)" = $((2 * (64 * 16 * 4 + 16 * 4 * 16) + 64 * 16)) ] || fail "bits: $row"
+quantize -o beam --method aqlm -v 4 -k 16 --search beam:4 > /dev/null
+expect_number "$(mean beam)" '<' "$(mean aqlm)"
+quantize -o one --method aqlm -v 4 -k 256 --codebooks 1 --dtype bf16 --kmeans-iterations 10 > /dev/null
+expect_line one/quantize.json '"codebooks": 1'
+quantize -o seed --method aqlm -v 4 -k 16 --seed 1 > /dev/null
+[ "$(mean seed)" != "$(mean aqlm)" ] || fail "another seed has the same losses"
+expect_sentence 1 'vector length 8 is not in 1..16 or does not divide 172 columns' quantize -o x --method aqlm
+expect_sentence 2 'beam is 33, expected 1 to 32 of method aqlm' quantize -o x --method aqlm -v 4 --search beam:33
+expect_error 2 "--codebooks 9: expected a whole number from 1 to 8" quantize -o x --method aqlm --codebooks 9
+expect_error 2 'group_size has no effect with method aqlm' quantize -o x --method aqlm --group-size 16
+
+# DB-LLM: two bits for every weight and two numbers for every group of a row; the last of 172 columns has 44.
+check_method db-llm db-llm
+expect_number "$(mean db-llm)" '<' "$(mean gptq)"
+row=$(grep -m 1 '"name": "down_proj"' db-llm/report.jsonl)
+[ "$(echo "$row" | json_get total_bits)" = $((2 * 64 * (6 * 32 + 3 * 16))) ] || fail "bits: $row"
+quantize -o start --method db-llm --sweeps 0 > /dev/null
+expect_number "$(mean db-llm)" '<' "$(mean start | awk '{ print 0.5 * $1 }')"
+expect_error 2 'centroids has no effect with method db-llm' quantize -o x --method db-llm -k 16
+cat > three.json << 'R'
+{"rules": [{"match": "q_proj", "settings": {"method": "aqlm", "vector_length": 4, "centroids": 32}},
+           {"match": "k_proj", "settings": {"method": "aqlm", "codebooks": 1, "centroids": 16}},
+           {"match": "down_proj", "settings": {"method": "db-llm", "group_size": 32}}]}
+R
+quantize -o three2 --method gptvq --group-size 32 --codebook-rows 32 --recipe three.json > /dev/null
+for method in aqlm:10 db-llm:5 gptvq:20; do
+    [ "$(grep -c "\"method\": \"${method%:*}\"" three2/report.jsonl)" = "${method#*:}" ] || fail "matrices of $method"
+done
+"$BIN/vptq-pack" three2 -o three2.vptq -qq > /dev/null
+[ "$(nll three2)" = "$(nll three2.vptq)" ] || fail "three2.vptq"

@@ -317,6 +317,8 @@ static void test_fields_out_of_range(void **state)
                                     VPTQ_METHOD_SMOOTH | VPTQ_METHOD_SPARSE | VPTQ_METHOD_GPTQ);
         if (!vptq_setting_is_used(&t[i], &s))
             vptq_encoder_set_method(&s, VPTQ_METHOD_GPTVQ);
+        if (!vptq_setting_is_used(&t[i], &s))
+            vptq_encoder_set_method(&s, VPTQ_METHOD_AQLM);
         const uint32_t large = UINT32_MAX;
         const double wrong[] = {(double)NAN, (double)INFINITY, -1};
         snprintf(part, sizeof part, "%s is '", t[i].key);
@@ -441,6 +443,28 @@ static void test_additive_methods(void **state)
     assert_value(&s, "weight_bits", "4");
     assert_value(&s, "group_size", "128");
     vptq_encoder_set_method(&s, VPTQ_METHOD_GPTVQ);
+    vptq_encoder_set_method(&s, VPTQ_METHOD_VPTQ);
+    assert_same(&s, &defaults);
+    vptq_encoder_set_method(&s, VPTQ_METHOD_AQLM);
+    assert_value(&s, "method", "aqlm");
+    assert_value(&s, "vector_length", "8");
+    assert_value(&s, "centroids", "256");
+    assert_value(&s, "codebooks", "2");
+    assert_value(&s, "beam", "1");
+    assert_value(&s, "kmeans_iterations", "100");
+    assert_false(vptq_setting_is_used(find("group_size"), &s));
+    assert_false(vptq_setting_is_used(find("ridge"), &s));
+    assert_ok(vptq_encoder_check(&s, 64, 96, &err), &err);
+    s.beam = 33;
+    assert_fails(vptq_encoder_check(&s, 64, 96, &err), VPTQ_E_ARG, &err,
+                 "beam is 33, expected 1 to 32 of method aqlm");
+    vptq_encoder_set_method(&s, VPTQ_METHOD_DBLLM);
+    assert_value(&s, "method", "db-llm");
+    assert_value(&s, "group_size", "64");
+    assert_value(&s, "sweeps", "50");
+    assert_false(vptq_setting_is_used(find("vector_length"), &s));
+    assert_false(vptq_setting_is_used(find("codebooks"), &s));
+    assert_ok(vptq_encoder_check(&s, 64, 96, &err), &err);
     vptq_encoder_set_method(&s, VPTQ_METHOD_VPTQ);
     assert_same(&s, &defaults);
 }

@@ -248,7 +248,7 @@ static void check_optimum(uint32_t v, uint32_t k, uint32_t codebooks, uint32_t v
     s.v = v;
     s.k = k;
     s.codebooks = codebooks;
-    s.beam = VPTQ_AQLM_MAX_BEAM;
+    s.beam = 32;
     vencoder_open(&run, "cpu", 1);
     state_open(&t, &run.dev, 20, v * vectors, &s);
     search(&t);
