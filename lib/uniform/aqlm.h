@@ -18,11 +18,11 @@
 
 typedef struct vptq_aqlm_settings {
     uint32_t v, k, codebooks; /* vector length, entries of a codebook: a power of two, number */
-    uint32_t beam;         /* hypotheses of a row; 1 as published */
-    uint32_t rounds;       /* at most; 0 = residual k-means alone */
-    double tolerance;      /* share of the loss that a round must gain; 0.01 */
-    int kmeans_iterations; /* at most; 100 as published */
-    vptq_dtype storage;    /* F16 or BF16: of codebooks and scales */
+    uint32_t beam;            /* hypotheses of a row; 1 as published */
+    uint32_t rounds;          /* at most; 0 = residual k-means alone */
+    double tolerance;         /* share of the loss that a round must gain; 0.01 */
+    int kmeans_iterations;    /* at most; 100 as published */
+    vptq_dtype storage;       /* F16 or BF16: of codebooks and scales */
     uint64_t seed;
     uint32_t matrix; /* number, for random choices */
 } vptq_aqlm_settings;

@@ -442,7 +442,7 @@ static void test_manifest(void **state)
     size_t count;
     vptq_setting_table(&count);
     assert_int_equal(json_object_size(settings),
-                     count - 10); /* without a grid and other methods */
+                     count - 11); /* without a grid and other methods */
     expect_json(settings, "residual", "4");
     expect_json(settings, "joint", "2");
     json_decref(doc);
