@@ -63,21 +63,31 @@ static vptq_gptvq_block block_of(const vptq_gptvq *q, const tile *t, size_t row)
                               .codebook = q->codebooks + block * k * s->v};
 }
 
-/* Quantizes the vectors of a row, each with the errors of those before it. */
-static void quantize_row(const vptq_gptvq *q, const tile *t, const vptq_gptvq_block *b,
-                         size_t row)
+/* Quantizes vector p of a row, and propagates its error to those after it in the tile. */
+static void quantize_vector(const vptq_gptvq *q, const tile *t, const vptq_gptvq_block *b,
+                            const vptq_gptvq_scaled *s, size_t row, size_t p)
 {
-    const size_t in = q->shape.in, v = b->v;
-    float *w = q->w + row * in + t->first;
-    float *err = t->err + (row - t->begin) * q->shape.block_columns;
-    uint32_t *idx = q->idx + row * (in / v) + t->first / v;
+    const size_t in = q->shape.in, v = b->v, first = p * v;
+    const float *u = b->u + first * (in + 1);
+    float *w = q->w + row * in + t->first, d[VPTQ_GPTVQ_MAX_V];
+    float *err = t->err + (row - t->begin) * q->shape.block_columns + first;
+    const uint32_t found = vptq_gptvq_nearest(b, p, s, w + first);
+    q->idx[row * (in / v) + t->first / v + p] = found;
+    for (size_t e = 0; e < v; e++)
+        d[e] = w[first + e] - b->codebook[found * v + e];
+    vptq_gptvq_solve(v, u, in, d, err);
+    for (size_t e = 0; e < v; e++)
+        for (size_t c = first + v; c < t->cols; c++)
+            w[c] -= err[e] * u[e * in + c - first];
+}
+
+static void quantize_block(const vptq_gptvq *q, const tile *t, const vptq_gptvq_block *b,
+                           const vptq_gptvq_scaled *s, size_t row)
+{
     for (size_t p = 0; p < b->vectors; p++) {
-        const float *u = b->u + p * v * (in + 1);
-        idx[p] = vptq_gptvq_nearest(b, p, w + p * v);
-        vptq_gptvq_error(v, u, in, w + p * v, b->codebook + idx[p] * v, err + p * v);
-        for (size_t e = 0; e < v; e++)
-            for (size_t c = (p + 1) * v; c < t->cols; c++)
-                w[c] -= err[p * v + e] * u[e * in + c - p * v];
+        vptq_gptvq_scale(b, p, s);
+        for (size_t r = row; r < row + b->rows; r++)
+            quantize_vector(q, t, b, s, r, p);
     }
 }
 
@@ -112,8 +122,7 @@ static void pass_rows(void *arg, size_t begin, size_t end, int thread)
                 p->bad[thread] = true;
                 return;
             }
-            for (size_t r = row; r < row + b.rows; r++)
-                quantize_row(q, &t, &b, r);
+            quantize_block(q, &t, &b, &p->trainer[thread].scaled, row);
         }
         propagate(q, &t);
     }

@@ -36,23 +36,28 @@ typedef struct vptq_gptvq_block {
     float *codebook; /* [k][v] */
 } vptq_gptvq_block;
 
-/* e = what the error x - c of a vector becomes in coordinates where it costs |e|^2. */
-static inline float vptq_gptvq_error(size_t v, const float *u, size_t ldu, const float *x,
-                                     const float *c, float *e)
+/* Solves e U_t = d. */
+static inline void vptq_gptvq_solve(size_t v, const float *u, size_t ldu, const float *d,
+                                    float *e)
 {
-    float cost = 0;
     for (size_t j = 0; j < v; j++) {
-        float d = x[j] - c[j];
+        float sum = d[j];
         for (size_t i = 0; i < j; i++)
-            d -= e[i] * u[i * ldu + j];
-        e[j] = d / u[j * ldu + j];
-        cost += e[j] * e[j];
+            sum -= e[i] * u[i * ldu + j];
+        e[j] = sum / u[j * ldu + j];
     }
-    return cost;
 }
 
-/* The index of the centroid that costs least, the first of equal ones. */
-uint32_t vptq_gptvq_nearest(const vptq_gptvq_block *b, size_t t, const float *x);
+/* The centroids at a position, c U_t^-1, and scratch. */
+typedef struct vptq_gptvq_scaled {
+    float *c;    /* [v][k] */
+    float *cost; /* [k] */
+} vptq_gptvq_scaled;
+void vptq_gptvq_scale(const vptq_gptvq_block *b, size_t t, const vptq_gptvq_scaled *s);
+/* The index of the centroid that costs least for a vector at that position, the first of equal
+ * ones. */
+uint32_t vptq_gptvq_nearest(const vptq_gptvq_block *b, size_t t, const vptq_gptvq_scaled *s,
+                            const float *x);
 
 /* Scratch of a thread for blocks of up to `max` vectors. */
 typedef struct vptq_gptvq_ranked {
@@ -65,6 +70,7 @@ typedef struct vptq_gptvq_trainer {
     double *metric;            /* [vectors of a row][v][v] */
     double *a, *b;             /* [k][v][v], [k][v] */
     double *weight;            /* [k] */
+    vptq_gptvq_scaled scaled;
 } vptq_gptvq_trainer;
 
 vptq_status vptq_gptvq_trainer_make(vptq_gptvq *q, vptq_gptvq_trainer *t,

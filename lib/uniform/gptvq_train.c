@@ -21,7 +21,9 @@ vptq_status vptq_gptvq_trainer_make(vptq_gptvq *q, vptq_gptvq_trainer *t, vptq_e
     t->a = t->metric ? vptq_arena_alloc(arena, k * v * v, sizeof *t->a, err) : NULL;
     t->b = t->a ? vptq_arena_alloc(arena, k * v, sizeof *t->b, err) : NULL;
     t->weight = t->b ? vptq_arena_alloc(arena, k, sizeof *t->weight, err) : NULL;
-    return t->weight ? VPTQ_OK : VPTQ_E_NOMEM;
+    t->scaled.c = t->weight ? vptq_arena_alloc(arena, k * v, sizeof(float), err) : NULL;
+    t->scaled.cost = t->scaled.c ? vptq_arena_alloc(arena, k, sizeof(float), err) : NULL;
+    return t->scaled.cost ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 /* ---- small matrices ---- */
@@ -135,29 +137,48 @@ static void seed(const vptq_gptvq_block *b, vptq_gptvq_ranked *ranked)
 
 /* ---- expectation and maximization ---- */
 
-uint32_t vptq_gptvq_nearest(const vptq_gptvq_block *b, size_t t, const float *x)
+void vptq_gptvq_scale(const vptq_gptvq_block *b, size_t t, const vptq_gptvq_scaled *s)
 {
     const float *u = b->u + t * b->v * (b->ldu + 1);
-    float e[VPTQ_GPTVQ_MAX_V], best = INFINITY;
-    uint32_t found = 0;
+    float e[VPTQ_GPTVQ_MAX_V];
     for (size_t c = 0; c < b->k; c++) {
-        const float cost = vptq_gptvq_error(b->v, u, b->ldu, x, b->codebook + c * b->v, e);
-        if (cost < best) {
-            best = cost;
+        vptq_gptvq_solve(b->v, u, b->ldu, b->codebook + c * b->v, e);
+        for (size_t j = 0; j < b->v; j++)
+            s->c[j * b->k + c] = e[j];
+    }
+}
+
+uint32_t vptq_gptvq_nearest(const vptq_gptvq_block *b, size_t t, const vptq_gptvq_scaled *s,
+                            const float *x)
+{
+    float y[VPTQ_GPTVQ_MAX_V], best = INFINITY;
+    uint32_t found = 0;
+    vptq_gptvq_solve(b->v, b->u + t * b->v * (b->ldu + 1), b->ldu, x, y);
+    memset(s->cost, 0, b->k * sizeof *s->cost);
+    for (size_t j = 0; j < b->v; j++)
+        for (size_t c = 0; c < b->k; c++) {
+            const float d = y[j] - s->c[j * b->k + c];
+            s->cost[c] += d * d;
+        }
+    for (size_t c = 0; c < b->k; c++)
+        if (s->cost[c] < best) {
+            best = s->cost[c];
             found = (uint32_t)c;
         }
-    }
     return found;
 }
 
 /* Assigns every vector; returns how many have another centroid than before. */
-static size_t assign(const vptq_gptvq_block *b, uint32_t *idx)
+static size_t assign(const vptq_gptvq_block *b, const vptq_gptvq_trainer *t)
 {
     size_t moved = 0;
-    for (size_t i = 0; i < b->rows * b->vectors; i++) {
-        const uint32_t c = vptq_gptvq_nearest(b, i % b->vectors, vector(b, i));
-        moved += c != idx[i];
-        idx[i] = c;
+    for (size_t p = 0; p < b->vectors; p++) {
+        vptq_gptvq_scale(b, p, &t->scaled);
+        for (size_t i = p; i < b->rows * b->vectors; i += b->vectors) {
+            const uint32_t c = vptq_gptvq_nearest(b, p, &t->scaled, vector(b, i));
+            moved += c != t->idx[i];
+            t->idx[i] = c;
+        }
     }
     return moved;
 }
@@ -219,7 +240,7 @@ bool vptq_gptvq_train(const vptq_gptvq *q, const vptq_gptvq_block *b, vptq_gptvq
         make_metric(b, p, t->metric + p * b->v * b->v);
     seed(b, t->ranked);
     memset(t->idx, 0xff, b->rows * b->vectors * sizeof *t->idx);
-    for (int i = 0; i < ITERATIONS && assign(b, t->idx); i++)
+    for (int i = 0; i < ITERATIONS && assign(b, t); i++)
         move(b, t);
     return vptq_gptvq_round(q, b->codebook, t->weight);
 }
