@@ -10,7 +10,10 @@
 #include "lib/base/parallel.h"
 #include "lib/uniform/gptvq_internal.h"
 
-enum { ITERATIONS = 32 };
+enum { ITERATIONS = 16 };
+
+/* Of the first residual, in the norm of the preconditioner. */
+static const double tolerance = 1e-12;
 
 typedef struct fitting {
     vptq_gptvq *q;
@@ -170,7 +173,6 @@ static void start_blocks(void *arg, size_t begin, size_t end, int thread)
 /* One step of conjugate gradients; s is G^T H G d at first. */
 static void step_blocks(void *arg, size_t begin, size_t end, int thread)
 {
-    const double tolerance = 1e-12;
     const fitting *f = arg;
     (void)thread;
     for (size_t b = begin; b < end; b++) {
@@ -190,6 +192,14 @@ static void step_blocks(void *arg, size_t begin, size_t end, int thread)
         for (size_t i = 0; i < f->n; i++)
             d[i] = f->s[at + i] + f->rho[b] / before * d[i];
     }
+}
+
+static bool is_solved(const fitting *f)
+{
+    size_t b = 0;
+    while (b < f->blocks && !(f->rho[b] > tolerance * f->first[b]))
+        b++;
+    return b == f->blocks;
 }
 
 /* Codebooks = the rounded solution. */
@@ -265,7 +275,7 @@ static vptq_status fit(fitting *f, vptq_err *err)
     each_block(f, gather_errors);
     VPTQ_CHECK(multiply(f, err));
     each_block(f, start_blocks);
-    for (int i = 0; i < ITERATIONS; i++) {
+    for (int i = 0; i < ITERATIONS && !is_solved(f); i++) {
         each_block(f, gather_directions);
         VPTQ_CHECK(multiply(f, err));
         each_block(f, step_blocks);
