@@ -4,8 +4,8 @@
  * the diagonal.  The new scale and bias are rounded to the storage type; Z and H' follow. */
 #include <math.h>
 
-#include "lib/base/half.h"
 #include "lib/backend/conjugate.h"
+#include "lib/base/half.h"
 #include "lib/encoder/encoder.h"
 
 /* to[p] = q_p . y_p, to[in + p] = sum of y_p, without padded rows. */
