@@ -180,7 +180,7 @@ typedef struct folded {
     uint8_t order[V];  /* coordinates by decreasing size */
 } folded;
 
-/* What is nearest so far: the point with magnitudes `pattern` and the signs of the vector,
+/* The nearest so far: the point with magnitudes `pattern` and the signs of the vector,
  * except that of `flip` if the number of negative ones must change.  score = 2 x s - |s|^2. */
 typedef struct choice {
     float score;

@@ -33,7 +33,7 @@ check_method() {
     "$BIN/vptq-pack" --unpack "$name" -o plain.gguf -f -qq > /dev/null
     cmp plain/model.safetensors plain2/model.safetensors || fail "$name: the archive unpacks to other weights"
     for form in "$name.vptq" plain plain.gguf; do
-        [ "$(nll $form)" = "$want" ] || fail "$form: nll $(nll $form), expected $want"
+        [ "$(nll "$form")" = "$want" ] || fail "$form: nll $(nll "$form"), expected $want"
     done
     "$BIN/vptq-pack" "$name.vptq" -o again.vptq -f -qq > /dev/null
     cmp "$name.vptq" again.vptq || fail "$name: packing the archive again changes it"
