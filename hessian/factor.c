@@ -1,4 +1,4 @@
-/* The factor of the column pass and tr(X H X^T).
+/* The factors of the column pass and of QuIP#, and tr(X H X^T).
  *
  * U, upper with A^-1 = U^T U (hessian.h), takes one Cholesky factorization and one triangular
  * inverse.  Reversing rows and columns turns the lower factor of the reversed matrix into R
@@ -32,7 +32,8 @@ vptq_status vptq_hessian_invert_lower(vptq_device *dev, size_t n, double *a, vpt
     return vptq_mirror_end(&m, st, err);
 }
 
-static vptq_status check_finite(vptq_device *dev, size_t n, const float *lower, vptq_err *err)
+vptq_status vptq_hessian_check_finite(vptq_device *dev, size_t n, const float *lower,
+                                      vptq_err *err)
 {
     size_t first = 0, i = 0;
     float value = 0;
@@ -104,10 +105,20 @@ static vptq_status factor_damped(vptq_device *dev, vptq_metric_args *m, double d
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "hessian is not positive definite at column %zu, even with %g of "
                              "the mean diagonal added",
-                             m->n - 1 - pivot, *added);
+                             m->reversed ? m->n - 1 - pivot : pivot, *added);
         *added = *added > 0 ? *added * 10 : damping;
         m->damping = *added * mean;
     }
+}
+
+vptq_status vptq_hessian_factor_lower(vptq_device *dev, vptq_metric_args *metric,
+                                      double damping, double *added, vptq_err *err)
+{
+    metric->damping = 0;
+    metric->h = NULL;
+    metric->diag = NULL;
+    VPTQ_CHECK(vptq_hessian_check_finite(dev, metric->n, metric->lower, err));
+    return factor_damped(dev, metric, damping, added, err);
 }
 
 vptq_status vptq_hessian_factor(vptq_device *dev, const vptq_metric_args *metric,
@@ -119,13 +130,9 @@ vptq_status vptq_hessian_factor(vptq_device *dev, const vptq_metric_args *metric
     vptq_metric_args m = *metric;
 
     m.reversed = true;
-    m.damping = 0;
-    m.h = NULL;
-    m.diag = NULL;
     m.a = vptq_mirror_alloc(&arrays, n, n * sizeof *m.a);
     VPTQ_TRY(vptq_mirror_check(&arrays, err));
-    VPTQ_TRY(check_finite(dev, n, m.lower, err));
-    VPTQ_TRY(factor_damped(dev, &m, damping, added, err));
+    VPTQ_TRY(vptq_hessian_factor_lower(dev, &m, damping, added, err));
     VPTQ_TRY(dev->ops->trtri(dev->state, n, m.a, n, err));
     const vptq_upper_args upper = {.n = n, .a = m.a, .u = u};
     VPTQ_TRY(dev->ops->reverse_upper(dev->state, &upper, err));

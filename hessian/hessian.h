@@ -97,6 +97,11 @@ vptq_status vptq_hessian_trace(vptq_device *dev, size_t rows, uint32_t in, const
                                const float *lower, double *trace,
                                vptq_err *err) VPTQ_MUST_CHECK;
 
+/* VPTQ_E_NUMERIC naming the first entry of the packed triangle, in device memory, that is not
+ * finite. */
+vptq_status vptq_hessian_check_finite(vptq_device *dev, size_t n, const float *lower,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+
 /* *mean = the mean of the diagonal of the matrix that `metric` describes (arrays in device
  * memory, outputs not read). */
 vptq_status vptq_hessian_mean_diagonal(vptq_device *dev, const vptq_metric_args *metric,
@@ -111,5 +116,11 @@ vptq_status vptq_hessian_mean_diagonal(vptq_device *dev, const vptq_metric_args 
 vptq_status vptq_hessian_factor(vptq_device *dev, const vptq_metric_args *metric,
                                 double damping, float *u, double *added,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Replaces the lower triangle of metric->a by the lower Cholesky factor of the same A, damped
+ * likewise; metric->damping becomes what was added. */
+vptq_status vptq_hessian_factor_lower(vptq_device *dev, vptq_metric_args *metric,
+                                      double damping, double *added,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -14,7 +14,8 @@ typedef enum {
     VPTQ_RNG_PROMPT = 6, /* prompts of a serving benchmark */
     VPTQ_RNG_TUNE = 7,   /* order of the windows of a tuning run */
     VPTQ_RNG_LABELS = 8, /* labels drawn from a model, for saliencies */
-    VPTQ_RNG_ORDER = 9   /* order of the vectors of a search over codes */
+    VPTQ_RNG_ORDER = 9,  /* order of the vectors of a search over codes */
+    VPTQ_RNG_SIGNS = 10  /* of a rotation */
 } vptq_rng_purpose;
 
 typedef struct vptq_rng {
