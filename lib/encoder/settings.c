@@ -26,6 +26,7 @@ enum {
     GPTVQ = VPTQ_METHOD_GPTVQ,
     AQLM = VPTQ_METHOD_AQLM,
     DBLLM = VPTQ_METHOD_DBLLM,
+    QUIP = VPTQ_METHOD_QUIP,
     CODES = RTN | GPTQ | AWQ,
     ADDITIVE = VPTQ_METHOD_ADDITIVE,
     ALL = VQ | SPARSE | CODES | ADDITIVE
@@ -44,7 +45,7 @@ static bool is_method(uint32_t stages)
 
 static const vptq_setting table[] = {
     {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0,
-     "vptq|smooth|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm", true, ALL,
+     "vptq|smooth|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#", true, ALL,
      "vectors, uniform codes and what comes before them, or additive codes; a chain is joined "
      "by +"},
     {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ | GPTVQ | AQLM,
@@ -71,7 +72,7 @@ static const vptq_setting table[] = {
     {"dtype", VPTQ_SETTING_DTYPE, AT(storage), 0, 0, "f16|bf16", true, ALL,
      "type of codebooks, scale and bias"},
     {"weight_bits", VPTQ_SETTING_U32, AT(weight_bits), 2, VPTQ_UNIFORM_MAX_BITS, NULL, true,
-     CODES | GPTVQ, "bits of a uniform code, or of a weight"},
+     CODES | GPTVQ | QUIP, "bits of a uniform code, or of a weight"},
     {"codebook_rows", VPTQ_SETTING_U32, AT(codebook_rows), 1, 65536, NULL, true, GPTVQ,
      "rows that share a codebook, in every group of columns"},
     {"symmetric", VPTQ_SETTING_BOOL, AT(symmetric), 0, 0, NULL, true, CODES,
@@ -119,10 +120,10 @@ static const vptq_setting table[] = {
      "round to the stored type before or after the last decisions"},
     {"codebook_grid", VPTQ_SETTING_CHOICE, AT(codebook_grid), 0, 0, "none|int8", false,
      VQ | GPTVQ, "round codebooks to whole multiples, up to 127, of one scale each"},
-    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false, VQ | SPARSE | GPTQ | GPTVQ,
-     "share of the mean diagonal added to the Hessian"},
+    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false,
+     VQ | SPARSE | GPTQ | GPTVQ | QUIP, "share of the mean diagonal added to the Hessian"},
     {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false,
-     VQ | SPARSE | GPTQ | GPTVQ, "first share added when the factorization fails"},
+     VQ | SPARSE | GPTQ | GPTVQ | QUIP, "first share added when the factorization fails"},
     {"seed", VPTQ_SETTING_U64, AT(seed), 0, 0, NULL, false, ALL, "of all random numbers"},
 };
 
@@ -272,10 +273,11 @@ static bool parse_value(const vptq_setting *t, const char *text, unsigned char *
         return true;
     }
     case VPTQ_SETTING_METHOD:
-        snprintf(reason, REASON,
-                 "expected vptq, gptvq, aqlm, db-llm, sparse, rtn, gptq or awq; smooth+ and "
-                 "sparse+ may "
-                 "precede the last three");
+        snprintf(
+            reason, REASON,
+            "expected vptq, gptvq, aqlm, db-llm, quip#, sparse, rtn, gptq or awq; smooth+ and "
+            "sparse+ may "
+            "precede the last three");
         if (!parse_stages(t->choices, text, &u) || !is_method(u))
             return false;
         memcpy(at, &u, sizeof u);
@@ -475,6 +477,7 @@ static const struct {
     {GPTVQ, 2, 256, 2, 256, VPTQ_GRID_INT8, 25, 16, 4},
     {AQLM, 8, 256, 4, 0, VPTQ_GRID_NONE, 100, 1, 4},
     {DBLLM, 4, 256, 4, 64, VPTQ_GRID_NONE, 25, 16, 50},
+    {QUIP, 4, 256, 2, 0, VPTQ_GRID_NONE, 25, 16, 4},
 };
 
 /* The defaults of an additive method; of others, what those have changed. */
@@ -669,16 +672,16 @@ static vptq_status check_pattern(const vptq_encoder_settings *s, uint32_t in, vp
     return VPTQ_OK;
 }
 
-/* The published codes of GPTVQ have 2 to 4 bits. */
+/* The published codes of GPTVQ and QuIP# have 2 to 4 bits. */
 static vptq_status check_additive(const vptq_encoder_settings *s, vptq_err *err)
 {
     enum { MAX_BITS = 4 };
     if (s->method & AQLM && s->beam > AQLM_MAX_BEAM)
         return vptq_fail(err, VPTQ_E_ARG, "beam is %u, expected 1 to %d of method aqlm",
                          s->beam, AQLM_MAX_BEAM);
-    if (s->method & GPTVQ && s->weight_bits > MAX_BITS)
-        return vptq_fail(err, VPTQ_E_ARG, "weight_bits is %u, expected 2 to %d of method gptvq",
-                         s->weight_bits, MAX_BITS);
+    if (s->method & (GPTVQ | QUIP) && s->weight_bits > MAX_BITS)
+        return vptq_fail(err, VPTQ_E_ARG, "weight_bits is %u, expected 2 to %d of method %s",
+                         s->weight_bits, MAX_BITS, s->method & GPTVQ ? "gptvq" : "quip#");
     return VPTQ_OK;
 }
 

@@ -53,8 +53,9 @@ enum {
     VPTQ_METHOD_GPTVQ = 64,
     VPTQ_METHOD_AQLM = 128,
     VPTQ_METHOD_DBLLM = 256,
+    VPTQ_METHOD_QUIP = 512,
     VPTQ_METHOD_ADDITIVE = /* those with additive codes, which stand alone */
-    VPTQ_METHOD_GPTVQ | VPTQ_METHOD_AQLM | VPTQ_METHOD_DBLLM
+    VPTQ_METHOD_GPTVQ | VPTQ_METHOD_AQLM | VPTQ_METHOD_DBLLM | VPTQ_METHOD_QUIP
 };
 
 /* Whether the method rounds to uniform codes. */
@@ -74,23 +75,24 @@ enum { VPTQ_PATTERN_NONE, VPTQ_PATTERN_2_4, VPTQ_PATTERN_4_8 };
 typedef struct vptq_encoder_settings {
     uint32_t method; /* its stages, added */
     /* what is stored */
-    uint32_t v, k, k_res;     /* vector length; centroids; residual centroids, 0 = none */
-    uint32_t groups;          /* of columns with codebooks of their own; 1 */
-    uint32_t group_size;      /* columns per group instead of groups; 0 = by groups, of uniform
-                                 methods all columns */
-    double outliers;          /* percent of columns with the outlier codebook; 0 */
-    uint32_t v0, k0;          /* vector length and centroids of that codebook; 4, 4096 */
-    double smooth_alpha;      /* SmoothQuant: share of the activations' range that is moved */
-    vptq_dtype storage;       /* F16 or BF16: type of codebooks, scale and bias */
-    uint32_t weight_bits;     /* of a uniform code, 2 to 8; 4.  Of a weight: gptvq, 2 to 4; 2 */
-    uint32_t codebook_rows;   /* that share a codebook; 8 */
-    uint32_t codebooks;       /* whose entries are added; 2 */
-    bool symmetric;           /* uniform codes without zero points */
-    bool fit_groups;          /* of a group size that does not divide the columns, the largest
-                                 power of two that does (vptq_encoder_fit_groups) */
-    uint32_t activation_bits; /* 8: the model quantizes each token's input of the linear layer;
-                                 0: it does not; 0 */
-    double sparsity;          /* share of the weights that is pruned, 0.01 to 0.99; 0.5 */
+    uint32_t v, k, k_res;      /* vector length; centroids; residual centroids, 0 = none */
+    uint32_t groups;           /* of columns with codebooks of their own; 1 */
+    uint32_t group_size;       /* columns per group instead of groups; 0 = by groups, of uniform
+                                  methods all columns */
+    double outliers;           /* percent of columns with the outlier codebook; 0 */
+    uint32_t v0, k0;           /* vector length and centroids of that codebook; 4, 4096 */
+    double smooth_alpha;       /* SmoothQuant: share of the activations' range that is moved */
+    vptq_dtype storage;        /* F16 or BF16: type of codebooks, scale and bias */
+    uint32_t weight_bits;      /* of a uniform code, 2 to 8; 4.  Of a weight, of gptvq
+                                  and quip#: 2 to 4; 2 */
+    uint32_t codebook_rows;    /* that share a codebook; 8 */
+    uint32_t codebooks;        /* whose entries are added; 2 */
+    bool symmetric;            /* uniform codes without zero points */
+    bool fit_groups;           /* of a group size that does not divide the columns, the largest
+                                  power of two that does (vptq_encoder_fit_groups) */
+    uint32_t activation_bits;  /* 8: the model quantizes each token's input of the linear layer;
+                                  0: it does not; 0 */
+    double sparsity;           /* share of the weights that is pruned, 0.01 to 0.99; 0.5 */
     uint32_t sparsity_pattern; /* the constants above */
     /* how the encoder searches */
     uint32_t norm, metric, init, residual_from, rounding; /* the constants above */

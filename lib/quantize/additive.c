@@ -4,6 +4,7 @@
 #include "lib/uniform/aqlm.h"
 #include "lib/uniform/dbllm.h"
 #include "lib/uniform/gptvq.h"
+#include "lib/uniform/quip.h"
 
 /* Of AQLM and DB-LLM: rounds stop when one gains less than this share of the loss; the
  * published AQLM does so at 0.01, too. */
@@ -108,12 +109,35 @@ static vptq_status dbllm(vptq_device *dev, const vptq_encoder_settings *s,
     return vptq_dbllm_quantize(dev, &settings, input, arena, a, err);
 }
 
+/* ---- QuIP# ---- */
+
+static vptq_quip_settings quip_settings(const vptq_encoder_settings *s)
+{
+    return (vptq_quip_settings){
+        .bits = s->weight_bits, .seed = s->seed, .ridge = s->ridge, .damping = s->damping};
+}
+
+static vptq_additive_shape quip_shape(const vptq_encoder_settings *s, uint32_t out, uint32_t in)
+{
+    const vptq_quip_settings settings = quip_settings(s);
+    return vptq_quip_shape_of(&settings, out, in);
+}
+
+static vptq_status quip(vptq_device *dev, const vptq_encoder_settings *s,
+                        const vptq_uniform_input *input, uint32_t matrix_id, vptq_arena *arena,
+                        vptq_additive *a, double *damping_added, vptq_err *err)
+{
+    const vptq_quip_settings settings = quip_settings(s);
+    return vptq_quip_quantize(dev, &settings, input, matrix_id, arena, a, damping_added, err);
+}
+
 /* ---- all methods ---- */
 
 static const additive_method methods[] = {
     {VPTQ_METHOD_GPTVQ, "gptvq", gptvq_shape, gptvq},
     {VPTQ_METHOD_AQLM, "aqlm", aqlm_shape, aqlm},
     {VPTQ_METHOD_DBLLM, "db-llm", dbllm_shape, dbllm},
+    {VPTQ_METHOD_QUIP, "quip#", quip_shape, quip},
 };
 
 static const additive_method *method_of(const vptq_encoder_settings *s)

@@ -139,3 +139,27 @@ for method in aqlm:10 db-llm:5 gptvq:20; do
 done
 "$BIN/vptq-pack" three2 -o three2.vptq -qq > /dev/null
 [ "$(nll three2)" = "$(nll three2.vptq)" ] || fail "three2.vptq"
+
+# QuIP#: codes of 16 and 8 bits for vectors of 8, a scale of each stage, and signs; 172 columns have no vectors of 8.
+cat > down.json << 'R'
+{"rules": [{"match": "down_proj", "settings": {"method": "gptvq", "group_size": 32, "codebook_rows": 32}}]}
+R
+check_method quip 'quip#' --recipe down.json
+row=$(grep -m 1 '"name": "up_proj"' quip/report.jsonl)
+[ "$(echo "$row" | json_get total_bits)" = $((172 * 8 * 16 + 32 + 6 * 32 + 2 * 32)) ] || fail "bits: $row"
+expect_line quip/quantize.json '"method": "quip#"'
+! grep -q '"vector_length"\|"symmetric"' quip/quantize.json || fail "settings of other methods in the manifest"
+loss() { grep '"method": "quip#"' "$1/report.jsonl" | json_get proxy_loss | awk '{ s += $1 } END { printf "%.12g", s / NR }'; }
+for bits in 3 4; do
+    quantize -o "quip$bits" --method 'quip#' --weight-bits $bits --recipe down.json > /dev/null
+    "$BIN/vptq-pack" "quip$bits" -o "quip$bits.vptq" -qq > /dev/null
+    [ "$(nll "quip$bits")" = "$(nll "quip$bits.vptq")" ] || fail "quip$bits.vptq"
+done
+expect_number "$(loss quip)" '<' "$(grep -v down_proj gptq/report.jsonl | json_get proxy_loss | awk '{ s += $1 } END { print s / NR }')"
+expect_number "$(loss quip3)" '<' "$(loss quip | awk '{ print 0.4 * $1 }')"
+expect_number "$(loss quip4)" '<' "$(loss quip3 | awk '{ print 0.4 * $1 }')"
+quantize -o seed -f --method 'quip#' --seed 1 --recipe down.json > /dev/null
+[ "$(loss seed)" != "$(loss quip)" ] || fail "another seed has the same losses"
+expect_sentence 1 'vector length 8 is not in 1..16 or does not divide 172 columns' quantize -o x --method 'quip#'
+expect_sentence 2 'weight_bits is 5, expected 2 to 4 of method quip#' quantize -o x --method 'quip#' --weight-bits 5
+expect_error 2 'group_size has no effect with method quip#' quantize -o x --method 'quip#' --group-size 16

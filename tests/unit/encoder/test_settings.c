@@ -465,6 +465,16 @@ static void test_additive_methods(void **state)
     assert_false(vptq_setting_is_used(find("vector_length"), &s));
     assert_false(vptq_setting_is_used(find("codebooks"), &s));
     assert_ok(vptq_encoder_check(&s, 64, 96, &err), &err);
+    vptq_encoder_set_method(&s, VPTQ_METHOD_QUIP);
+    assert_value(&s, "method", "quip#");
+    assert_value(&s, "weight_bits", "2");
+    assert_value(&s, "ridge", "0.01");
+    assert_true(vptq_setting_is_used(find("seed"), &s));
+    assert_false(vptq_setting_is_used(find("vector_length"), &s));
+    assert_false(vptq_setting_is_used(find("group_size"), &s));
+    s.weight_bits = 5;
+    assert_fails(vptq_encoder_check(&s, 64, 96, &err), VPTQ_E_ARG, &err,
+                 "weight_bits is 5, expected 2 to 4 of method quip#");
     vptq_encoder_set_method(&s, VPTQ_METHOD_VPTQ);
     assert_same(&s, &defaults);
 }
