@@ -31,6 +31,7 @@
 #include "lib/backend/array_ops.h"
 #include "lib/base/ctx.h"
 #include "lib/base/dtype.h"
+#include "lib/base/uniform.h"
 #include "lib/base/vq.h"
 
 typedef struct vptq_dev vptq_dev; /* a backend's own state */
@@ -317,6 +318,13 @@ typedef vptq_status vptq_op_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtyp
 typedef vptq_status vptq_op_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
                                          const vptq_gemv_args *g, vptq_err *err);
 
+/* Multiplies by a uniformly quantized matrix, whose arrays are in device memory, each weight
+ * rounded to `storage`, F16 or BF16.  The same bits as gemv with the decoded matrix of that
+ * type. */
+typedef vptq_status vptq_op_uniform_gemv(vptq_dev *dev, const vptq_uniform *w,
+                                         vptq_dtype storage, const vptq_gemv_args *g,
+                                         vptq_err *err);
+
 /* A packed matrix prepared by a backend.  Belongs to the device that opened it.  The arrays of
  * the vptq_vq are in HOST memory for every backend and must live and keep their values as long
  * as the handle; the vptq_vq itself need not.  A device with memory of its own copies them on
@@ -564,7 +572,8 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
     OP(quad_trace) OP(assign) OP(accumulate) OP(plus_plus)                                     \
     OP(search_index_open) OP(search_index_close) OP(search)                                    \
     OP(vq_pass) OP(vq_descend) OP(vq_descend_output) OP(vq_gather) OP(vq_scatter)              \
-    OP(gemv) OP(library_gemv) OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)      \
+    OP(gemv) OP(library_gemv) OP(uniform_gemv)                                                 \
+    OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)                                \
     OP(embed) OP(rmsnorm) OP(rope) OP(attention) OP(attention_mass) OP(swiglu) OP(nll)         \
     OP(attention_grad) OP(rmsnorm_grad) OP(swiglu_grad) OP(kl_grad)                            \
     OP(sample) OP(rope_rows) OP(kv_store) OP(attention_paged)                                  \

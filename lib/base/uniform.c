@@ -3,6 +3,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "lib/base/half.h"
 
@@ -57,19 +58,64 @@ void vptq_uniform_grid(uint32_t bits, bool symmetric, vptq_dtype storage, float 
     *zero = (uint8_t)(symmetric ? (float)(1U << (bits - 1)) : clamp(rintf(-lo / *scale), max));
 }
 
+/* ---- decoding ---- */
+
+/* Eight codes fill `bits` bytes, the first in the lowest bits; n codes of them. */
+static inline __attribute__((always_inline)) void
+unpack_eight(const uint8_t *from, unsigned bits, size_t bytes, size_t n, uint8_t *codes)
+{
+    uint64_t all = 0;
+    memcpy(&all, from, bytes);
+    for (size_t i = 0; i < n; i++)
+        codes[i] = (uint8_t)(all >> i * bits & ((1U << bits) - 1));
+}
+
+static inline __attribute__((always_inline)) void
+unpack_eights(const uint8_t *from, unsigned bits, size_t eights, uint8_t *codes)
+{
+    for (size_t i = 0; i < eights; i++)
+        unpack_eight(from + i * bits, bits, bits, 8, codes + i * 8);
+}
+
+void vptq_uniform_unpack(const uint8_t *from, unsigned bits, size_t n, uint8_t *codes)
+{
+    const size_t eights = n / 8, rest = n % 8;
+    if (bits == 8)
+        memcpy(codes, from, n);
+    else if (bits == 2) /* loops with constants */
+        unpack_eights(from, 2, eights, codes);
+    else if (bits == 3)
+        unpack_eights(from, 3, eights, codes);
+    else if (bits == 4)
+        unpack_eights(from, 4, eights, codes);
+    else
+        unpack_eights(from, bits, eights, codes);
+    if (rest && bits != 8)
+        unpack_eight(from + eights * bits, bits, (rest * bits + 7) / 8, rest,
+                     codes + eights * 8);
+}
+
+enum { PIECE = 512 }; /* columns that are unpacked at a time */
+
+/* dst[c] = column first + c of row r for c < n <= PIECE. */
+static void read_piece(const vptq_uniform *u, size_t r, size_t first, size_t n, float *dst)
+{
+    const float *scales = u->scales + r * vptq_uniform_groups(&u->shape);
+    uint8_t codes[PIECE];
+    vptq_uniform_unpack(vptq_uniform_codes_at(u, r, first), u->shape.bits, n, codes);
+    for (size_t c = 0, end, g; c < n; c = end) {
+        end = vptq_uniform_run(u, first + c, first + n, &g) - first;
+        const int zero = vptq_uniform_zero(u, r, g);
+        const float scale = scales[g];
+        for (size_t i = c; i < end; i++)
+            dst[i] = (float)(codes[i] - zero) * scale;
+    }
+}
+
 void vptq_uniform_read(const vptq_uniform *u, size_t r0, size_t n, float *dst)
 {
-    const vptq_uniform_shape *s = &u->shape;
-    const size_t groups = vptq_uniform_groups(s), words = vptq_uniform_row_words(s);
-    const int middle = 1 << (s->bits - 1);
-    for (size_t r = r0; r < r0 + n; r++, dst += s->in) {
-        const uint32_t *row = u->codes + r * words;
-        const float *scales = u->scales + r * groups;
-        const uint8_t *zeros = u->zeros ? u->zeros + r * groups : NULL;
-        for (size_t c = 0; c < s->in; c++) {
-            const size_t g = u->groups ? (size_t)u->groups[c] : c / s->group_size;
-            const int code = (int)vptq_bits_get(row, c, s->bits);
-            dst[c] = (float)(code - (zeros ? zeros[g] : middle)) * scales[g];
-        }
-    }
+    const size_t in = u->shape.in;
+    for (size_t r = r0; r < r0 + n; r++, dst += in)
+        for (size_t c = 0; c < in; c += PIECE)
+            read_piece(u, r, c, in - c < PIECE ? in - c : PIECE, dst + c);
 }

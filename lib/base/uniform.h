@@ -63,6 +63,41 @@ vptq_vq_bits vptq_uniform_count_bits(const vptq_uniform_shape *s);
 void vptq_uniform_grid(uint32_t bits, bool symmetric, vptq_dtype storage, float lo, float hi,
                        float *scale, uint8_t *zero);
 
+/* Returns the byte at which code `first` of row r begins; first is a multiple of 8. */
+static inline const uint8_t *vptq_uniform_codes_at(const vptq_uniform *u, size_t r,
+                                                   size_t first)
+{
+    return (const uint8_t *)(u->codes + r * vptq_uniform_row_words(&u->shape)) +
+           first / 8 * u->shape.bits;
+}
+
+/* codes[i] = code i < n of those that begin at byte `from`.  Reads only bytes that hold them.
+ */
+void vptq_uniform_unpack(const uint8_t *from, unsigned bits, size_t n, uint8_t *codes);
+
+static inline int vptq_uniform_zero(const vptq_uniform *u, size_t r, size_t group)
+{
+    const size_t groups = vptq_uniform_groups(&u->shape);
+    return u->zeros ? u->zeros[r * groups + group] : 1 << (u->shape.bits - 1);
+}
+
+/* Returns the end of the run of columns from c on, at most `end`, that belong to one group, and
+ * that group in *group. */
+static inline size_t vptq_uniform_run(const vptq_uniform *u, size_t c, size_t end,
+                                      size_t *group)
+{
+    size_t last = c + 1;
+    if (u->groups) {
+        *group = (size_t)u->groups[c];
+        while (last < end && u->groups[last] == u->groups[c])
+            last++;
+        return last;
+    }
+    *group = c / u->shape.group_size;
+    last = (*group + 1) * u->shape.group_size;
+    return last < end ? last : end;
+}
+
 /* dst [n, in] = rows [r0, r0 + n), before rounding to the type of the scales.  Thread safe. */
 void vptq_uniform_read(const vptq_uniform *u, size_t r0, size_t n, float *dst);
 

@@ -22,9 +22,9 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
 /* A weight prepared on a device for tiles and products. */
 typedef struct vptq_opened {
     vptq_matrix *matrix; /* a packed weight */
-    void *stored;        /* a plain one in the device's own memory, as vptq_weight_type, or its
-                            codes followed by their scales; NULL: tiles are uploaded again for
-                            each product */
+    void *stored;        /* a plain one in the device's own memory, as vptq_weight_type, or
+                            uniform codes with all that belongs to them; NULL: tiles are
+                            uploaded again for each product */
 } vptq_opened;
 /* Prepares a packed weight; a plain one needs no preparation.  The model must outlive it. */
 vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_opened *o,
@@ -48,12 +48,14 @@ vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_opened *o, vptq_de
  * (vptq_weight_gemv) is faster than converting it first.  kept: the weight stays open for many
  * products, and the device decides.  Otherwise 0 for a packed weight, since preparing it for
  * one product costs more than decoding it, and a few rows for a plain one.  A plain weight in
- * host memory must have type F32, F16 or BF16 and be read as it is stored, else 0.  A device
+ * host memory must have uniform codes, or type F32, F16 or BF16 and be read as it is stored,
+ * else 0.  A device
  * with its own memory multiplies by 16-bit weights for any number of rows and converts none. */
 size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev, bool kept);
 /* Whether the product can take the weight as a whole, without tiles. */
 bool vptq_weight_is_whole(const vptq_weight *w, const vptq_opened *o, const vptq_device *dev);
-/* As the op `gemv` of the backend, for an opened whole weight. */
+/* As the op `gemv` of the backend, for an opened whole weight; uniform codes are multiplied by
+ * `uniform_gemv`, with the bits of their 16-bit numbers. */
 vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_opened *o, vptq_device *dev,
                              const vptq_gemv_args *g, vptq_err *err) VPTQ_MUST_CHECK;
 

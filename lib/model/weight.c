@@ -1,5 +1,5 @@
 /* Weights of a model: reading rows of them, and products with them.  A device with its own
- * memory multiplies by 16-bit weights as they are stored. */
+ * memory multiplies by 16-bit weights as they are stored.  Uniform codes stay codes. */
 #include <string.h>
 
 #include "lib/base/half.h"
@@ -64,22 +64,40 @@ vptq_dtype vptq_weight_type(const vptq_weight *w)
     return t->type == VPTQ_F16 || t->type == VPTQ_BF16 ? t->type : VPTQ_F32;
 }
 
-/* Words of a row of codes. */
-static size_t row_words(const vptq_weight *w)
-{
-    return VPTQ_BYTES_ROW(w->cols) / sizeof(uint32_t);
-}
-
 bool vptq_weight_takes_bytes(const vptq_weight *w)
 {
     return w->tensor && w->tensor->activation_bits;
 }
 
+static bool has_codes(const vptq_weight *w)
+{
+    return w->tensor && w->tensor->uniform;
+}
+
+/* Bytes of a row as vptq_weight_type. */
 static size_t row_bytes(const vptq_weight *w)
 {
-    if (vptq_weight_takes_bytes(w))
-        return row_words(w) * sizeof(uint32_t) + sizeof(float);
     return w->cols * vptq_dtype_get(vptq_weight_type(w))->bytes;
+}
+
+/* n rows of codes at `at`: codes, scales, groups of columns, zero points. */
+static vptq_uniform codes_in(const vptq_uniform *u, const void *at, size_t n)
+{
+    const size_t each = vptq_uniform_groups(&u->shape);
+    vptq_uniform v = {.shape = u->shape, .codes = at};
+    v.scales = (const float *)(v.codes + n * vptq_uniform_row_words(&u->shape));
+    const int32_t *groups = (const int32_t *)(v.scales + n * each);
+    v.groups = u->groups ? groups : NULL;
+    v.zeros = u->zeros ? (const uint8_t *)(groups + (u->groups ? u->shape.in : 0)) : NULL;
+    return v;
+}
+
+static size_t codes_bytes(const vptq_uniform *u)
+{
+    const size_t each = vptq_uniform_groups(&u->shape);
+    const size_t row = vptq_uniform_row_words(&u->shape) * sizeof *u->codes +
+                       each * sizeof *u->scales + (u->zeros ? each : 0);
+    return u->shape.out * row + (u->groups ? u->shape.in * sizeof *u->groups : 0);
 }
 
 /* Rows that are converted at a time. */
@@ -131,18 +149,30 @@ out:
     return st;
 }
 
-/* to = the codes of rows [r0, r0 + n), then their scales. */
+/* to = rows [r0, r0 + n) of codes, as codes_in. */
 static vptq_status upload_codes(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
                                 void *to, bool unused, vptq_err *err)
 {
     const vptq_uniform *u = w->tensor->uniform;
-    const size_t words = row_words(w);
-    uint32_t *codes = to;
+    const size_t words = vptq_uniform_row_words(&u->shape),
+                 groups = vptq_uniform_groups(&u->shape);
+    const struct {
+        const void *from;
+        size_t bytes;
+    } parts[] = {{u->codes + r0 * words, n * words * sizeof *u->codes},
+                 {u->scales + r0 * groups, n * groups * sizeof *u->scales},
+                 {u->groups, u->shape.in * sizeof *u->groups},
+                 {u->zeros ? u->zeros + r0 * groups : NULL, n * groups}};
     vptq_status (*const upload)(vptq_dev *, void *, const void *, size_t, vptq_err *) =
         unused ? dev->ops->upload_new : dev->ops->upload;
-    VPTQ_CHECK(
-        upload(dev->state, codes, u->codes + r0 * words, n * words * sizeof *codes, err));
-    return upload(dev->state, codes + n * words, u->scales + r0, n * sizeof *u->scales, err);
+    char *at = to;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (!parts[i].from)
+            continue;
+        VPTQ_CHECK(upload(dev->state, at, parts[i].from, parts[i].bytes, err));
+        at += parts[i].bytes;
+    }
+    return VPTQ_OK;
 }
 
 /* ---- opened weights ---- */
@@ -157,7 +187,9 @@ vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_opened
 
 size_t vptq_weight_bytes(const vptq_weight *w, const vptq_device *dev)
 {
-    return w->packed || dev->ops->host_memory ? 0 : w->rows * row_bytes(w);
+    if (w->packed || dev->ops->host_memory)
+        return 0;
+    return has_codes(w) ? codes_bytes(w->tensor->uniform) : w->rows * row_bytes(w);
 }
 
 vptq_status vptq_weight_store(const vptq_weight *w, vptq_device *dev, vptq_opened *o,
@@ -165,10 +197,9 @@ vptq_status vptq_weight_store(const vptq_weight *w, vptq_device *dev, vptq_opene
 {
     vptq_status st = VPTQ_OK;
     VPTQ_BUG_IF(w->packed || dev->ops->host_memory || o->stored);
-    VPTQ_TRY(dev->ops->alloc(dev->state, w->rows, row_bytes(w), &o->stored, err));
-    VPTQ_TRY(vptq_weight_takes_bytes(w)
-                 ? upload_codes(w, dev, 0, w->rows, o->stored, true, err)
-                 : upload_rows(w, dev, 0, w->rows, o->stored, true, err));
+    VPTQ_TRY(dev->ops->alloc(dev->state, vptq_weight_bytes(w, dev), 1, &o->stored, err));
+    VPTQ_TRY(has_codes(w) ? upload_codes(w, dev, 0, w->rows, o->stored, true, err)
+                          : upload_rows(w, dev, 0, w->rows, o->stored, true, err));
 out:
     if (st)
         vptq_weight_close(dev, o);
@@ -192,7 +223,7 @@ vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_opened *o, vptq_de
         return dev->ops->vq_dequant(dev->state, o->matrix, r0, n, buffer, w->cols, err);
     if (dev->ops->host_memory)
         return read_to_host(dev->ctx, w->tensor, r0, n, buffer, err);
-    if (!o->stored)
+    if (!o->stored || has_codes(w))
         return upload_rows(w, dev, r0, n, buffer, false, err);
     *rows = (const char *)o->stored + r0 * row_bytes(w);
     return VPTQ_OK;
@@ -202,22 +233,17 @@ vptq_status vptq_weight_codes(const vptq_weight *w, const vptq_opened *o, vptq_d
                               size_t r0, size_t n, float *buffer, const uint32_t **codes,
                               const float **scales, vptq_err *err)
 {
-    const vptq_uniform *u = w->tensor->uniform;
-    const size_t words = row_words(w);
-    void *at = buffer;
-    if (dev->ops->host_memory) {
-        *codes = u->codes + r0 * words;
-        *scales = u->scales + r0;
-        return VPTQ_OK;
+    vptq_uniform u = *w->tensor->uniform;
+    if (!dev->ops->host_memory && !o->stored) {
+        VPTQ_CHECK(upload_codes(w, dev, r0, n, buffer, false, err));
+        u = codes_in(&u, buffer, n);
+        r0 = 0;
+    } else if (o->stored) {
+        u = codes_in(&u, o->stored, w->rows);
     }
-    if (o->stored) {
-        *codes = (const uint32_t *)o->stored + r0 * words;
-        *scales = (const float *)o->stored + w->rows * words + r0;
-        return VPTQ_OK;
-    }
-    *codes = at;
-    *scales = buffer + n * words;
-    return upload_codes(w, dev, r0, n, at, false, err);
+    *codes = u.codes + r0 * vptq_uniform_row_words(&u.shape);
+    *scales = u.scales + r0;
+    return VPTQ_OK;
 }
 
 /* ---- products ---- */
@@ -231,7 +257,9 @@ size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev, bool 
         return SIZE_MAX;
     if (!dev->ops->host_memory)
         return kept ? dev->ops->gemv_max_tokens : 0;
-    return !is_raw(w->tensor) ? 0 : kept ? dev->ops->gemv_max_tokens : MAX_ROWS_ONCE;
+    return !is_raw(w->tensor) && !has_codes(w) ? 0
+           : kept                              ? dev->ops->gemv_max_tokens
+                                               : MAX_ROWS_ONCE;
 }
 
 bool vptq_weight_is_whole(const vptq_weight *w, const vptq_opened *o, const vptq_device *dev)
@@ -244,6 +272,11 @@ vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_opened *o, vptq_de
 {
     if (w->packed)
         return dev->ops->vq_gemv(dev->state, o->matrix, g, err);
+    if (has_codes(w)) {
+        const vptq_uniform *u = w->tensor->uniform;
+        const vptq_uniform stored = o->stored ? codes_in(u, o->stored, w->rows) : *u;
+        return dev->ops->uniform_gemv(dev->state, &stored, w->tensor->round_to, g, err);
+    }
     return dev->ops->gemv(dev->state, w->rows, w->cols,
                           o->stored ? vptq_weight_type(w) : w->tensor->type,
                           o->stored ? o->stored : w->tensor->data, g, err);

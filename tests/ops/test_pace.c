@@ -88,6 +88,16 @@ static vptq_status run_gemv(bench *b, vptq_err *err)
     return b->dev.ops->gemv(b->dev.state, 40, 20, VPTQ_F32, b->x, &g, err);
 }
 
+/* So many tokens that rows are decoded first; codes are any bytes of x. */
+static vptq_status run_uniform_gemv(bench *b, vptq_err *err)
+{
+    const vptq_gemv_args g = {.n = 300, .x = b->x + 5000, .y = b->y, .ldx = 20, .ldy = 40};
+    const vptq_uniform w = {.shape = {.out = 40, .in = 20, .bits = 4, .group_size = 10},
+                            .codes = (const void *)b->x,
+                            .scales = b->x + 1000};
+    return b->dev.ops->uniform_gemv(b->dev.state, &w, VPTQ_F16, &g, err);
+}
+
 static vptq_status run_solve_upper(bench *b, vptq_err *err)
 {
     const vptq_solve_args a = {
@@ -350,6 +360,7 @@ static const struct {
     {.name = "gemm", .run = run_gemm},
     {.name = "gemm of columns", .run = run_gemm_of_columns},
     {.name = "gemv", .run = run_gemv},
+    {.name = "uniform_gemv", .run = run_uniform_gemv},
     {.name = "solve_upper", .run = run_solve_upper},
     {.name = "syrk_add", .run = run_syrk_add},
     {.name = "channel_range", .run = run_channel_range},

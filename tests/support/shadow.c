@@ -282,6 +282,22 @@ vptq_status shadow_library_gemv(vptq_dev *dev, size_t outs, size_t ins, const fl
     return shadow_done(s, s->ops->library_gemv(s->dev, outs, ins, dw, &d, err));
 }
 
+vptq_status shadow_uniform_gemv(vptq_dev *dev, const vptq_uniform *w, vptq_dtype storage,
+                                const vptq_gemv_args *g, vptq_err *err)
+{
+    shadow *s = shadow_state(dev);
+    const size_t out = w->shape.out, in = w->shape.in, groups = vptq_uniform_groups(&w->shape);
+    const vptq_uniform *a = w; /* of IN */
+    vptq_uniform copy = *w, *d = &copy;
+    vptq_gemv_args dg;
+    gemv_arrays(s, out, in, g, &dg);
+    IN(codes, out * vptq_uniform_row_words(&w->shape));
+    IN(scales, out * groups);
+    IN(zeros, out * groups);
+    IN(groups, in);
+    return shadow_done(s, s->ops->uniform_gemv(s->dev, d, storage, &dg, err));
+}
+
 void shadow_matrix_close(vptq_dev *dev, vptq_matrix *matrix)
 {
     shadow_matrix *m = (shadow_matrix *)(void *)matrix;

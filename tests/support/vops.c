@@ -235,6 +235,26 @@ static vptq_status run_gemv(vops *r, vptq_err *err)
     return r->dev.ops->gemv(r->dev.state, N, N, VPTQ_F32, r->x, &g, err);
 }
 
+/* Codes and scales are any numbers. */
+static vptq_status uniform_products(vops *r, size_t n, vptq_err *err)
+{
+    const vptq_gemv_args g = products(r, n);
+    const vptq_uniform w = {.shape = {.out = N, .in = N, .bits = 4, .group_size = N},
+                            .codes = r->idx,
+                            .scales = r->x};
+    return r->dev.ops->uniform_gemv(r->dev.state, &w, VPTQ_F16, &g, err);
+}
+
+static vptq_status run_uniform_gemv(vops *r, vptq_err *err)
+{
+    return uniform_products(r, 2, err);
+}
+
+static vptq_status run_uniform_gemv_tiles(vops *r, vptq_err *err)
+{
+    return uniform_products(r, N, err);
+}
+
 static vptq_status run_library_gemv(vops *r, vptq_err *err)
 {
     const vptq_gemv_args g = products(r, 1);
@@ -645,6 +665,8 @@ const vops_op vops_all[] = {
     {"vq_gemv of many tokens", .with_matrix = many_products},
     {"vq_gemv through tiles", .run = run_vq_gemv_tiles},
     {"gemv", .run = run_gemv},
+    {"uniform_gemv", .run = run_uniform_gemv},
+    {"uniform_gemv of many tokens", .run = run_uniform_gemv_tiles},
     {"library_gemv", .run = run_library_gemv},
     {"search_index_open", .run = run_search_index_open},
     {"search", .with_index = search},

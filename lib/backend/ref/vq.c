@@ -177,6 +177,22 @@ vptq_status vptq_ref_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type,
     return VPTQ_OK;
 }
 
+vptq_status vptq_ref_uniform_gemv(vptq_dev *dev, const vptq_uniform *w, vptq_dtype storage,
+                                  const vptq_gemv_args *g, vptq_err *err)
+{
+    const size_t in = w->shape.in;
+    VPTQ_BUG_IF(storage != VPTQ_F16 && storage != VPTQ_BF16);
+    float *row = vptq_dev_scratch(dev, in, sizeof *row, err);
+    if (!row)
+        return VPTQ_E_NOMEM;
+    for (size_t r = 0; r < w->shape.out; r++) {
+        vptq_uniform_read(w, r, 1, row);
+        vptq_round_to_n(storage, row, in);
+        multiply_row(in, row, r, g);
+    }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_ref_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
                                   const vptq_gemv_args *g, vptq_err *err)
 {
