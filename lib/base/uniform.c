@@ -103,8 +103,14 @@ static void read_piece(const vptq_uniform *u, size_t r, size_t first, size_t n, 
     const float *scales = u->scales + r * vptq_uniform_groups(&u->shape);
     uint8_t codes[PIECE];
     vptq_uniform_unpack(vptq_uniform_codes_at(u, r, first), u->shape.bits, n, codes);
-    for (size_t c = 0, end, g; c < n; c = end) {
-        end = vptq_uniform_run(u, first + c, first + n, &g) - first;
+    for (size_t c = 0; u->groups && c < n; c++) {
+        const size_t g = (size_t)u->groups[first + c];
+        dst[c] = (float)(codes[c] - vptq_uniform_zero(u, r, g)) * scales[g];
+    }
+    for (size_t c = 0, end, g; !u->groups && c < n; c = end) {
+        g = (first + c) / u->shape.group_size;
+        end = (g + 1) * u->shape.group_size - first;
+        end = end < n ? end : n;
         const int zero = vptq_uniform_zero(u, r, g);
         const float scale = scales[g];
         for (size_t i = c; i < end; i++)

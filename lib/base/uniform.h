@@ -81,23 +81,6 @@ static inline int vptq_uniform_zero(const vptq_uniform *u, size_t r, size_t grou
     return u->zeros ? u->zeros[r * groups + group] : 1 << (u->shape.bits - 1);
 }
 
-/* Returns the end of the run of columns from c on, at most `end`, that belong to one group, and
- * that group in *group. */
-static inline size_t vptq_uniform_run(const vptq_uniform *u, size_t c, size_t end,
-                                      size_t *group)
-{
-    size_t last = c + 1;
-    if (u->groups) {
-        *group = (size_t)u->groups[c];
-        while (last < end && u->groups[last] == u->groups[c])
-            last++;
-        return last;
-    }
-    *group = c / u->shape.group_size;
-    last = (*group + 1) * u->shape.group_size;
-    return last < end ? last : end;
-}
-
 /* dst [n, in] = rows [r0, r0 + n), before rounding to the type of the scales.  Thread safe. */
 void vptq_uniform_read(const vptq_uniform *u, size_t r0, size_t n, float *dst);
 

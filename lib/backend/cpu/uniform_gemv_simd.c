@@ -33,6 +33,11 @@ SIMD_INLINE vf round_f16(vf x)
     return vf_load_f16(half);
 }
 
+SIMD_INLINE vf round_to(vf x, vptq_dtype storage)
+{
+    return storage == VPTQ_F16 ? round_f16(x) : round_bf16(x);
+}
+
 #if SIMD_X86
 
 SIMD_INLINE vf codes_at(const uint8_t *codes)
@@ -54,7 +59,7 @@ SIMD_INLINE void compute(const run *c, vptq_dtype storage)
     const vf zero = vf_set1(c->zero), scale = vf_set1(c->scale);
     for (size_t i = 0; i < c->n; i += LANES) {
         const vf exact = vf_mul(vf_sub(codes_at(c->codes + i), zero), scale);
-        vf_store(c->values + i, storage == VPTQ_F16 ? round_f16(exact) : round_bf16(exact));
+        vf_store(c->values + i, round_to(exact, storage));
     }
 }
 
@@ -395,6 +400,25 @@ static bool dot(const vptq_uniform_piece *p, const float *x, float *y)
 
 /* ---- rows ---- */
 
+/* Columns of any groups. */
+SIMD_INLINE void decode_mixed(const vptq_uniform_piece *p, const uint8_t *codes,
+                              vptq_dtype storage)
+{
+    const int32_t *groups = p->w->groups + p->first;
+    const float middle = (float)(1 << (p->w->shape.bits - 1));
+    float scale[VPTQ_UNIFORM_PIECE + LANES], zero[VPTQ_UNIFORM_PIECE + LANES];
+    for (size_t c = 0; c < p->n; c++) {
+        scale[c] = p->scales[groups[c]];
+        zero[c] = p->zeros ? p->zeros[groups[c]] : middle;
+    }
+    for (size_t c = p->n; c % LANES; c++)
+        scale[c] = zero[c] = 0;
+    for (size_t c = 0; c < p->n; c += LANES) {
+        const vf steps = vf_sub(codes_at(codes + c), vf_load(zero + c));
+        vf_store(p->values + c, round_to(vf_mul(steps, vf_load(scale + c)), storage));
+    }
+}
+
 /* Columns in runs of one group. */
 SIMD_INLINE void decode_runs(const vptq_uniform_piece *p, vptq_dtype storage)
 {
@@ -403,8 +427,14 @@ SIMD_INLINE void decode_runs(const vptq_uniform_piece *p, vptq_dtype storage)
     const uint8_t *from = vptq_uniform_codes_at(w, p->row, p->first);
     uint8_t codes[VPTQ_UNIFORM_PIECE + STEP];
     unpack(from, bits, p->n, codes);
+    if (w->groups) {
+        decode_mixed(p, codes, storage);
+        return;
+    }
     for (size_t c = 0, end, g; c < p->n; c = end) {
-        end = vptq_uniform_run(w, p->first + c, p->first + p->n, &g) - p->first;
+        g = (p->first + c) / w->shape.group_size;
+        end = (g + 1) * w->shape.group_size - p->first;
+        end = end < p->n ? end : p->n;
         const run r = {.codes = codes + c,
                        .n = end - c,
                        .scale = p->scales[g],
