@@ -357,6 +357,35 @@ static vptq_status check_text(const vptq_ablation *a, vptq_err *err)
                : VPTQ_OK;
 }
 
+/* Plans the rows.  Of the built-in list of methods, those whose vectors do not divide the
+ * columns of this model are left out. */
+static vptq_status plan_all(vptq_ablation *a, uint32_t layers, double bits, vptq_err *err)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < a->report->count; i++) {
+        vptq_err why = {0};
+        a->rows[n] = a->rows[i];
+        a->report->rows[n] = (vptq_ablate_result){.row = &a->rows[n],
+                                                  .bits_per_weight = bits,
+                                                  .mean_loss = (double)NAN,
+                                                  .mean_held_out = (double)NAN,
+                                                  .tokens_per_second = (double)NAN};
+        VPTQ_CHECK(check_budget(a, &a->rows[n], layers, err));
+        const vptq_status st = a->rows[n].original
+                                   ? VPTQ_OK
+                                   : plan_row(a, &a->rows[n], bits, &a->report->rows[n], &why);
+        if (st == VPTQ_E_ARG && vptq_ablate_is_built_in(a->opt)) {
+            vptq_log(a->dev->ctx, VPTQ_LOG_WARN, "%s; it is left out", why.text);
+            continue;
+        }
+        if (st)
+            return vptq_fail(err, st, "%s", why.text);
+        n++;
+    }
+    a->report->count = n;
+    return VPTQ_OK;
+}
+
 static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
@@ -371,16 +400,7 @@ static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
     const double bits = vptq_model_bits_per_weight(&model);
     const uint32_t layers = model.desc->layers;
     vptq_model_release(&model);
-    for (size_t i = 0; i < a->report->count; i++) {
-        a->report->rows[i] = (vptq_ablate_result){.row = &a->rows[i],
-                                                  .bits_per_weight = bits,
-                                                  .mean_loss = (double)NAN,
-                                                  .mean_held_out = (double)NAN,
-                                                  .tokens_per_second = (double)NAN};
-        VPTQ_CHECK(check_budget(a, &a->rows[i], layers, err));
-        if (!a->rows[i].original)
-            VPTQ_CHECK(plan_row(a, &a->rows[i], bits, &a->report->rows[i], err));
-    }
+    VPTQ_CHECK(plan_all(a, layers, bits, err));
     return o->dry_run ? VPTQ_OK : check_text(a, err);
 }
 

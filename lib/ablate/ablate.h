@@ -72,6 +72,9 @@ vptq_status vptq_ablate_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                              vptq_ablate_row **rows, size_t *count,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Whether the rows are the built-in list of methods. */
+bool vptq_ablate_is_built_in(const vptq_ablate_options *opt);
+
 /* Number of texts, and the file of text i: texts precede files of ids. */
 size_t vptq_ablate_text_count(const vptq_ablate_options *o);
 const char *vptq_ablate_text(const vptq_ablate_options *o, size_t i);

@@ -66,25 +66,40 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
 
 /* ---- all methods ---- */
 
+#define ROW(name, settings) ", {\"name\": \"" name "\", \"settings\": {" settings "}}"
 #define UNIFORM(method, bits, more)                                                            \
-    ", {\"name\": \"" method "-" bits "\", \"settings\": {\"method\": \"" method               \
-    "\", \"weight_bits\": " bits ", \"fit_groups\": true" more "}}"
+    ROW(method "-" bits,                                                                       \
+        "\"method\": \"" method "\", \"weight_bits\": " bits ", \"fit_groups\": true" more)
+#define GPTVQ(bits, rows)                                                                      \
+    ROW("gptvq-" bits,                                                                         \
+        "\"method\": \"gptvq\", \"weight_bits\": " bits ", \"codebook_rows\": " rows)
+#define AQLM(bits)     ROW("aqlm-" bits, "\"method\": \"aqlm\", \"codebooks\": " bits)
+#define QUIP(bits)     ROW("quip-" bits, "\"method\": \"quip#\", \"weight_bits\": " bits)
 #define VECTORS(bits)  ", {\"name\": \"vptq-" bits "\", \"bits\": " bits "}"
 #define SERVED(preset) ", {\"name\": \"" preset "\", \"preset\": \"" preset "\"}"
 #define BY_IMPORTANCE  ", \"perm\": true"
 
-/* At the same number of bits per code, or as a budget; groups are those of the methods'
- * defaults, made to fit. */
+/* At the same number of bits per code or weight, or as a budget; groups are those of the
+ * methods' defaults, made to fit.  Codebooks of gptvq take an eighth of a bit per weight, as
+ * those of its paper. */
 /* clang-format off */
 static const char methods[] =
     "[{\"name\": \"original\", \"original\": true}"
-    UNIFORM("rtn", "4", "") UNIFORM("gptq", "4", BY_IMPORTANCE) UNIFORM("awq", "4", "") VECTORS("4")
-    UNIFORM("rtn", "3", "") UNIFORM("gptq", "3", BY_IMPORTANCE) UNIFORM("awq", "3", "") VECTORS("3")
-    UNIFORM("rtn", "2", "") UNIFORM("gptq", "2", BY_IMPORTANCE) UNIFORM("awq", "2", "") VECTORS("2")
+    UNIFORM("rtn", "4", "") UNIFORM("gptq", "4", BY_IMPORTANCE) UNIFORM("awq", "4", "")
+    GPTVQ("4", "128") AQLM("4") QUIP("4") VECTORS("4")
+    UNIFORM("rtn", "3", "") UNIFORM("gptq", "3", BY_IMPORTANCE) UNIFORM("awq", "3", "")
+    GPTVQ("3", "32") AQLM("3") QUIP("3") VECTORS("3")
+    UNIFORM("rtn", "2", "") UNIFORM("gptq", "2", BY_IMPORTANCE) UNIFORM("awq", "2", "")
+    GPTVQ("2", "8") AQLM("2") QUIP("2") ROW("db-llm", "\"method\": \"db-llm\"") VECTORS("2")
     SERVED("w8a16_awq") SERVED("w8a16_smooth_awq") SERVED("w8a16_sparse_awq")
     SERVED("w8a8_smooth_ptq") SERVED("w8a8_smooth_gptq") SERVED("w8a8_sparse_smooth_gptq")
     "]";
 /* clang-format on */
+
+bool vptq_ablate_is_built_in(const vptq_ablate_options *opt)
+{
+    return opt->rows && strcmp(opt->rows, "methods") == 0;
+}
 
 /* ---- a JSON list ---- */
 
@@ -276,7 +291,7 @@ static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena
     /* wrong settings of all rows are the caller's error, not the file's */
     vptq_status st =
         vptq_settings_defaults(opt->encoder, NULL, opt->given, opt->given_count, &s, err);
-    if (!st && strcmp(opt->rows, "methods") == 0)
+    if (!st && vptq_ablate_is_built_in(opt))
         st = vptq_json_parse(methods, sizeof methods - 1, opt->rows, &list, err);
     else if (!st)
         st = vptq_json_load(opt->rows, MAX_FILE, &list, err);
