@@ -404,6 +404,25 @@ static void test_threads(void **state)
     problem_free(&p);
 }
 
+/* Other sums, and so a few other codes. */
+static void test_devices(void **state)
+{
+    (void)state;
+    const char *const names[] = {"cpu", "ref", devices_gpu()};
+    problem p = problem_make(24, 136, 3);
+    double loss[3];
+    for (size_t i = 0; i < 3; i++) {
+        vencoder_run run;
+        vptq_additive a;
+        vencoder_open(&run, names[i], 1);
+        quantize(&run, &usual, &p, &a);
+        loss[i] = loss_of(&run, &p, &a);
+        vencoder_close(&run);
+        assert_true(fabs(loss[i] / loss[0] - 1) < 0.02);
+    }
+    problem_free(&p);
+}
+
 /* ---- bad input ---- */
 
 static vptq_status quantize_small(void *arg, vptq_device *dev, vptq_err *err)
@@ -474,5 +493,6 @@ static void test_dead_columns(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_shape), cmocka_unit_test(test_definition),
            cmocka_unit_test(test_losses), cmocka_unit_test(test_golden),
-           cmocka_unit_test(test_threads), cmocka_unit_test(test_memory),
-           cmocka_unit_test(test_bad_input), cmocka_unit_test(test_dead_columns))
+           cmocka_unit_test(test_threads), cmocka_unit_test(test_devices),
+           cmocka_unit_test(test_memory), cmocka_unit_test(test_bad_input),
+           cmocka_unit_test(test_dead_columns))
