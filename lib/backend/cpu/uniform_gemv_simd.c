@@ -180,7 +180,7 @@ SIMD_INLINE table table_at(const vptq_uniform_piece *p, size_t g, vptq_dtype sto
                    _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8))};
 }
 
-/* The meaning of the codes of a group: of up to four bits by `low` and `high`, a table in each half,
+/* The numbers of a group's codes: of up to four bits by `low` and `high`, a table in each half,
  * of more bits code * scale + offset, rounded. */
 typedef struct meaning {
     __m256i low, high;
