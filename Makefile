@@ -449,6 +449,11 @@ interop-gguf: tools
 interop-tasks: tools
 	$(Q)BIN=$(abspath $(BIN)) scripts/interop_tasks.sh
 
+# Compares AWQ, SmoothQuant and SparseGPT with llm-compressor (PyPI); not part of check.
+.PHONY: interop-compressor
+interop-compressor: tools
+	$(Q)BIN=$(abspath $(BIN)) scripts/interop_compressor.sh $(T)
+
 # Lines of formats/ that the tests reach (MODULE=lib/model selects another module), counted even
 # if a test fails.
 coverage:
@@ -633,6 +638,7 @@ help:
 	'make fuzz-programs libFuzzer programs only' \
 	'make coverage      lines of formats/ that the tests reach (gcovr)' \
 	'make interop       against the vptq package and transformers, in build/interop (T=PATTERN)' \
+	'make interop-compressor AWQ, SmoothQuant and SparseGPT against llm-compressor (PyPI; T=METHODS)' \
 	'make interop-gguf  the demo model as a GGUF file, run by llama.cpp (PyPI; builds for minutes)' \
 	'make bench         benchmarks' \
 	'make format        clang-format           make format-check' \
