@@ -438,8 +438,8 @@ static void test_refuses_broken_directories(void **state)
     refuse(state, "m", VPTQ_E_UNSUPPORTED, "MambaForCausalLM");
     vtest_copy_file(LLAMA3 "/config.json", *state, "m/config.json");
     replace_text(state, "m/config.json", "\"use_cache\": true",
-                 "\"quantization_config\": {\"quant_method\": \"gptq\"}");
-    refuse(state, "m", VPTQ_E_UNSUPPORTED, "'gptq'");
+                 "\"quantization_config\": {\"quant_method\": \"bitsandbytes\"}");
+    refuse(state, "m", VPTQ_E_UNSUPPORTED, "'bitsandbytes'");
 }
 
 static void test_refuses_unknown_matrices(void **state)
