@@ -374,7 +374,7 @@ static vptq_status plan_all(vptq_ablation *a, uint32_t layers, double bits, vptq
         const vptq_status st = a->rows[n].original
                                    ? VPTQ_OK
                                    : plan_row(a, &a->rows[n], bits, &a->report->rows[n], &why);
-        if (st == VPTQ_E_ARG && vptq_ablate_is_built_in(a->opt)) {
+        if ((st == VPTQ_E_ARG || st == VPTQ_E_SHAPE) && vptq_ablate_is_built_in(a->opt)) {
             vptq_log(a->dev->ctx, VPTQ_LOG_WARN, "%s; it is left out", why.text);
             continue;
         }

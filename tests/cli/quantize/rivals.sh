@@ -148,7 +148,7 @@ check_method quip 'quip#' --recipe down.json
 row=$(grep -m 1 '"name": "up_proj"' quip/report.jsonl)
 [ "$(echo "$row" | json_get total_bits)" = $((172 * 8 * 16 + 32 + 6 * 32 + 2 * 32)) ] || fail "bits: $row"
 expect_line quip/quantize.json '"method": "quip#"'
-! grep -q '"vector_length"\|"symmetric"' quip/quantize.json || fail "settings of other methods in the manifest"
+! grep -q '"centroids"\|"symmetric"' quip/quantize.json || fail "settings of other methods in the manifest"
 loss() { grep '"method": "quip#"' "$1/report.jsonl" | json_get proxy_loss | awk '{ s += $1 } END { printf "%.12g", s / NR }'; }
 for bits in 3 4; do
     quantize -o "quip$bits" --method 'quip#' --weight-bits $bits --recipe down.json > /dev/null
