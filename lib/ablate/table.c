@@ -125,6 +125,11 @@ static unsigned find_needs(const vptq_ablate_report *r)
     return has;
 }
 
+static bool uses(const vptq_encoder_settings *s, const char *key)
+{
+    return vptq_setting_is_used(vptq_setting_find(key), s);
+}
+
 static void fill_settings(table_row *t, const vptq_ablate_row *row)
 {
     static const char *const finetuning[] = {"no", "layer-wise", "e2e", "layer-wise, e2e"};
@@ -132,10 +137,12 @@ static void fill_settings(table_row *t, const vptq_ablate_row *row)
     if (row->original)
         return;
     vptq_setting_print(vptq_setting_find("method"), s, t->method, sizeof t->method);
+    if (row->bits > 0)
+        t->budget = row->bits;
     if (s->method != VPTQ_METHOD_VPTQ) {
-        const bool codes = vptq_method_has_codes(s->method);
-        t->weight_bits = codes ? s->weight_bits : 16;
-        t->group_size = codes ? s->group_size : 0;
+        const bool chosen = row->bits > 0;
+        t->weight_bits = uses(s, "weight_bits") && !chosen ? s->weight_bits : 0;
+        t->group_size = uses(s, "group_size") ? s->group_size : 0;
         return;
     }
     t->independent = s->pass_columns == 1 ? "yes" : "no";
@@ -144,10 +151,8 @@ static void fill_settings(table_row *t, const vptq_ablate_row *row)
     t->v0 = s->outliers > 0 ? s->v0 : 0;
     t->k0 = s->outliers > 0 ? s->k0 : 0;
     t->groups = s->groups;
-    if (row->bits > 0) { /* the budget decides these */
-        t->budget = row->bits;
+    if (row->bits > 0) /* the budget decides the others */
         return;
-    }
     t->v = s->v;
     t->k = s->k;
     t->k_res = s->k_res;
