@@ -214,21 +214,7 @@ static vptq_status read_numbers(const matrix_reader *r, const char *part, const 
 {
     vptq_tensor t;
     VPTQ_CHECK(need_part(r, part, r->storage, shape, dims, &t));
-    const size_t n = t.bytes / sizeof(uint16_t);
-    float *x = vptq_arena_alloc(r->arena, n, sizeof *x, r->err);
-    if (!x)
-        return VPTQ_E_NOMEM;
-    const uint16_t *src = (const uint16_t *)(const void *)t.data;
-    if (r->storage == VPTQ_F16)
-        vptq_f16_to_f32_n(src, x, n);
-    else
-        vptq_bf16_to_f32_n(src, x, n);
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(x[i]))
-            return vptq_fail(r->err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g",
-                             r->file, t.name, i, (double)x[i]);
-    *out = x;
-    return VPTQ_OK;
+    return vptq_packed_widen(&t, r->file, r->arena, out, r->err);
 }
 
 /* ---- codebooks ---- */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "formats/vptq/additive.h"
+#include "formats/vptq/packed.h"
 #include "lib/base/grid.h"
 #include "lib/base/half.h"
 
@@ -67,16 +68,7 @@ vptq_status vptq_additive_make_config(const vptq_additive_matrix *matrices, size
 static vptq_status add_part(const matrix_writer *w, const char *part, vptq_tensor t,
                             const void *data)
 {
-    size_t elements = 1;
-    for (uint32_t i = 0; i < t.dims; i++)
-        elements *= (size_t)t.shape[i];
-    t.name = vptq_arena_printf(w->arena, w->err, "%s.%s", w->m->name, part);
-    if (!t.name)
-        return VPTQ_E_NOMEM;
-    t.bytes = elements * vptq_dtype_get(t.type)->bytes;
-    t.data = data;
-    t.round_to = VPTQ_F32;
-    t.file = "";
+    VPTQ_CHECK(vptq_packed_part(&t, w->m->name, part, data, w->arena, w->err));
     w->list[(*w->count)++] = t;
     return VPTQ_OK;
 }

@@ -101,6 +101,26 @@ static vptq_status require_part(const matrix_reader *r, const char *part, vptq_d
     return load_part(r, t, out);
 }
 
+vptq_status vptq_packed_widen(const vptq_tensor *t, const char *file, vptq_arena *arena,
+                              const float **out, vptq_err *err)
+{
+    const size_t n = t->bytes / sizeof(uint16_t);
+    float *x = vptq_arena_alloc(arena, n, sizeof *x, err);
+    if (!x)
+        return VPTQ_E_NOMEM;
+    const uint16_t *src = (const uint16_t *)(const void *)t->data;
+    if (t->type == VPTQ_F16)
+        vptq_f16_to_f32_n(src, x, n);
+    else
+        vptq_bf16_to_f32_n(src, x, n);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g", file,
+                             t->name, i, (double)x[i]);
+    *out = x;
+    return VPTQ_OK;
+}
+
 /* Reads a part of real numbers and widens it to float. */
 static vptq_status read_numbers(const matrix_reader *r, const char *part,
                                 const part_shape *want, const float **out)
@@ -109,21 +129,7 @@ static vptq_status read_numbers(const matrix_reader *r, const char *part,
     vptq_status st = require_part(r, part, r->storage, r->storage, want, &t);
     if (st || r->mode.shapes_only)
         return st;
-    size_t n = t.bytes / sizeof(uint16_t);
-    float *x = vptq_arena_alloc(r->arena, n, sizeof *x, r->err);
-    if (!x)
-        return VPTQ_E_NOMEM;
-    const uint16_t *src = (const uint16_t *)(const void *)t.data;
-    if (r->storage == VPTQ_F16)
-        vptq_f16_to_f32_n(src, x, n);
-    else
-        vptq_bf16_to_f32_n(src, x, n);
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(x[i]))
-            return vptq_fail(r->err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g",
-                             r->source->file, t.name, i, (double)x[i]);
-    *out = x;
-    return VPTQ_OK;
+    return vptq_packed_widen(&t, r->source->file, r->arena, out, r->err);
 }
 
 /* Fails unless x, a code times its scale, is one that a writer makes: readers round numbers to

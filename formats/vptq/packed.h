@@ -89,7 +89,19 @@ vptq_status vptq_packed_check(const vptq_packed_source *source, const vptq_packe
                               vptq_arena *arena, vptq_packed_matrix *out, bool *whole,
                               vptq_err *err) VPTQ_MUST_CHECK;
 
+/* *out = the numbers of a tensor of type F16 or BF16 that is in memory and aligned, as floats
+ * in `arena`.  VPTQ_E_NUMERIC naming `file`, tensor and the first element that is not finite.
+ */
+vptq_status vptq_packed_widen(const vptq_tensor *t, const char *file, vptq_arena *arena,
+                              const float **out, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* ---- writing ---- */
+
+/* Completes *t, of which type, dims and shape are set, to the part P.`part` of the module with
+ * `data`, which it points to; its name is in `arena`. */
+vptq_status vptq_packed_part(vptq_tensor *t, const char *module, const char *part,
+                             const void *data, vptq_arena *arena,
+                             vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Number of rows of `indices` with bits set after the last index. */
 size_t vptq_packed_count_dirty_rows(const vptq_vq *q);

@@ -105,19 +105,26 @@ typedef struct matrix_writer {
     vptq_err *err;
 } matrix_writer;
 
+vptq_status vptq_packed_part(vptq_tensor *t, const char *module, const char *part,
+                             const void *data, vptq_arena *arena, vptq_err *err)
+{
+    size_t elements = 1;
+    t->name = vptq_arena_printf(arena, err, "%s.%s", module, part);
+    if (!t->name)
+        return VPTQ_E_NOMEM;
+    for (uint32_t i = 0; i < t->dims; i++)
+        elements *= (size_t)t->shape[i];
+    t->bytes = elements * vptq_dtype_get(t->type)->bytes;
+    t->data = data;
+    t->round_to = VPTQ_F32;
+    t->file = "";
+    return VPTQ_OK;
+}
+
 static vptq_status add_part(const matrix_writer *w, const char *part, vptq_tensor t,
                             const void *data)
 {
-    t.name = vptq_arena_printf(w->arena, w->err, "%s.%s", w->m->name, part);
-    if (!t.name)
-        return VPTQ_E_NOMEM;
-    size_t elements = 1;
-    for (uint32_t i = 0; i < t.dims; i++)
-        elements *= (size_t)t.shape[i];
-    t.bytes = elements * vptq_dtype_get(t.type)->bytes;
-    t.data = data;
-    t.round_to = VPTQ_F32;
-    t.file = "";
+    VPTQ_CHECK(vptq_packed_part(&t, w->m->name, part, data, w->arena, w->err));
     w->list[(*w->count)++] = t;
     return VPTQ_OK;
 }
