@@ -235,24 +235,15 @@ static vptq_status run_gemv(vops *r, vptq_err *err)
     return r->dev.ops->gemv(r->dev.state, N, N, VPTQ_F32, r->x, &g, err);
 }
 
-/* Codes and scales are any numbers. */
-static vptq_status uniform_products(vops *r, size_t n, vptq_err *err)
+/* A few tokens, and as many as take tiles.  Codes and scales are any numbers. */
+static vptq_status run_uniform_gemv(vops *r, vptq_err *err)
 {
-    const vptq_gemv_args g = products(r, n);
+    const vptq_gemv_args few = products(r, 2), many = products(r, N);
     const vptq_uniform w = {.shape = {.out = N, .in = N, .bits = 4, .group_size = N},
                             .codes = r->idx,
                             .scales = r->x};
-    return r->dev.ops->uniform_gemv(r->dev.state, &w, VPTQ_F16, &g, err);
-}
-
-static vptq_status run_uniform_gemv(vops *r, vptq_err *err)
-{
-    return uniform_products(r, 2, err);
-}
-
-static vptq_status run_uniform_gemv_tiles(vops *r, vptq_err *err)
-{
-    return uniform_products(r, N, err);
+    VPTQ_CHECK(r->dev.ops->uniform_gemv(r->dev.state, &w, VPTQ_F16, &few, err));
+    return r->dev.ops->uniform_gemv(r->dev.state, &w, VPTQ_F16, &many, err);
 }
 
 static vptq_status run_library_gemv(vops *r, vptq_err *err)
@@ -666,7 +657,6 @@ const vops_op vops_all[] = {
     {"vq_gemv through tiles", .run = run_vq_gemv_tiles},
     {"gemv", .run = run_gemv},
     {"uniform_gemv", .run = run_uniform_gemv},
-    {"uniform_gemv of many tokens", .run = run_uniform_gemv_tiles},
     {"library_gemv", .run = run_library_gemv},
     {"search_index_open", .run = run_search_index_open},
     {"search", .with_index = search},
