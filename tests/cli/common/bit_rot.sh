@@ -81,7 +81,7 @@ cd good || exit
     "$eval" compare records.jsonl --format html -o page.html
     $ablate -o abl --report table.md
 } >../made.txt 2>&1 || fail "$(tail -n 5 ../made.txt)"
-read -ra words <<<"${collect/0-0/0-1}"
+read -ra words <<<"${collect/--layers 0-0/--layers 0-1}"
 interrupted hs hidden.state "${words[@]}"
 interrupted hg saliency.state "${words[@]}" --weights guided
 read -ra words <<<"$sequential"
@@ -253,10 +253,10 @@ row heal 'h/layer_*' "$collect -o h"
 row heal h/outputs.safetensors "$collect --outputs 1 -o h"
 row heal 'h/holdout/*' "$collect -o h"
 row heal h/lock "$collect -o h"
-row heal hs/hidden.state "${collect/0-0/0-1} -o hs"
-row heal hg/saliency.state "${collect/0-0/0-1} --weights guided -o hg"
+row heal hs/hidden.state "${collect/--layers 0-0/--layers 0-1} -o hs"
+row heal hg/saliency.state "${collect/--layers 0-0/--layers 0-1} --weights guided -o hg"
 row read 'h5/*.*' "$hessian" --show h5
-row read 'h5/holdout/*' "${budget/h5/h5/holdout}" --dry-run
+row read 'h5/holdout/*' "${budget/-H h5/-H h5/holdout}" --dry-run
 row read h5/lock "$hessian" --show h5
 row read 'imported/*.*' "$hessian" --export imported -o out
 row read 'h/*.*' "$work -o out"
@@ -278,10 +278,10 @@ row heal 'tl/[!s]*' "$layer -o tl"
 row read tl/self_text.safetensors "$layer -o tl"
 row heal 'tli/*' "$layer -o tli"
 row read 'w/layer_*' "$tune -o out"
-row heal 'hs/*' "${collect/0-0/0-1} -o hs"
-row heal 'hg/*' "${collect/0-0/0-1} --weights guided -o hg"
-row heal 'hg/holdout/*' "${collect/0-0/0-1} --weights guided -o hg"
-row heal 'hs/holdout/*' "${collect/0-0/0-1} -o hs"
+row heal 'hs/*' "${collect/--layers 0-0/--layers 0-1} -o hs"
+row heal 'hg/*' "${collect/--layers 0-0/--layers 0-1} --weights guided -o hg"
+row heal 'hg/holdout/*' "${collect/--layers 0-0/--layers 0-1} --weights guided -o hg"
+row heal 'hs/holdout/*' "${collect/--layers 0-0/--layers 0-1} -o hs"
 row read w/quantize.json "$pack" w -o out
 row read 'w/layer_*' "$pack" w -o out
 row read a.vptq "$pack" a.vptq -o out
