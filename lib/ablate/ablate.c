@@ -330,9 +330,8 @@ static vptq_status plan_row(const vptq_ablation *a, const vptq_ablate_row *row,
     result->bits_per_weight = r.bits_per_weight;
     if (r.bits_per_weight > original_bits)
         vptq_log(a->dev->ctx, VPTQ_LOG_WARN,
-                 "row '%s': %.2f bits per weight, the original has %.2f: its codebooks are too "
-                 "large for this model",
-                 row->name, r.bits_per_weight, original_bits);
+                 "row '%s': %.2f bits per weight, the original has %.2f", row->name,
+                 r.bits_per_weight, original_bits);
     return VPTQ_OK;
 }
 

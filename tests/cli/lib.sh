@@ -30,6 +30,13 @@ is_instrumented()
     case $BIN in *address* | *thread*) ;; *) return 1 ;; esac
 }
 
+# long_if_instrumented: skips a test that takes minutes in instrumented builds, where unit tests run its code.
+# VPTQ_LONG=1 runs it.
+long_if_instrumented()
+{
+    ! is_instrumented || [ -n "${VPTQ_LONG:-}" ] || skip "takes minutes when instrumented (VPTQ_LONG=1 runs it)"
+}
+
 # data NAME: prints the path of a file in the data directory; skips the test if it is missing.
 #     text=$(data text/wikitext2/wiki.test.raw)
 data()

@@ -1,4 +1,5 @@
 # Rows of an ablation that are tuned: as by vptq-quantize --tune, on the calibration text; kills and other settings.
+long_if_instrumented
 model=$(data models/stories260K-hf)
 calibration=$(data text/tinystories/tiny.utf8)
 text=$(data text/tinystories/tinystories_v2_sample.txt)

@@ -1,5 +1,6 @@
 # Token weights, held-out windows and a memory cap: the same bytes in every case, and their
 # treatment by --show and --merge.
+long_if_instrumented
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)

@@ -1,5 +1,6 @@
 # Calibration inside the run: the same as with a Hessian directory of the same windows;
 # sequential runs give the same bytes for any thread count, memory cap and interruption.
+long_if_instrumented
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)

@@ -1,5 +1,6 @@
 # Output Hessians: a model that diverges less at the same bits, in one run as from a directory, sequentially too; the
 # same bytes for any thread count and after a kill.
+long_if_instrumented
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)

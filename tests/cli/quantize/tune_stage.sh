@@ -1,4 +1,5 @@
 # Tuning as a stage of a run: the bytes of two commands, also after interruptions in either stage.
+long_if_instrumented
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
