@@ -11,7 +11,7 @@ typedef struct pack_args {
     uint64_t shard_bytes;
     uint32_t level;
     int form; /* index into "auto|hf|archive|gguf" */
-    bool unpack, list, check, digest, repair, lm_head;
+    bool unpack, list, check, digest, repair, lm_head, partial;
 } pack_args;
 
 enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE, FORM_GGUF };
@@ -78,6 +78,7 @@ static vptq_status write_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
     vptq_pack_options opt = {.input = a->model,
                              .output = a->output,
                              .base = a->base,
+                             .partial = a->partial,
                              .tokenizer = a->tokenizer,
                              .form = choose_form(a),
                              .shard_bytes = a->shard_bytes,
@@ -159,7 +160,8 @@ static int dispatch(vptq_cli *cli, void *arg)
     uint32_t errors = 0;
     if (check_usage(cli, a))
         return CLI_USAGE;
-    const vptq_model_options open = {.tokenizer = a->tokenizer, .base = a->base};
+    const vptq_model_options open = {
+        .tokenizer = a->tokenizer, .base = a->base, .partial = a->partial};
     if (a->check)
         st = vptq_check(cli->ctx, a->model, &open, &cli->out, &errors, &err);
     else if (a->list)
@@ -203,6 +205,8 @@ int main(int argc, char **argv)
         {0, "lm-head", CLI_FLAG, &a.lm_head, NULL,
          "also store an output head that is tied to the embedding; vptq's own loader needs it"},
         {0, "base", CLI_STRING, &a.base, "PATH", "the original model of WORK, if it was moved"},
+        {0, "partial", CLI_FLAG, &a.partial, NULL,
+         "take WORK although its run has not finished"},
         {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to store in the output"},
         CLI_END};
     vptq_cli cli = {

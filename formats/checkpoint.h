@@ -31,6 +31,7 @@ typedef enum {
 typedef struct vptq_checkpoint_options {
     const char *tokenizer; /* --tokenizer FILE; NULL = search next to the model */
     const char *base;      /* WORK: path of the base model; NULL = as recorded */
+    bool partial;          /* WORK: also one whose run has not finished */
     /* If not NULL, receives the text of every fault of a single tensor or matrix; opening then
      * continues without it (a damaged tensor stays in the set, without data).  Requires `err`
      * in every call. */
@@ -63,7 +64,7 @@ typedef struct vptq_checkpoint {
 } vptq_checkpoint;
 
 /* `opt` may be NULL.  Errors name the path and what was expected there.  A WORK directory
- * checks the base model's fingerprint (VPTQ_E_MISMATCH). */
+ * checks the base model's fingerprint (VPTQ_E_MISMATCH), and that its last run has finished. */
 vptq_status vptq_checkpoint_open(const vptq_ctx *ctx, const char *path,
                                  const vptq_checkpoint_options *opt, vptq_checkpoint *c,
                                  vptq_err *err) VPTQ_MUST_CHECK;
@@ -128,6 +129,7 @@ vptq_status vptq_checkpoint_fingerprint(const vptq_checkpoint *c, const vptq_ctx
  * "dtype" ("f16"|"bf16"), "tokenizer" (path or null).  The matrices are the
  * layer_*.safetensors files next to it. */
 #define VPTQ_WORK_FILE   "quantize.json"
+#define VPTQ_WORK_REPORT "report.jsonl"
 #define VPTQ_WORK_FORMAT 1
 
 #endif

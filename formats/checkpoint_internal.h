@@ -55,8 +55,10 @@ typedef struct vptq_work_header {
 /* Also sets c->storage. */
 vptq_status vptq_checkpoint_read_work_header(vptq_checkpoint *c, vptq_work_header *h,
                                              vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds the tensors of c->base, rounded to c->storage, and the finished matrices. */
-vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, vptq_checkpoint *c,
+/* Adds the tensors of c->base, rounded to c->storage, and the finished matrices.  Unless
+ * `partial`, the last run must have finished: report.jsonl, which it writes at its end, has a
+ * row for every matrix. */
+vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, bool partial, vptq_checkpoint *c,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -154,19 +154,19 @@ static vptq_status open_base(const vptq_ctx *ctx, const char *path, const char *
     return vptq_checkpoint_report_fault(c, st, err);
 }
 
-static vptq_status open_work(const vptq_ctx *ctx, const char *base, vptq_checkpoint *c,
-                             vptq_err *err)
+static vptq_status open_work(const vptq_ctx *ctx, const vptq_checkpoint_options *opt,
+                             vptq_checkpoint *c, vptq_err *err)
 {
     vptq_work_header h;
     VPTQ_CHECK(vptq_checkpoint_read_work_header(c, &h, err));
-    vptq_status st = open_base(ctx, base ? base : h.base, h.fingerprint, c, err);
+    vptq_status st = open_base(ctx, opt->base ? opt->base : h.base, h.fingerprint, c, err);
     if (st && err)
         vptq_err_context(err, "%s: its base model (--base names another)", c->path);
     if (st)
         return st;
     c->desc = c->base->desc;
     c->tokenizer = *h.tokenizer ? h.tokenizer : c->base->tokenizer;
-    return vptq_checkpoint_read_work(ctx, c, err);
+    return vptq_checkpoint_read_work(ctx, opt->partial, c, err);
 }
 
 /* ---- the tokenizer ---- */
@@ -223,7 +223,7 @@ static vptq_status open_kind(const vptq_ctx *ctx, const vptq_checkpoint_options 
     case VPTQ_CKPT_ARCHIVE:
         return vptq_checkpoint_open_archive(ctx, opt->shapes_only, c, err);
     case VPTQ_CKPT_WORK:
-        return open_work(ctx, opt->base, c, err);
+        return open_work(ctx, opt, c, err);
     }
     return vptq_fail(err, VPTQ_E_ARG, "%s: unknown kind of model", c->path);
 }

@@ -514,7 +514,42 @@ static vptq_status read_layer(const vptq_ctx *ctx, const char *path, vptq_checkp
     return VPTQ_OK;
 }
 
-vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, vptq_checkpoint *c, vptq_err *err)
+/* *rows = the lines of report.jsonl; 0 if there is none. */
+static vptq_status count_rows(const vptq_ctx *ctx, const vptq_checkpoint *c, size_t *rows,
+                              vptq_err *err)
+{
+    char path[4096], *text;
+    size_t size;
+    *rows = 0;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, c->path, VPTQ_WORK_REPORT, err));
+    if (!vptq_path_exists(path))
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_file_read(path, VPTQ_CONFIG_LIMIT, ctx->mem, &text, &size, err));
+    for (size_t i = 0; i < size; i++)
+        *rows += text[i] == '\n';
+    vptq_mem_free(ctx->mem, text);
+    return VPTQ_OK;
+}
+
+static vptq_status check_finished(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                  char *const *names, size_t count, vptq_err *err)
+{
+    size_t rows, matrices = 0;
+    VPTQ_CHECK(count_rows(ctx, c, &rows, err));
+    for (size_t i = 0; i < count; i++)
+        matrices += vptq_layer_file_is(names[i]);
+    if (matrices > 0 && rows == matrices)
+        return VPTQ_OK;
+    vptq_status st = vptq_fail(
+        err, VPTQ_E_FORMAT,
+        "'%s' is of an unfinished run: it has %zu matrices, and %s %zu rows; run its command "
+        "again to finish it (--partial takes it as it is)",
+        c->path, matrices, VPTQ_WORK_REPORT, rows);
+    return vptq_checkpoint_report_fault(c, st, err);
+}
+
+vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, bool partial, vptq_checkpoint *c,
+                                      vptq_err *err)
 {
     char **names = NULL;
     size_t count = 0;
@@ -533,5 +568,5 @@ vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, vptq_checkpoint *c, v
         VPTQ_CHECK(read_layer(ctx, path, c, layer_is_complete(names, count, names[i]), err));
     }
     qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
-    return VPTQ_OK;
+    return partial ? VPTQ_OK : check_finished(ctx, c, names, count, err);
 }

@@ -97,16 +97,18 @@ vptq_status vptq_ctx_backend(vptq_ctx *ctx, vptq_backend_info *info, vptq_err *e
 
 /* ---- Models ----------------------------------------------------------------------------- */
 
-static vptq_checkpoint_options checkpoint_options(const vptq_model_options *o)
+vptq_checkpoint_options vptq_model_checkpoint_options(const vptq_model_options *o)
 {
-    return o ? (vptq_checkpoint_options){.tokenizer = o->tokenizer, .base = o->base}
+    return o ? (vptq_checkpoint_options){.tokenizer = o->tokenizer,
+                                         .base = o->base,
+                                         .partial = o->partial}
              : (vptq_checkpoint_options){.tokenizer = NULL};
 }
 
 vptq_status vptq_model_load(vptq_ctx *ctx, const char *path, const vptq_model_options *options,
                             vptq_model **m, vptq_err *err)
 {
-    const vptq_checkpoint_options opt = checkpoint_options(options);
+    const vptq_checkpoint_options opt = vptq_model_checkpoint_options(options);
     *m = NULL;
     vptq_model *model = calloc(1, sizeof *model);
     if (!model)

@@ -145,6 +145,7 @@ typedef struct vptq_model vptq_model;
 typedef struct vptq_model_options {
     const char *tokenizer; /* file; NULL = the model's own */
     const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
+    bool partial;          /* accept a work directory whose run has not finished */
     bool need_tokenizer;   /* fail if there is none.  Texts, chats and tasks need one */
 } vptq_model_options;
 
@@ -445,6 +446,7 @@ typedef enum {
 typedef struct vptq_pack_options {
     const char *input, *output; /* paths; output may be NULL in a dry run */
     const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
+    bool partial;          /* accept a work directory whose run has not finished */
     const char *tokenizer; /* file; NULL = the model's own */
     vptq_pack_form form;
     vptq_dtype dtype; /* F16, BF16, to unpack F32; to pack VPTQ_DTYPE_COUNT = as quantized */

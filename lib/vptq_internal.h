@@ -2,11 +2,15 @@
 #ifndef VPTQ_VPTQ_INTERNAL_H
 #define VPTQ_VPTQ_INTERNAL_H
 
+#include "formats/checkpoint.h"
 #include "lib/backend/backend.h"
+#include "lib/vptq.h"
 
 /* The device of a context that vptq_ctx_open made; its first user opens it. */
 vptq_status vptq_ctx_device(vptq_ctx *ctx, vptq_device **device, vptq_err *err) VPTQ_MUST_CHECK;
 /* The name that the context was opened with, "auto" by default. */
 const char *vptq_ctx_backend_name(const vptq_ctx *ctx);
+/* `o` may be NULL. */
+vptq_checkpoint_options vptq_model_checkpoint_options(const vptq_model_options *o);
 
 #endif

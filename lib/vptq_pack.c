@@ -9,7 +9,8 @@
 static vptq_status list_input(const vptq_ctx *ctx, const vptq_pack_options *opt,
                               const vptq_output *out, vptq_err *err)
 {
-    const vptq_model_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
+    const vptq_model_options open = {
+        .tokenizer = opt->tokenizer, .base = opt->base, .partial = opt->partial};
     return opt->dry_run ? vptq_list(ctx, opt->input, &open, out, err) : VPTQ_OK;
 }
 
@@ -37,8 +38,7 @@ vptq_status vptq_check(vptq_ctx *ctx, const char *path, const vptq_model_options
                        const vptq_output *out, uint32_t *errors, vptq_err *err)
 {
     vptq_device *dev;
-    const vptq_checkpoint_options opt = {.tokenizer = open ? open->tokenizer : NULL,
-                                         .base = open ? open->base : NULL};
+    const vptq_checkpoint_options opt = vptq_model_checkpoint_options(open);
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     return vptq_check_report(dev, path, &opt, out, errors, err);
 }
@@ -47,8 +47,7 @@ vptq_status vptq_digest(const vptq_ctx *ctx, const char *path, const vptq_model_
                         const vptq_output *out, char digest[VPTQ_DIGEST_SIZE], vptq_err *err)
 {
     vptq_digest_result r;
-    const vptq_checkpoint_options opt = {.tokenizer = open ? open->tokenizer : NULL,
-                                         .base = open ? open->base : NULL};
+    const vptq_checkpoint_options opt = vptq_model_checkpoint_options(open);
     VPTQ_CHECK(vptq_digest_model(ctx, path, &opt, &r, err));
     if (!*r.digest)
         return vptq_fail(err, VPTQ_E_FORMAT,

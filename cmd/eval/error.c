@@ -8,6 +8,7 @@ typedef struct error_command {
     const char *model, *base, *hessians, *output;
     vptq_cli_range layers;
     uint32_t top;
+    bool partial;
     int sort; /* vptq_error_order */
 } error_command;
 
@@ -18,7 +19,7 @@ static int run_error(vptq_cli *cli, void *arg)
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL, *base = NULL;
     vptq_writer *file = NULL;
-    const vptq_model_options open = {.base = c->base};
+    const vptq_model_options open = {.base = c->base, .partial = c->partial};
     const vptq_error_options opt = {.hessians = c->hessians,
                                     .first_layer = c->layers.first,
                                     .last_layer = c->layers.last,
@@ -45,6 +46,8 @@ int vptq_cli_error(vptq_cli *cli, int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "quantized model"},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL,
+         "take a work directory although its run has not finished"},
         {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
          "its Hessians, needed for errors of outputs"},
         {0, "layers", CLI_RANGE, &c.layers, "A-B", "only these layers"},

@@ -13,7 +13,7 @@ typedef struct generate_command {
     const char *model, *tokenizer, *base, *prompt, *prompt_file;
     uint64_t tokens;
     double temperature, top_p;
-    bool special, raw, ignore_eos, chat;
+    bool special, raw, ignore_eos, chat, partial;
     const char *system, *messages, *template_file, *date;
     vptq_cli_strings args, stops;
 } generate_command;
@@ -94,8 +94,10 @@ static int run_generate(vptq_cli *cli, void *arg)
     vptq_model *model = NULL;
     const char *prompt;
     char *text = NULL;
-    const vptq_model_options open = {
-        .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = true};
+    const vptq_model_options open = {.tokenizer = c->tokenizer,
+                                     .base = c->base,
+                                     .partial = c->partial,
+                                     .need_tokenizer = true};
     if (check_usage(cli, c))
         return CLI_USAGE;
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
@@ -135,6 +137,8 @@ int vptq_cli_generate(vptq_cli *cli, int argc, char **argv)
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "base", CLI_STRING, &c.base, "MODEL",
          "the original model of a work directory, if it was moved"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL,
+         "take a work directory although its run has not finished"},
         {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue; '-' reads stdin"},
         {0, "prompt-file", CLI_STRING, &c.prompt_file, "FILE", "text to continue, from a file"},
         {'n', "max-tokens", CLI_U64, &c.tokens, "N",

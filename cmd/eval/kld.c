@@ -11,7 +11,7 @@ typedef struct kld_command {
     vptq_cli_strings texts, tokens;
     uint64_t context, windows, top;
     int protocol, precision;
-    bool rows;
+    bool rows, partial;
     double max_kld;
 } kld_command;
 
@@ -23,6 +23,7 @@ static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_model *
     const vptq_model_options base_options = {.tokenizer = c->tokenizer, .need_tokenizer = text};
     vptq_model_options options = base_options;
     options.base = c->base;
+    options.partial = c->partial;
     VPTQ_CHECK(vptq_ctx_backend(cli->ctx, NULL, err));
     if (c->model)
         VPTQ_CHECK(vptq_model_load(cli->ctx, c->model, &options, m, err));
@@ -95,6 +96,8 @@ int vptq_cli_kld(vptq_cli *cli, int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL,
+         "take a work directory although its run has not finished"},
         {0, "base-file", CLI_STRING, &c.base_file, "FILE",
          "saved logits of its original, from --save-base"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},

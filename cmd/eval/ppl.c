@@ -10,7 +10,7 @@ typedef struct ppl_command {
     vptq_cli_strings texts, tokens;
     uint64_t document_limit, context, windows, stride;
     int protocol;
-    bool rows, join, tokens_only;
+    bool rows, join, tokens_only, partial;
     double max_ppl;
 } ppl_command;
 
@@ -69,8 +69,10 @@ static int run_ppl(vptq_cli *cli, void *arg)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL;
-    const vptq_model_options open = {
-        .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = c->texts.count > 0};
+    const vptq_model_options open = {.tokenizer = c->tokenizer,
+                                     .base = c->base,
+                                     .partial = c->partial,
+                                     .need_tokenizer = c->texts.count > 0};
     const vptq_ppl_options opt = {
         .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows),
         .join = c->join,
@@ -112,6 +114,8 @@ int vptq_cli_ppl(vptq_cli *cli, int argc, char **argv)
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "base", CLI_STRING, &c.base, "MODEL",
          "the original model of a work directory, if it was moved"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL,
+         "take a work directory although its run has not finished"},
         CLI_HEADING("Text"),
         {0, "text", CLI_STRINGS, &c.texts, "FILE",
          "UTF-8 text; several are measured one by one"},

@@ -9,7 +9,7 @@ typedef struct serve_command {
     const char *tokenizer, *base, *output;
     uint32_t runs, warmup;
     int kv;
-    bool allow_long;
+    bool allow_long, partial;
 } serve_command;
 
 /* Splits NAME=MODEL.  The name of a plain MODEL is the last part of its path without extension.
@@ -49,8 +49,10 @@ static vptq_status split_name(const char *text, char name[VPTQ_SERVE_NAME], cons
 static vptq_status open_models(const vptq_cli *cli, const serve_command *c,
                                vptq_serve_model **models, vptq_err *err)
 {
-    const vptq_model_options open = {
-        .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = true};
+    const vptq_model_options open = {.tokenizer = c->tokenizer,
+                                     .base = c->base,
+                                     .partial = c->partial,
+                                     .need_tokenizer = true};
     *models = calloc(c->models.count, sizeof **models);
     if (!*models)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
@@ -99,6 +101,8 @@ int vptq_cli_serve(vptq_cli *cli, int argc, char **argv)
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "base", CLI_STRING, &c.base, "MODEL",
          "the original model of a work directory, if it was moved"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL,
+         "take a work directory although its run has not finished"},
         {0, "config", CLI_STRINGS, &c.configs, "B,I,O|NAME",
          "sequences, tokens of their prompts, new tokens; or interactive, decode_bound, "
          "prefill_bound, long_context, medium_batch, base, high_concurrency; may be "

@@ -11,6 +11,7 @@ typedef struct tasks_command {
     vptq_cli_strings tasks;
     uint64_t limit, context;
     double min_acc, min_agreement;
+    bool partial;
 } tasks_command;
 
 enum { NAME = 64 };
@@ -96,8 +97,10 @@ static int run_command(vptq_cli *cli, void *arg)
     vptq_model *model = NULL, *base = NULL;
     task_list l = {NULL, NULL, NULL};
     char delimiter[256];
-    const vptq_model_options open = {
-        .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = true};
+    const vptq_model_options open = {.tokenizer = c->tokenizer,
+                                     .base = c->base,
+                                     .partial = c->partial,
+                                     .need_tokenizer = true};
     const vptq_model_options open_base = {.tokenizer = c->tokenizer, .need_tokenizer = true};
     if (c->min_agreement > -(double)INFINITY && !c->base)
         return vptq_cli_usage_error(cli, "--min-agreement needs --base MODEL");
@@ -136,6 +139,8 @@ int vptq_cli_tasks(vptq_cli *cli, int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original, to compare choices with"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL,
+         "take a work directory although its run has not finished"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         CLI_HEADING("Items"),
         {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE", "items of a task; may be repeated"},

@@ -144,7 +144,7 @@ static vptq_status hash_file(const char *dir, const char *name, uint64_t *hash, 
 static vptq_status hash_work(vptq_ablate_job *m, vptq_err *err)
 {
     uint64_t hash = 0;
-    VPTQ_CHECK(hash_file(m->work, "report.jsonl", &hash, err));
+    VPTQ_CHECK(hash_file(m->work, VPTQ_WORK_REPORT, &hash, err));
     if (m->row->tune)
         VPTQ_CHECK(hash_file(m->tuned, VPTQ_WORK_FILE, &hash, err));
     snprintf(m->made_of, sizeof m->made_of, "%016" PRIx64, hash);

@@ -268,8 +268,10 @@ vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
                              vptq_pack_result *r, vptq_err *err)
 {
     vptq_model m;
-    const vptq_checkpoint_options open = {
-        .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
+    const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer,
+                                          .base = opt->base,
+                                          .partial = opt->partial,
+                                          .shapes_only = true};
     VPTQ_CHECK(vptq_package_check_embeddings(opt, err));
     /* opening it as a model checks every matrix and tensor against the architecture */
     vptq_status st = vptq_model_open(dev->ctx, opt->input, &open, false, &m, err);

@@ -154,6 +154,7 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
     vptq_checkpoint_options shapes = open ? *open : (vptq_checkpoint_options){0};
     vptq_checkpoint c;
     shapes.shapes_only = true;
+    shapes.partial = true; /* rows say what is there */
     vptq_status st = vptq_checkpoint_open(ctx, path, &shapes, &c, err);
     if (st)
         return st;

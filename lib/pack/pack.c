@@ -487,8 +487,10 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     double start = vptq_seconds();
     vptq_model model;
     vptq_package out;
-    vptq_checkpoint_options open = {
-        .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
+    vptq_checkpoint_options open = {.tokenizer = opt->tokenizer,
+                                    .base = opt->base,
+                                    .partial = opt->partial,
+                                    .shapes_only = true};
     *r = (vptq_pack_result){0};
     if (opt->level > VPTQ_ARCHIVE_MAX_LEVEL)
         return vptq_fail(err, VPTQ_E_ARG, "--level is %u, expected 1 to %d", opt->level,

@@ -53,8 +53,10 @@ static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
         return vptq_fail(err, VPTQ_E_ARG,
                          "--embeddings: a directory has one type for all numbers (--dtype); "
                          "write a GGUF file (OUT.gguf or --to gguf)");
-    const vptq_checkpoint_options open = {
-        .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
+    const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer,
+                                          .base = opt->base,
+                                          .partial = opt->partial,
+                                          .shapes_only = true};
     vptq_status st = vptq_checkpoint_open(dev->ctx, opt->input, &open, &c, err);
     if (st)
         return st;

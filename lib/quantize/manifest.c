@@ -236,7 +236,7 @@ vptq_status vptq_work_clear(const char *work, bool keep_self_text, vptq_mem *mem
     size_t count = 0;
 
     vptq_arena_init(&arena, mem);
-    VPTQ_TRY(remove_file(work, "report.jsonl", err));
+    VPTQ_TRY(remove_file(work, VPTQ_WORK_REPORT, err));
     VPTQ_TRY(remove_file(work, VPTQ_TUNE_STATE_FILE, err));
     VPTQ_TRY(remove_file(work, VPTQ_E2E_ORIGINAL_FILE, err));
     if (!keep_self_text)

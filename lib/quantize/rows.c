@@ -364,7 +364,7 @@ vptq_status vptq_rows_write(vptq_quantizer *q, bool all, vptq_err *err)
 {
     char path[PATH_MAX];
 
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, "report.jsonl", err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_REPORT, err));
     if (all)
         VPTQ_CHECK(report_everything(q, err));
     return vptq_file_replace(path, q->report.data, q->report.len, err);

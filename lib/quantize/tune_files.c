@@ -285,7 +285,7 @@ static vptq_status write_report(const vptq_tuner *t, const vptq_buf *report, vpt
 {
     char path[PATH_MAX];
     VPTQ_CHECK(remove_file(t, VPTQ_E2E_ORIGINAL_FILE, err));
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, "report.jsonl", err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_WORK_REPORT, err));
     VPTQ_CHECK(vptq_file_replace(path, report->data, report->len, err));
     return remove_file(t, VPTQ_TUNE_STATE_FILE, err);
 }

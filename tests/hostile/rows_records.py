@@ -367,10 +367,17 @@ for name, change in [
     ("matrix: report a list", meta(report="[]")),
     ("matrix: report of depth 10^6", meta(report=forge.deep(10**6))),
     ("matrix: a tensor more", matrix(lambda s: s.add("zz", "F32", [1], b"1234"))),
-    ("report.jsonl: a link to a secret", link("report.jsonl", "../secret.txt")),
-    ("report.jsonl: a pipe", fifo("report.jsonl")),
 ]:
     kind.row(name, change, harmless, "pack -q {} -o out")
+for name, change in [
+    ("missing", lambda t: (t / "report.jsonl").unlink()),
+    ("a link to a secret", link("report.jsonl", "../secret.txt")),
+    ("zeros for ever", link("report.jsonl", "/dev/zero")),
+    ("a large file", sparse("report.jsonl", 1 << 40)),
+    ("a pipe", fifo("report.jsonl")),
+    ("a folder", folder("report.jsonl")),
+]:
+    kind.row(f"report.jsonl: {name}", change, refused("w"), "pack -q {} -o out")
 for name, make in ("folder", folder), ("pipe", fifo):
     kind.row(f"matrix: a {name}", make(Q), refused("layer_000_q_proj"))
 kind.row(

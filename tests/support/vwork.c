@@ -98,6 +98,15 @@ static void make_base(const char *dir)
     vtest_copy_file("tests/golden/tiny_llama3/model.safetensors", path, "model.safetensors");
 }
 
+void vwork_report(const char *work, size_t matrices)
+{
+    char path[PATH], rows[64];
+    assert_in_range(matrices, 0, sizeof rows);
+    memset(rows, '\n', matrices);
+    vtest_path(path, sizeof path, work, VPTQ_WORK_REPORT);
+    vtest_write_file(path, rows, matrices);
+}
+
 static void make_work(const char *dir, const vptq_packed_matrix m[MATRICES])
 {
     char path[PATH], base[PATH], file[VPTQ_LAYER_FILE_NAME_MAX], hex[17], text[2 * PATH];
@@ -131,6 +140,8 @@ static void make_work(const char *dir, const vptq_packed_matrix m[MATRICES])
                                   NULL, &err),
             &err);
     }
+    vtest_path(path, sizeof path, dir, "work");
+    vwork_report(path, MATRICES);
 }
 
 /* Lists the original's tensors rounded to F16, except for the quantized weights, followed by

@@ -53,6 +53,30 @@ done
 expect_line check.txt "^lost: 0 errors"
 [ "$(nll lost --base moved)" = "$want" ] || fail "with --base: $(nll lost --base moved)"
 
+# A run that has not finished, which writes its report last: refused, also by --check, unless --partial is given.
+cp -r work unfinished
+rm unfinished/report.jsonl
+cp -r work missing
+rm missing/layer_001_q_proj.safetensors
+for command in "vptq-pack -o out" "vptq-pack --unpack -o out" "vptq-pack --digest" "vptq-eval ppl --text $text" \
+    "vptq-eval kld --base $model --text $text" "vptq-eval error --base $model" "vptq-eval serve --config 1,8,2" \
+    "vptq-eval tasks --task copa=$SRC/tests/golden/tasks/copa.jsonl" "vptq-eval generate -p a"; do
+    read -r -a words <<< "$command"
+    expect_error 1 "'unfinished' is of an unfinished run: it has 21 matrices, and report.jsonl 0 rows; .*" \
+        "$BIN/${words[0]}" "${words[@]:1}" -q -m unfinished
+done
+expect_error 1 "'missing' is of an unfinished run: it has 20 matrices, and report.jsonl 21 rows; .*" \
+    "$BIN/vptq-pack" -q missing -o out
+expect_exit 3 "$BIN/vptq-pack" -q --check unfinished > check.txt
+expect_line check.txt "'unfinished' is of an unfinished run"
+[ "$("$BIN/vptq-pack" -q --list unfinished --format json | wc -l)" = \
+    "$("$BIN/vptq-pack" -q --list work --format json | wc -l)" ] || fail "--list refuses an unfinished run"
+"$BIN/vptq-pack" -q unfinished --partial -o partial > /dev/null
+expect_same dir partial
+[ "$(nll unfinished --partial)" = "$want" ] || fail "with --partial: $(nll unfinished --partial)"
+expect_error 1 "'unfinished' is of an unfinished run: .*" \
+    "$BIN/vptq-quantize" --from unfinished --tune e2e -c "$text" -o out -q
+
 # An invalid manifest is a bad file, not a usage error.
 sed -i 's|"dtype": "f16"|"dtype": "q4"|' lost/quantize.json
 expect_exit 1 "$BIN/vptq-pack" -q lost -o out --base moved 2> err.txt

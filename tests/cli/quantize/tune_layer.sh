@@ -127,6 +127,7 @@ done
 # A part of the matrices: layers without any stay as they are, and have no row.
 cp -r work part
 rm part/layer_001_* part/layer_004_* part/layer_002_[gkqv]*
+grep -v -E '"layer": ([14],|2, "name": "[gkqv])' work/report.jsonl >part/report.jsonl
 "$BIN/vptq-quantize" --from part --tune layer "${common[@]}" --passes 1 -o of_part -q --format json >part.json 2>/dev/null
 [ "$(head -n 3 part.json | json_get layer | tr '\n' ' ')" = '0 2 3 ' ] || fail "$(cat part.json)"
 [ "$(tail -n 1 part.json | json_get layers)" = 3 ] || fail "$(cat part.json)"

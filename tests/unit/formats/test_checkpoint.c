@@ -402,6 +402,8 @@ static void test_fingerprint_of_quantized_forms(void **state)
     char path[PATH];
     in(path, state, "work/layer_001_down_proj.safetensors");
     assert_int_equal(remove(path), 0);
+    in(path, state, "work");
+    vwork_report(path, 1);
     fingerprint_in(state, "work", other);
     assert_string_not_equal(work, other);
 }
@@ -488,6 +490,8 @@ static void test_refuses_broken_work(void **state)
     assert_int_equal(remove(path), 0);
     in(path, state, "work/layer_000_q_proj.safetensors");
     vtest_copy_file(path, *state, "work/layer_000_again.safetensors");
+    in(path, state, "work");
+    vwork_report(path, 3);
     refuse(state, "work", VPTQ_E_FORMAT, "duplicate matrix 'model.layers.0.self_attn.q_proj'");
     in(path, state, "work/layer_000_again.safetensors");
     assert_int_equal(remove(path), 0);

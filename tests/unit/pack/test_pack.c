@@ -9,6 +9,7 @@
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
 #include "tests/support/vtest.h"
+#include "tests/support/vwork.h"
 
 #define TINY "tests/golden/tiny_qwen2" /* has biases on q, k and v */
 
@@ -171,6 +172,7 @@ static void make_work(const char *work, bool all)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
             if (all || l == VPTQ_LINEAR_Q || l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_DOWN)
                 write_layer(work, layer, (vptq_linear)l, &c.desc);
+    vwork_report(work, all ? (size_t)c.desc.layers * VPTQ_LINEAR_COUNT : 3);
     vptq_checkpoint_release(&c);
     json_t *manifest = json_pack("{s:s, s:s, s:s, s:n}", "base_model", TINY, "base_fingerprint",
                                  hex, "dtype", "f16", "tokenizer");
@@ -262,6 +264,7 @@ static void test_work_of_other_shapes(void **state)
     assert_fails(pack(work, out, VPTQ_PACK_HF, NULL, &err), VPTQ_E_SHAPE, &err, "down_proj");
     vtest_path(path, sizeof path, work, "layer_000_down_proj.safetensors");
     assert_int_equal(remove(path), 0);
+    vwork_report(work, 2);
     assert_ok(pack(work, out, VPTQ_PACK_HF, NULL, &err), &err);
 }
 

@@ -15,6 +15,7 @@
 #include "tests/support/devices.h"
 #include "tests/support/vpacked.h"
 #include "tests/support/vtest.h"
+#include "tests/support/vwork.h"
 
 enum { PATH = 4096 };
 
@@ -452,6 +453,7 @@ static void make_work(work *w, const char *scratch)
     assert_ok(vptq_dir_make(w->dir, &err), &err);
     write_header(w, w->fingerprint, "f16");
     write_layer(w, LAYER_FILE, 1);
+    vwork_report(w->dir, 1);
 }
 
 static void test_work(void **state)
