@@ -229,12 +229,9 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
     if (vptq_cli_settings_rate(&a->settings))
         return vptq_cli_usage_error(cli, "--bits and --%s exclude each other",
                                     vptq_cli_settings_rate(&a->settings));
-    if (a->allocate != VPTQ_ALLOCATE_UNIFORM && !a->hessians &&
-        !(vptq_cli_calibrate_given(&a->calibrate) && a->output))
-        return vptq_cli_usage_error(cli,
-                                    "--allocate %s needs -H HDIR, or -c TEXT and -o WORK "
-                                    "(--allocate uniform needs neither)",
-                                    kl ? "kl" : "proxy");
+    if (kl && !a->hessians && !(vptq_cli_calibrate_given(&a->calibrate) && a->output))
+        return vptq_cli_usage_error(cli, "--allocate kl needs -H HDIR, or -c TEXT and -o WORK "
+                                         "(--allocate proxy needs neither)");
     if (kl && !text)
         return vptq_cli_usage_error(
             cli, "--allocate kl needs --allocate-text FILE or --allocate-tokens FILE");
@@ -320,7 +317,7 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "embeddings", CLI_CHOICE, &a->embeddings, "f16|q8|q6",
          "with --budget file: as vptq-pack --embeddings will be given"},
         {0, "allocate", CLI_CHOICE, &a->allocate, "uniform|proxy|kl",
-         "one setting for all; by the loss of every matrix; by its effect on the output"},
+         "one setting for all; for every matrix, by its size; by its effect on the output"},
         {0, "allocate-text", CLI_STRINGS, &a->texts, "FILE",
          "text for measuring sensitivities; must differ from the evaluation text"},
         {0, "allocate-tokens", CLI_STRINGS, &a->tokens, "FILE",

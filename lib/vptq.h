@@ -306,7 +306,7 @@ VPTQ_CALL vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err);
 /* How a bit budget becomes settings. */
 typedef enum {
     VPTQ_ALLOCATE_UNIFORM, /* one setting for all matrices: the best one that fits */
-    VPTQ_ALLOCATE_PROXY,   /* per matrix, by the losses of a quick encoding */
+    VPTQ_ALLOCATE_PROXY,   /* per matrix, by predicted losses weighted by its size */
     VPTQ_ALLOCATE_KL       /* per matrix, by the effect of its errors on the model's output */
 } vptq_allocate_mode;
 

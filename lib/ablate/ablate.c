@@ -301,28 +301,12 @@ out:
 
 /* ---- plan ---- */
 
-/* Allocation by losses measures every matrix of the model, so it needs all layers. */
-static vptq_status check_budget(const vptq_ablation *a, const vptq_ablate_row *row,
-                                uint32_t layers, vptq_err *err)
-{
-    const vptq_collect_options *c = &a->opt->collect;
-    if (row->bits > 0 && row->allocate != VPTQ_ALLOCATE_UNIFORM &&
-        (c->first_layer > 0 || c->last_layer < layers - 1))
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "row '%s': allocation by losses needs all %u layers; \"allocate\": "
-                         "\"uniform\" does not",
-                         row->name, layers);
-    return VPTQ_OK;
-}
-
-/* Plans a budget with one setting for all matrices, which needs no Hessians. */
 static vptq_status plan_row(const vptq_ablation *a, const vptq_ablate_row *row,
                             double original_bits, vptq_ablate_result *result, vptq_err *err)
 {
     vptq_quantize_options o = quantize_options(a, row, NULL);
     vptq_quantize_result r;
     o.hessians = NULL;
-    o.allocate = VPTQ_ALLOCATE_UNIFORM;
     o.dry_run = true;
     const vptq_status st = vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
     if (st)
@@ -358,7 +342,7 @@ static vptq_status check_text(const vptq_ablation *a, vptq_err *err)
 
 /* Plans the rows.  Of the built-in list of methods, those whose vectors do not divide the
  * columns of this model are left out. */
-static vptq_status plan_all(vptq_ablation *a, uint32_t layers, double bits, vptq_err *err)
+static vptq_status plan_all(vptq_ablation *a, double bits, vptq_err *err)
 {
     size_t n = 0;
     for (size_t i = 0; i < a->report->count; i++) {
@@ -369,7 +353,6 @@ static vptq_status plan_all(vptq_ablation *a, uint32_t layers, double bits, vptq
                                                   .mean_loss = (double)NAN,
                                                   .mean_held_out = (double)NAN,
                                                   .tokens_per_second = (double)NAN};
-        VPTQ_CHECK(check_budget(a, &a->rows[n], layers, err));
         const vptq_status st = a->rows[n].original
                                    ? VPTQ_OK
                                    : plan_row(a, &a->rows[n], bits, &a->report->rows[n], &why);
@@ -397,9 +380,8 @@ static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
         return VPTQ_E_NOMEM;
     VPTQ_CHECK(vptq_ablate_open_model(a, o->model, &model, err));
     const double bits = vptq_model_bits_per_weight(&model);
-    const uint32_t layers = model.desc->layers;
     vptq_model_release(&model);
-    VPTQ_CHECK(plan_all(a, layers, bits, err));
+    VPTQ_CHECK(plan_all(a, bits, err));
     return o->dry_run ? VPTQ_OK : check_text(a, err);
 }
 

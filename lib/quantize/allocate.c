@@ -58,25 +58,18 @@ static double predict(const allocation *a, uint32_t r, const vptq_encoder_settin
 
 /* ---- options ---- */
 
-/* The effect of a loss on the output hardly depends on its level: a matrix with a small
- * relative loss matters as much as the others.  On SmolLM2-135M the sum of the measured
- * divergences at 2.2 (3) bits is 0.785 (0.285) for power 0, 0.780 (0.281) for 1/4, 0.835
- * (0.312) for 1/2, 1.045 (0.388) for 1, and 0.803 (0.359) with one setting for all. */
-static const double PROXY_POWER = 0.25;
-
-/* Cost of one unit of predicted loss, relative to the quick encoding, at matrix i. */
+/* Cost of one unit of predicted loss, relative to the quick encoding, at matrix i.  Without
+ * measured divergences its size, the rows of k and v counted for every query head that reads
+ * them: the effect of an error on the output hardly depends on the level of the loss
+ * (docs/allocation.md has figures). */
 static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
 {
-    const vptq_sensitivity *m = a->measured ? &a->measured[i] : NULL;
-    switch (a->q->opt->allocate) {
-    case VPTQ_ALLOCATE_KL:
-        return m->kld;
-    case VPTQ_ALLOCATE_PROXY:
-        return pow(m->loss, PROXY_POWER) * (double)out * in;
-    case VPTQ_ALLOCATE_UNIFORM:
-        break;
-    }
-    return (double)out * in;
+    const vptq_model_desc *d = a->q->model.desc;
+    const vptq_linear linear = a->q->matrix[i].linear;
+    if (a->q->opt->allocate == VPTQ_ALLOCATE_KL)
+        return a->measured[i].kld;
+    const bool shared = linear == VPTQ_LINEAR_K || linear == VPTQ_LINEAR_V;
+    return (double)out * in * (shared ? d->heads / d->kv_heads : 1);
 }
 
 /* Whether settings `s` are valid for [out, in] and leave enough vectors to train codebooks. */

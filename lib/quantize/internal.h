@@ -91,11 +91,11 @@ vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CH
 vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Chooses the settings of all matrices for a bit budget; needs the Hessians. */
 vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Whether allocation measures every matrix of the model first.  One setting for all matrices
- * needs no measurements, but a dry run with Hessians measures to predict its losses. */
+/* Whether allocation measures every matrix of the model first: for its divergences, or in a dry
+ * run with Hessians to predict its losses. */
 static inline bool vptq_allocate_measures(const vptq_quantize_options *o)
 {
-    return o->bits > 0 && (o->allocate != VPTQ_ALLOCATE_UNIFORM || (o->dry_run && o->hessians));
+    return o->bits > 0 && (o->allocate == VPTQ_ALLOCATE_KL || (o->dry_run && o->hessians));
 }
 
 /* ---- calibration during the run (calibrate.c) ---- */

@@ -270,7 +270,7 @@ def make(good, tools):
     for command in [
         "hessian -m m -c text -n 2 -l 32 --outputs 1 -o h",
         "quantize -m m -H h -k 16 -o w",
-        "quantize -m m -H h -b 6 -o wb",
+        "quantize -m m -H h -b 6 --dry-run -o wb",
         "quantize -m m -H h --method gptq --group-size 8 --act-order -o wu",
         "quantize -m m -H h --method rtn --weight-bits 8 --group-size 0 --symmetric --activation-bits 8 -o w8",
         "quantize -m m -H h --method awq --group-size 8 -o wf",

@@ -173,7 +173,7 @@ for what, change in (
 
 # --- sensitivities, directories of ablations ---
 
-kind = Kind("sensitivity", "wb", "quantize -q -m B/m -H B/h -b 6 -o {}")
+kind = Kind("sensitivity", "wb", "quantize -q -m B/m -H B/h -b 6 --dry-run -o {}")
 
 
 def sensitivity(change):

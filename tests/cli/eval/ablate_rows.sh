@@ -52,7 +52,6 @@ refused 1 "rows.json: row 1: key 'tune' has no effect" '[{"name": "a", "original
 refused 1 "cannot open 'none.json'" '[{"name": "a", "recipe": "none.json"}]'
 refused 2 "vector_length is '3000'" '[{"name": "a"}]' --set vector_length=3000
 refused 2 "row 'b': .*groups" '[{"name": "a"}, {"name": "b", "settings": {"groups": 7}}]'
-refused 2 "row 'a': allocation by losses needs all 5 layers" '[{"name": "a", "bits": 3}]' --layers 1
 refused 2 "--only 'c': expected the name of a row or a number from 1 to 1" '[{"name": "a"}]' --only c
 refused 2 "--only '2': expected the name of a row or a number from 1 to 1" '[{"name": "a"}]' --only 2
 refused 2 "set x: expected KEY=VALUE" '[{"name": "a"}]' --set x

@@ -111,7 +111,8 @@ quantize -c "$text" -n 24 -l 256 --weights guided --sequential -o ws
 [ ! -e ws/saliency.state ] || fail "the checkpoint of a finished run is still there"
 
 # Measurements for a budget use them, too: killed between the two, the run goes on.
-budget=(-m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256 --weights guided -b 3 --allocate proxy -q)
+budget=(-m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256 --weights guided -b 3 -q \
+    --allocate kl --allocate-text "$text" --allocate-windows 1 --allocate-length 64)
 "$BIN/vptq-quantize" "${budget[@]}" -o b1
 "$BIN/vptq-quantize" "${budget[@]}" -o b2 &
 pid=$!

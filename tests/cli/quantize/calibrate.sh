@@ -60,7 +60,11 @@ quantize "${run[@]}" --holdout 0.1 --correction 0 -o inputs > out.txt
 expect_number "$(json_get ppl one.json)" "<" "$(json_get ppl inputs.json)"
 
 # A bit budget: measured on Hessians of the original model, as with a directory.
-budget() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -b 3.5 -q "$@"; }
+budget()
+{
+    "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -b 3.5 -q --allocate kl --allocate-text "$text" \
+        --allocate-windows 1 --allocate-length 64 "$@"
+}
 budget -H h -o by_dir > out.txt
 budget "${windows[@]}" --weights sink --holdout 0.1 --dry-run -o by_text > out.txt
 expect_same by_dir/sensitivity.json by_text/sensitivity.json
