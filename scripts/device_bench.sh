@@ -13,6 +13,7 @@
 #   quantize (cuda) the demo model quantized on the GPU and on the processor (MODEL=, HESSIANS=)
 # Environment: BIN (folder of the tools), OUT (default docs/results), SECONDS_PER_ROW, THREADS.
 set -eu
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 backend=${1:-}

@@ -4,6 +4,7 @@
 # "torch us" and "their r" are those of the published kernel on its GPU (docs/results/published-gemv.csv).
 # usage: gemv_table.sh RECORDS.json
 set -eu
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 tr -d '{}"' <"${1:?usage: gemv_table.sh RECORDS.json}" |

@@ -7,6 +7,7 @@
 # usage: gpu_kit.sh FOLDER KIT PROGRAM..      KIT: the program; PROGRAM..: the names it is to have
 # Environment: VPTQ_DATA, PACK=0 (folder only), MAX_BYTES (default 50331648).
 set -eu
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 usage="usage: gpu_kit.sh FOLDER KIT PROGRAM.."

@@ -14,6 +14,7 @@
 # call 3, default 2), SANITIZERS (of call 4, default all four), DEVICE (default cuda; emu, the emulator, does
 # everything with tiny sizes, to test this script).
 set -u
+export LC_ALL=C # decimal points
 
 here=$(cd "$(dirname "$0")" && pwd)
 export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} BIN=$here/bin VPTQ_DATA=$here/data

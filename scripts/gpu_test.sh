@@ -5,6 +5,7 @@
 # usage: gpu_test.sh OPTEST..
 # Environment: BIN (tools of a build with CUDA=), VPTQ_DATA.
 set -u
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 BIN=${BIN:-$src/build/release-cuda/bin}

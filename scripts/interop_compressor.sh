@@ -12,6 +12,7 @@
 # Environment: BIN (tools), INTEROP_DIR (default build/interop), PYTHON (creates the environment),
 # INTEROP_PYTHON (an interpreter that has the packages), VPTQ_DATA, VPTQ_DEMO_F16.
 set -euo pipefail
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 dir=${INTEROP_DIR:-$src/build/interop}/compressor

@@ -12,6 +12,7 @@
 # Environment: BIN (tools), INTEROP_DIR (default build/interop), PYTHON (creates the environment), INTEROP_PYTHON (an interpreter that has the package), VPTQ_DEMO_GGUF (the demo model),
 # TEXT (default: the WikiText-2 test text of VPTQ_DATA), CONTEXT (256), WINDOWS (8).
 set -euo pipefail
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 dir=${INTEROP_DIR:-$src/build/interop}/gguf

@@ -9,6 +9,7 @@
 # interrupted run continues.  Columns: geometric mean over the matrices, then the plain mean, each
 # for the Hessian and the held-out one, in percent.
 set -eu
+export LC_ALL=C # decimal points
 
 if [ $# -lt 4 ]; then
     echo "usage: scripts/ladder.sh MODEL HDIR HELD_OUT DIR [OPTION..]" >&2

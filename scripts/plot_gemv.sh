@@ -3,6 +3,7 @@
 # matrix, next to that of the published kernel (docs/results/published-gemv.csv).
 # usage: plot_gemv.sh RECORDS.json PICTURE.svg|PICTURE.png
 set -eu
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 usage="usage: plot_gemv.sh RECORDS.json PICTURE.svg|PICTURE.png"

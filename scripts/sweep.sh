@@ -6,8 +6,8 @@
 #                      -- -m MODEL -c CALIBRATION --text FILE [OPTION..]
 #
 # Lists are separated by commas: vector lengths (4,6,8), centroids (256), residual centroids (0),
-# groups (1), percent of outlier columns (0).  Combinations with more residual centroids than centroids,
-# or that take more than --max-bits bits per weight on this model, are left out with a message.
+# groups (1), percent of outlier columns (0).  Combinations that are impossible for this model, or take more than
+# --max-bits bits per weight of it, are left out with a message.
 # Arguments after -- go to vptq-eval ablate, which resumes: an interrupted sweep, or one whose lists have
 # grown, computes only the missing rows.
 #
@@ -15,6 +15,7 @@
 # frontier.  DIR/sweep.svg: the plot, if gnuplot is installed.
 # Environment: BIN (folder of the tools, default build/bin).
 set -euo pipefail
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 BIN=${BIN:-$src/build/bin}
@@ -78,11 +79,8 @@ grid()
                         [ "$r" = 0 ] || name=$name-r$r
                         [ "$g" = 1 ] || name=$name-g$g
                         [ "$o" = 0 ] || name=$name-o$o
-                        if [ "$r" -gt "$k" ]; then
-                            echo "sweep: $name is left out: more residual centroids than centroids" >&2
-                            continue
-                        fi
-                        printf '{"name": "%s", "settings": {"vector_length": %s, "centroids": %s, ' "$name" "$v" "$k"
+                        printf '{"name": "%s", "optional": true, ' "$name"
+                        printf '"settings": {"vector_length": %s, "centroids": %s, ' "$v" "$k"
                         printf '"residual": %s, "groups": %s, "outliers": %s}}\n' "$r" "$g" "$o"
                     done
                 done
@@ -100,6 +98,7 @@ list()
 }
 
 mkdir -p "$dir"
+trap 'rm -f "$dir"/{grid,plan,large,small,table,sweep.csv}.tmp' EXIT
 grid >"$dir/grid.tmp"
 list "$dir/grid.tmp" >"$dir/rows.json"
 if [ -n "$max_bits" ]; then
@@ -111,10 +110,11 @@ if [ -n "$max_bits" ]; then
     while read -r name; do
         echo "sweep: $name is left out: more than $max_bits bits per weight" >&2
     done <"$dir/large.tmp"
-    awk -F'"' 'NR == FNR { large[$0] = 1; next } !($4 in large)' "$dir/large.tmp" "$dir/grid.tmp" >"$dir/small.tmp"
+    awk -F'"' -v large="$dir/large.tmp" '
+        BEGIN { while ((getline name <large) > 0) left_out[name] = 1 }
+        !($4 in left_out)' "$dir/grid.tmp" >"$dir/small.tmp"
     list "$dir/small.tmp" >"$dir/rows.json"
 fi
-rm -f "$dir"/{grid,plan,large,small}.tmp
 
 "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" -o "$dir/ablation" --format csv >"$dir/table.tmp"
 
@@ -133,7 +133,6 @@ awk -F, '
         }
     }' "$dir/table.tmp" >"$dir/sweep.csv.tmp"
 mv "$dir/sweep.csv.tmp" "$dir/sweep.csv"
-rm -f "$dir/table.tmp"
 cat "$dir/sweep.csv"
 
 if ! command -v gnuplot >/dev/null; then

@@ -340,8 +340,7 @@ static vptq_status check_text(const vptq_ablation *a, vptq_err *err)
                : VPTQ_OK;
 }
 
-/* Plans the rows.  Of the built-in list of methods, those whose vectors do not divide the
- * columns of this model are left out. */
+/* Plans the rows.  Optional ones that this model cannot have are left out. */
 static vptq_status plan_all(vptq_ablation *a, double bits, vptq_err *err)
 {
     size_t n = 0;
@@ -356,7 +355,7 @@ static vptq_status plan_all(vptq_ablation *a, double bits, vptq_err *err)
         const vptq_status st = a->rows[n].original
                                    ? VPTQ_OK
                                    : plan_row(a, &a->rows[n], bits, &a->report->rows[n], &why);
-        if ((st == VPTQ_E_ARG || st == VPTQ_E_SHAPE) && vptq_ablate_is_built_in(a->opt)) {
+        if ((st == VPTQ_E_ARG || st == VPTQ_E_SHAPE) && a->rows[n].optional) {
             vptq_log(a->dev->ctx, VPTQ_LOG_WARN, "%s; it is left out", why.text);
             continue;
         }

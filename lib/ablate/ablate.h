@@ -27,6 +27,7 @@ typedef struct vptq_ablate_row {
     const char *name;  /* also of its files: letters, digits, '.', '_' and '-' */
     const char *label; /* "#4" of the paper's table; else the name */
     bool original;     /* the model as it is, without settings */
+    bool optional;     /* left out, with a warning, if this model cannot have it */
     vptq_encoder_settings settings;
     const char *recipe; /* path or NULL */
     double bits;        /* as vptq_quantize_options.bits; 0 = as the settings say */
@@ -71,9 +72,6 @@ typedef struct vptq_ablate_report {
 vptq_status vptq_ablate_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                              vptq_ablate_row **rows, size_t *count,
                              vptq_err *err) VPTQ_MUST_CHECK;
-
-/* Whether the rows are the built-in list of methods. */
-bool vptq_ablate_is_built_in(const vptq_ablate_options *opt);
 
 /* Number of texts, and the file of text i: texts precede files of ids. */
 size_t vptq_ablate_text_count(const vptq_ablate_options *o);

@@ -66,18 +66,20 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
 
 /* ---- all methods ---- */
 
-#define ROW(name, settings) ", {\"name\": \"" name "\", \"settings\": {" settings "}}"
+#define ROW(name, settings)                                                                    \
+    ", {\"name\": \"" name "\", \"optional\": true, \"settings\": {" settings "}}"
 #define UNIFORM(method, bits, more)                                                            \
     ROW(method "-" bits,                                                                       \
         "\"method\": \"" method "\", \"weight_bits\": " bits ", \"fit_groups\": true" more)
 #define GPTVQ(bits, rows)                                                                      \
     ROW("gptvq-" bits,                                                                         \
         "\"method\": \"gptvq\", \"weight_bits\": " bits ", \"codebook_rows\": " rows)
-#define AQLM(bits)     ROW("aqlm-" bits, "\"method\": \"aqlm\", \"codebooks\": " bits)
-#define QUIP(bits)     ROW("quip-" bits, "\"method\": \"quip#\", \"weight_bits\": " bits)
-#define VECTORS(bits)  ", {\"name\": \"vptq-" bits "\", \"bits\": " bits "}"
-#define SERVED(preset) ", {\"name\": \"" preset "\", \"preset\": \"" preset "\"}"
-#define BY_IMPORTANCE  ", \"perm\": true"
+#define AQLM(bits)    ROW("aqlm-" bits, "\"method\": \"aqlm\", \"codebooks\": " bits)
+#define QUIP(bits)    ROW("quip-" bits, "\"method\": \"quip#\", \"weight_bits\": " bits)
+#define VECTORS(bits) ", {\"name\": \"vptq-" bits "\", \"optional\": true, \"bits\": " bits "}"
+#define SERVED(preset)                                                                         \
+    ", {\"name\": \"" preset "\", \"optional\": true, \"preset\": \"" preset "\"}"
+#define BY_IMPORTANCE ", \"perm\": true"
 
 /* At the same number of bits per code or weight, or as a budget; groups are those of the
  * methods' defaults, made to fit.  Codebooks of gptvq take an eighth of a bit per weight, as
@@ -96,7 +98,7 @@ static const char methods[] =
     "]";
 /* clang-format on */
 
-bool vptq_ablate_is_built_in(const vptq_ablate_options *opt)
+static bool is_built_in(const vptq_ablate_options *opt)
 {
     return opt->rows && strcmp(opt->rows, "methods") == 0;
 }
@@ -146,6 +148,16 @@ static vptq_status take_name(reader *r, const json_t *doc, vptq_ablate_row *row,
     if (!row->label)
         row->label = row->name;
     return VPTQ_OK;
+}
+
+static vptq_status take_flag(const reader *r, const json_t *doc, const char *key, bool *flag,
+                             vptq_err *err)
+{
+    const json_t *value = json_object_get(doc, key);
+    *flag = json_is_true(value);
+    return !value || json_is_boolean(value)
+               ? VPTQ_OK
+               : fail_row(r, key, "is neither true nor false", err);
 }
 
 /* Reads the row's settings, which follow those of all rows. */
@@ -216,8 +228,9 @@ static vptq_status take_tuning(reader *r, const json_t *doc, vptq_ablate_row *ro
 
 static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, vptq_err *err)
 {
-    static const char *const keys[] = {"name",     "label",  "original", "encoder",  "preset",
-                                       "settings", "recipe", "bits",     "allocate", "tune"};
+    static const char *const keys[] = {"name",     "label",    "original", "encoder",
+                                       "preset",   "settings", "recipe",   "bits",
+                                       "allocate", "tune",     "optional"};
     enum { KEYS = sizeof keys / sizeof keys[0], ORIGINAL_KEYS = 3 };
     const char *key;
     json_t *value;
@@ -225,10 +238,7 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
     *row = (vptq_ablate_row){.paper_bits = NAN, .paper_ppl = {NAN, NAN}};
     if (!json_is_object(doc))
         return fail_row(r, NULL, "is not an object", err);
-    const json_t *original = json_object_get(doc, "original");
-    if (original && !json_is_boolean(original))
-        return fail_row(r, "original", "is neither true nor false", err);
-    row->original = json_is_true(original);
+    VPTQ_CHECK(take_flag(r, doc, "original", &row->original, err));
     json_object_foreach((json_t *)(uintptr_t)doc, key, value)
     {
         size_t i = 0;
@@ -242,6 +252,7 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
     VPTQ_CHECK(take_name(r, doc, row, err));
     if (row->original)
         return VPTQ_OK;
+    VPTQ_CHECK(take_flag(r, doc, "optional", &row->optional, err));
     VPTQ_CHECK(take_text(r, doc, "recipe", &row->recipe, err));
     VPTQ_CHECK(take_settings(r, doc, row, err));
     VPTQ_CHECK(take_tuning(r, doc, row, err));
@@ -291,7 +302,7 @@ static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena
     /* wrong settings of all rows are the caller's error, not the file's */
     vptq_status st =
         vptq_settings_defaults(opt->encoder, NULL, opt->given, opt->given_count, &s, err);
-    if (!st && vptq_ablate_is_built_in(opt))
+    if (!st && is_built_in(opt))
         st = vptq_json_parse(methods, sizeof methods - 1, opt->rows, &list, err);
     else if (!st)
         st = vptq_json_load(opt->rows, MAX_FILE, &list, err);

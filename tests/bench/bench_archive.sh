@@ -5,6 +5,7 @@
 # Environment: BIN (tools, default build/bin), BENCH_DIR (benchmarks, default those of the plain build),
 # PYTHON (one with numpy and zstandard, default python3).
 set -euo pipefail
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/../.." && pwd)
 bin=${BIN:-$src/build/bin}

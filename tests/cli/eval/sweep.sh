@@ -8,7 +8,7 @@ sweep()
         --layers 0 --encoder upstream --set kmeans_iterations=2 --no-seconds -q
 }
 sweep -v 4,8 -k 16 -r 0,16,32 >out.csv 2>err.txt
-expect_line err.txt '^sweep: v4-k16-r32 is left out: more residual centroids'
+expect_line err.txt "row 'v4-k16-r32': .*; it is left out"
 expect_same out.csv dir/sweep.csv
 [ "$(cut -d, -f1 out.csv | tr '\n' ' ')" = "row original v4-k16 v4-k16-r16 v8-k16 v8-k16-r16 " ] || fail "$(cat out.csv)"
 # the original has the lowest perplexity; the row with the fewest bits is on the frontier, too
@@ -33,6 +33,9 @@ sweep -v 4,8 -k 16 -r 0,16 -g 1,2 --max-bits 3 >more.csv 2>err.txt
 expect_line err.txt '^sweep: .* is left out: more than 3 bits per weight'
 awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
     NR > 2 && $at["bits_per_weight"] > 3 { exit 1 }' more.csv || fail "$(cat more.csv)"
+sweep -v 4,8 -k 16 -r 0,16 -g 1,2 --max-bits 30 >all.csv
+[ "$(wc -l <all.csv)" = 10 ] || fail "a limit that no row exceeds: $(cat all.csv)"
+[ -z "$(find dir -name '*.tmp')" ] || fail "left: $(find dir -name '*.tmp')"
 # rows of both grids are the same
 grep '^v8-k16,' out.csv | sed 's/,[01]$//' >a.txt
 grep '^v8-k16,' more.csv | sed 's/,[01]$//' >b.txt
