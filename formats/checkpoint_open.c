@@ -82,6 +82,17 @@ static vptq_status refuse_other_methods(const char *path, const json_t *config, 
 }
 
 /* Opens a Hugging Face directory, plain or packed. */
+/* Older releases of transformers stored a tied embedding only under the name of the head. */
+static vptq_status name_embedding(vptq_checkpoint *c, vptq_err *err)
+{
+    if (!c->desc.tied || vptq_tensor_find(&c->set, VPTQ_EMBEDDING_NAME))
+        return VPTQ_OK;
+    for (size_t i = 0; i < c->set.count; i++)
+        if (strcmp(c->set.tensors[i].name, VPTQ_HEAD_NAME) == 0)
+            c->set.tensors[i].name = VPTQ_EMBEDDING_NAME;
+    return vptq_tensor_set_finish(&c->set, err);
+}
+
 static vptq_status open_dir(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
 {
     const bool packed = c->kind == VPTQ_CKPT_PACKED;
@@ -92,6 +103,7 @@ static vptq_status open_dir(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
         VPTQ_CHECK(refuse_other_methods(c->path, c->config, err));
     VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
     VPTQ_CHECK(vptq_safetensors_read_dir(c->path, &c->set, err));
+    VPTQ_CHECK(name_embedding(c, err));
     if (packed)
         return vptq_checkpoint_read_matrices(shapes_only, c, err);
     return vptq_checkpoint_is_uniform(c->config) ? vptq_checkpoint_read_uniform(c, err)

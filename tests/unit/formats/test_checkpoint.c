@@ -363,6 +363,33 @@ static void test_golden_packed_model(void **state)
     }
 }
 
+/* A tied embedding under the name of the head alone is the same model. */
+static void test_tied_embedding_as_head(void **state)
+{
+    static const char old[] = "\"model.embed_tokens.weight\":",
+                      new[] = "\"lm_head.weight\":           ";
+    char path[PATH], a[17], b[17];
+    vptq_err err = {0};
+    size_t n, at = 0;
+    in(path, state, "tied");
+    assert_ok(vptq_dir_make(path, &err), &err);
+    vtest_copy_file("tests/golden/tiny_qwen2/config.json", *state, "tied/config.json");
+    in(path, state, "tied/model.safetensors");
+    char *data = vtest_read_file("tests/golden/tiny_qwen2/model.safetensors", &n);
+    while (memcmp(data + at, old, sizeof old - 1) != 0)
+        assert_true(++at + sizeof old < n);
+    memcpy(data + at, new, sizeof new - 1);
+    vtest_write_file(path, data, n);
+    free(data);
+    fingerprint("tests/golden/tiny_qwen2", 1, a);
+    fingerprint_in(state, "tied", b);
+    assert_string_equal(a, b);
+    replace_text(state, "tied/config.json", "\"tie_word_embeddings\": true",
+                 "\"tie_word_embeddings\": false");
+    fingerprint_in(state, "tied", b);
+    assert_string_not_equal(a, b);
+}
+
 /* ---- fingerprints ---- */
 
 static void test_fingerprint_contents(void **state)
@@ -579,7 +606,8 @@ VTEST_MAIN(cmocka_unit_test(test_hugging_face_directory),
            cmocka_unit_test(test_llama2c_file), scratch_test(test_quantized_forms),
            scratch_test(test_quantized_forms_have_the_same_values),
            scratch_test(test_tokenizer_inside_an_archive),
-           scratch_test(test_golden_packed_model), scratch_test(test_fingerprint_contents),
+           scratch_test(test_golden_packed_model), scratch_test(test_tied_embedding_as_head),
+           scratch_test(test_fingerprint_contents),
            scratch_test(test_fingerprint_of_quantized_forms),
            scratch_test(test_refuses_files_that_are_not_models),
            scratch_test(test_refuses_broken_directories),
