@@ -442,6 +442,8 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     VPTQ_TRY(plan(&c, err));
     if (opt->dry_run) {
         fill_result(&c, result);
+        result->layers_done =
+            c.meta[VPTQ_PART_MAIN].last_layer - c.meta[VPTQ_PART_MAIN].first_layer + 1;
         goto out;
     }
     VPTQ_TRY(vptq_path_join(c.holdout, sizeof c.holdout, dir, VPTQ_HESSIAN_HOLDOUT, err));

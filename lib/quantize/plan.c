@@ -1,10 +1,12 @@
 /* Plans a run before any work: opens the model and the Hessians, makes the settings of every
  * matrix, and finds errors that would otherwise stop the run hours later. */
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/quantize/internal.h"
 
@@ -59,6 +61,40 @@ static void warn_hessians(const vptq_quantizer *q)
             widest);
 }
 
+/* Whether a matrix that reads the input has no file yet. */
+static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input input,
+                             bool *needed, vptq_err *err)
+{
+    char path[PATH_MAX];
+    *needed = false;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT && !*needed; l++) {
+        if (vptq_linear_input((vptq_linear)l) != input)
+            continue;
+        VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
+        *needed = !vptq_path_exists(path);
+    }
+    return VPTQ_OK;
+}
+
+/* Reads the Hessians that the run needs, so that a missing or damaged one is found now, not
+ * after hours. */
+static vptq_status check_hessians(const vptq_quantizer *q, vptq_err *err)
+{
+    vptq_input_hessians h;
+    bool needed;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+            const uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
+            VPTQ_CHECK(vptq_check_cancel(q->dev->ctx, err));
+            VPTQ_CHECK(is_needed(q, layer, (vptq_input)i, &needed, err));
+            if (!needed)
+                continue;
+            VPTQ_CHECK(q->hessians.load(&q->hessians, layer, (vptq_input)i, columns, &h, err));
+            q->hessians.release(&q->hessians, &h);
+        }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
@@ -84,7 +120,7 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
                                            .last_layer = last},
             q->dev->ctx->mem, &q->hessians, err));
     warn_hessians(q);
-    return VPTQ_OK;
+    return o->hessians && !o->dry_run ? check_hessians(q, err) : VPTQ_OK;
 }
 
 /* ---- codebooks ---- */

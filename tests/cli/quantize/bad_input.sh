@@ -43,13 +43,19 @@ sleep 0.5
 expect_error 1 "'w'\|w/lock" run -o w -k 32 --layers 0-0
 kill "$pid"
 
-# A missing or damaged Hessian is named; finished matrices are kept.
+# A missing or damaged Hessian is named before the first matrix, unless what needs it is finished.
 mv h/layer_002_o.safetensors o
-expect_exit 1 run -o v -k 16 > out.txt 2> err.txt
-expect_line err.txt "layer_002_o.safetensors is missing"
-[ -e v/layer_002_v_proj.safetensors ] || fail "what was finished is gone"
+expect_error 1 "layer_002_o.safetensors is missing" run -o v -k 16
+[ ! -e v ] || fail "a run without all Hessians begins"
+run -o v -k 16 --layers 0-1 > /dev/null
+{ head -c 3000 o; printf x; tail -c +3002 o; } > h/layer_002_o.safetensors
+expect_error 1 "layer_002_o.safetensors: .*checksum" run -o v -k 16
+[ ! -e v/layer_002_q_proj.safetensors ] || fail "a run with a damaged Hessian begins"
 mv o h/layer_002_o.safetensors
 run -o v -k 16 > /dev/null
+mv h/layer_002_o.safetensors o
+run -o v -k 16 > /dev/null
+mv o h/layer_002_o.safetensors
 
 # Paths in the manifest are absolute.
 cp "$tok" tokenizer.bin
