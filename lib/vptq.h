@@ -145,8 +145,8 @@ typedef struct vptq_model vptq_model;
 typedef struct vptq_model_options {
     const char *tokenizer; /* file; NULL = the model's own */
     const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
-    bool partial;          /* accept a work directory whose run has not finished */
     bool need_tokenizer;   /* fail if there is none.  Texts, chats and tasks need one */
+    bool partial;          /* accept a work directory whose run has not finished */
 } vptq_model_options;
 
 /* Opens a model of any kind and checks that every tensor is present with its shape.  Weights
@@ -446,7 +446,6 @@ typedef enum {
 typedef struct vptq_pack_options {
     const char *input, *output; /* paths; output may be NULL in a dry run */
     const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
-    bool partial;          /* accept a work directory whose run has not finished */
     const char *tokenizer; /* file; NULL = the model's own */
     vptq_pack_form form;
     vptq_dtype dtype; /* F16, BF16, to unpack F32; to pack VPTQ_DTYPE_COUNT = as quantized */
@@ -456,6 +455,7 @@ typedef struct vptq_pack_options {
     uint32_t level;        /* archive: zstd level 1 to 22; 0 = chosen by kind of tensor */
     bool repair;           /* vptq_pack: reports what rewriting a packed input repaired */
     bool lm_head;          /* vptq_pack: also store a tied output head, for package `vptq` */
+    bool partial;          /* accept a work directory whose run has not finished */
     bool force, dry_run;
 } vptq_pack_options;
 

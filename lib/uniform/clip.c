@@ -30,7 +30,7 @@ typedef struct panel {
 } panel;
 
 typedef struct grid {
-    float scale[LANES];
+    float lo[LANES], scale[LANES];
     uint8_t zero[LANES];
 } grid;
 
@@ -51,16 +51,33 @@ static void load(panel *p)
         p->most[l] = fmaxf(p->hi[l], -p->lo[l]);
 }
 
-/* Grids of the range number i, and p->e. */
-static void round_weights(const panel *p, int i, grid *g)
+/* The grid of the range number i. */
+static void cut_range(const panel *p, int i, grid *g)
 {
     const vptq_uniform_settings *s = p->c->s;
-    const float max = (float)((1U << s->bits) - 1);
     for (size_t l = 0; l < LANES; l++) {
         const float bound = p->most[l] * (float)(STEPS - i) / STEPS;
-        vptq_uniform_grid(s->bits, s->symmetric, s->storage, fmaxf(p->lo[l], -bound),
-                          fminf(p->hi[l], bound), &g->scale[l], &g->zero[l]);
+        g->lo[l] = fmaxf(p->lo[l], -bound);
+        vptq_uniform_grid(s->bits, s->symmetric, s->storage, g->lo[l], fminf(p->hi[l], bound),
+                          &g->scale[l], &g->zero[l]);
     }
+}
+
+/* Moves the zero points to the whole numbers on the other side of -lo / scale. */
+static void move_zero(const panel *p, grid *g)
+{
+    const float max = (float)((1U << p->c->s->bits) - 1);
+    for (size_t l = 0; l < LANES; l++) {
+        const float exact = -g->lo[l] / g->scale[l];
+        const float other = rintf(exact) > exact ? floorf(exact) : ceilf(exact);
+        g->zero[l] = (uint8_t)fminf(fmaxf(other, 0), max);
+    }
+}
+
+/* p->e: errors of rounding to the grid. */
+static void round_weights(const panel *p, const grid *g)
+{
+    const float max = (float)((1U << p->c->s->bits) - 1);
     for (size_t j = 0; j < p->columns; j++)
         for (size_t l = 0; l < LANES; l++) {
             const float w = p->w[j * LANES + l], zero = (float)g->zero[l];
@@ -88,22 +105,36 @@ static void measure(const panel *p, float loss[LANES])
     }
 }
 
-static void choose(panel *p, size_t g)
+/* Keeps the grid of every row in which it loses less than before; best NAN = there is none. */
+static void keep_better(panel *p, const grid *tried, size_t g, float best[LANES])
 {
     const size_t out = p->c->input->out;
-    float best[LANES], loss[LANES];
+    float loss[LANES];
+    round_weights(p, tried);
+    measure(p, loss);
+    for (size_t l = 0; l < p->rows; l++) {
+        if (!isnan(best[l]) && !(loss[l] < best[l]))
+            continue;
+        best[l] = loss[l];
+        p->c->scale[g * out + p->row + l] = tried->scale[l];
+        p->c->zero[g * out + p->row + l] = tried->zero[l];
+    }
+}
+
+static void choose(panel *p, size_t g)
+{
+    float best[LANES];
     grid tried;
     load(p);
+    for (size_t l = 0; l < LANES; l++)
+        best[l] = NAN;
     for (int i = 0; i < RANGES; i++) {
-        round_weights(p, i, &tried);
-        measure(p, loss);
-        for (size_t l = 0; l < p->rows; l++) {
-            if (i && !(loss[l] < best[l]))
-                continue;
-            best[l] = loss[l];
-            p->c->scale[g * out + p->row + l] = tried.scale[l];
-            p->c->zero[g * out + p->row + l] = tried.zero[l];
-        }
+        cut_range(p, i, &tried);
+        keep_better(p, &tried, g, best);
+        if (p->c->s->symmetric)
+            continue;
+        move_zero(p, &tried);
+        keep_better(p, &tried, g, best);
     }
 }
 

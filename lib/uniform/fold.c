@@ -1,6 +1,7 @@
 /* Scales of columns for SmoothQuant and AWQ. */
 #include "lib/uniform/fold.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "hessian/hessian.h"
@@ -118,7 +119,8 @@ out:
     return st;
 }
 
-/* *loss = the sum over all matrices with the scales t->s; norm [count]: tr(W H W^T). */
+/* *loss with the scales t->s: the sum of the logarithms of the relative losses of all matrices,
+ * so that not the one that loses most decides for the others.  norm [count]: tr(W H W^T). */
 static vptq_status try_scales(trial *t, const double *norm, double *loss, vptq_err *err)
 {
     *loss = 0;
@@ -126,7 +128,7 @@ static vptq_status try_scales(trial *t, const double *norm, double *loss, vptq_e
         double error;
         VPTQ_CHECK(vptq_check_cancel(t->dev->ctx, err));
         VPTQ_CHECK(try_matrix(t, &t->input->matrix[i], &error, err));
-        *loss += norm[i] > 0 ? error / norm[i] : 0;
+        *loss += norm[i] > 0 ? log(fmax(error / norm[i], DBL_MIN)) : 0;
     }
     return VPTQ_OK;
 }

@@ -26,7 +26,8 @@ static vptq_status count_lines(void *arg, const char *text, size_t length, vptq_
 static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err *err)
 {
     const char *const texts[] = {argv[3]};
-    const vptq_model_options open = {argv[2], NULL, true}, packed = {NULL, NULL, true};
+    const vptq_model_options open = {.tokenizer = argv[2], .need_tokenizer = true},
+                             packed = {.need_tokenizer = true};
     const vptq_setting_text chosen[] = {{"vector_length", "4"}, {"centroids", "16"}};
     vptq_settings *settings = NULL;
     vptq_collect_options collect = {.last_layer = 0, .factor = 0.3};

@@ -89,9 +89,10 @@ static void test_smooth(void **state)
 
 /* ---- AWQ ---- */
 
-/* e [n] = what rounding numbers to one grid of the range [lo, hi] changes. */
+/* e [n] = what rounding numbers to one grid of the range [lo, hi] changes.  The zero point is
+ * the whole number that is nearest to -lo / scale, or the one on its other side. */
 static void naive_round(const vptq_uniform_settings *s, const double *w, size_t n, double lo,
-                        double hi, double *e)
+                        double hi, bool other, double *e)
 {
     const double top = (double)((1U << s->bits) - 1);
     if (s->symmetric) {
@@ -100,7 +101,9 @@ static void naive_round(const vptq_uniform_settings *s, const double *w, size_t 
     }
     const float step = (float)((hi - lo) / top);
     const double scale = (double)vptq_round_to(s->storage, step);
-    const double zero = s->symmetric ? (top + 1) / 2 : fmin(fmax(rint(-lo / scale), 0), top);
+    const double exact = -lo / scale, nearest = rint(exact);
+    const double side = !other ? nearest : nearest > exact ? floor(exact) : ceil(exact);
+    const double zero = s->symmetric ? (top + 1) / 2 : fmin(fmax(side, 0), top);
     for (size_t i = 0; i < n; i++)
         e[i] = (fmin(fmax(rint(w[i] / scale) + zero, 0), top) - zero) * scale - w[i];
 }
@@ -136,7 +139,7 @@ static double naive_loss(const problem *p, const vptq_fold_matrix *m, const doub
         for (size_t g = 0; g < IN; g += GROUP) {
             const size_t n = IN - g < GROUP ? IN - g : GROUP;
             range_of(scaled + g, n, &lo, &hi);
-            naive_round(&m->settings, scaled + g, n, lo, hi, e + g);
+            naive_round(&m->settings, scaled + g, n, lo, hi, false, e + g);
         }
         for (size_t j = 0; j < IN; j++)
             e[j] /= s[j];
@@ -168,7 +171,7 @@ static void test_awq(void **state)
     inputs_make(&t);
     for (int i = 0; i < 20; i++) {
         naive_scales(&t, i / 20.0, want);
-        loss[i] = naive_loss(&t.p, &t.matrix[0], want) + naive_loss(&t.p, &t.matrix[1], want);
+        loss[i] = naive_loss(&t.p, &t.matrix[0], want) * naive_loss(&t.p, &t.matrix[1], want);
         best = fmin(best, loss[i]);
     }
     assert_true(best < 0.7 * loss[0]); /* what scales are good for */
@@ -193,33 +196,37 @@ static void test_awq(void **state)
 
 /* ---- ranges ---- */
 
-/* The loss of one group of a row with the range number i, 10 for the one that was chosen. */
+/* The loss of one group of a row with the range number i. */
 static double clipped_loss(const problem *p, const vptq_uniform_settings *s, const double *w,
-                           size_t first, size_t n, int i)
+                           size_t first, size_t n, int i, bool other)
 {
     double lo, hi, e[IN];
     range_of(w, n, &lo, &hi);
     const double bound = fmax(hi, -lo) * (1 - i / 20.0);
-    naive_round(s, w, n, fmax(lo, -bound), fmin(hi, bound), e);
+    naive_round(s, w, n, fmax(lo, -bound), fmin(hi, bound), other, e);
     return quadratic(p, first, n, e);
 }
 
 static void check_group(const problem *p, const vptq_uniform *u, const float *what, size_t r,
-                        size_t g, size_t *clipped)
+                        size_t g, size_t *clipped, size_t *moved)
 {
     const vptq_uniform_settings s = {
         .bits = u->shape.bits, .symmetric = !u->zeros, .storage = VPTQ_F16};
     const size_t size = u->shape.group_size, first = g * size;
     const size_t n = IN - first < size ? IN - first : size;
-    double w[IN], e[IN], best = INFINITY;
+    double w[IN], e[IN], best = INFINITY, nearest = INFINITY;
     for (size_t i = 0; i < n; i++) {
         w[i] = (double)p->w[r * IN + first + i];
         e[i] = (double)what[r * IN + first + i] - w[i];
     }
-    for (int i = 0; i < 10; i++)
-        best = fmin(best, clipped_loss(p, &s, w, first, n, i));
+    for (int i = 0; i < 20; i++) {
+        const double loss = clipped_loss(p, &s, w, first, n, i % 10, i >= 10);
+        best = fmin(best, loss);
+        nearest = i < 10 ? best : nearest;
+    }
     assert_true(quadratic(p, first, n, e) <= best * (1 + 1e-4));
-    *clipped += best < 0.999 * clipped_loss(p, &s, w, first, n, 0);
+    *clipped += best < 0.999 * clipped_loss(p, &s, w, first, n, 0, false);
+    *moved += best < 0.999 * nearest;
 }
 
 static void check_clip(const vptq_uniform_settings *s)
@@ -230,7 +237,7 @@ static void check_clip(const vptq_uniform_settings *s)
     vptq_uniform u;
     double added;
     float what[OUT * IN];
-    size_t clipped = 0;
+    size_t clipped = 0, moved = 0;
     inputs_make(&t);
     const vptq_uniform_input input = {.out = OUT, .in = IN, .w = t.p.w, .lower = t.p.lower};
     for (int threads = 1; threads < 4; threads += 2) {
@@ -240,10 +247,11 @@ static void check_clip(const vptq_uniform_settings *s)
         vptq_uniform_read(&u, 0, OUT, what);
         for (size_t r = 0; r < OUT; r++)
             for (size_t g = 0; g < vptq_uniform_groups(&u.shape); g++)
-                check_group(&t.p, &u, what, r, g, &clipped);
+                check_group(&t.p, &u, what, r, g, &clipped, &moved);
         vencoder_close(&run);
     }
     assert_true(clipped > OUT);
+    assert_true(s->symmetric ? moved == 0 : moved > OUT / 8);
     inputs_free(&t);
 }
 
