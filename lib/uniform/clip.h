@@ -9,7 +9,8 @@
  * is cut off at its largest |w| times 1, 0.95, .. 0.55, whichever has the smallest e H_gg e^T;
  * H_gg is the group's block of input->lower, e = q - w.  With zero points both whole numbers
  * next to -lo / scale are tried: where both ends are cut off it is the middle of two.  (llm-awq
- * takes 512 tokens in place of H, and one zero point.)  Any number of threads gives the same. */
+ * takes 512 tokens in place of H, and one zero point.)  Any number of threads gives the same.
+ */
 vptq_status vptq_uniform_clip(const vptq_device *dev, const vptq_uniform_settings *s,
                               const vptq_uniform_input *input, float *scale, uint8_t *zero,
                               vptq_err *err) VPTQ_MUST_CHECK;
