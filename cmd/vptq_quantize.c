@@ -317,7 +317,8 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "embeddings", CLI_CHOICE, &a->embeddings, "f16|q8|q6",
          "with --budget file: as vptq-pack --embeddings will be given"},
         {0, "allocate", CLI_CHOICE, &a->allocate, "uniform|proxy|kl",
-         "one setting for all; for every matrix, by its size; by its effect on the output"},
+         "one setting for all; per matrix, by predicted loss and size, or by its effect on the "
+         "output"},
         {0, "allocate-text", CLI_STRINGS, &a->texts, "FILE",
          "text for measuring sensitivities; must differ from the evaluation text"},
         {0, "allocate-tokens", CLI_STRINGS, &a->tokens, "FILE",

@@ -81,18 +81,20 @@ static vptq_status refuse_other_methods(const char *path, const json_t *config, 
         method);
 }
 
-/* Opens a Hugging Face directory, plain or packed. */
 /* Older releases of transformers stored a tied embedding only under the name of the head. */
 static vptq_status name_embedding(vptq_checkpoint *c, vptq_err *err)
 {
     if (!c->desc.tied || vptq_tensor_find(&c->set, VPTQ_EMBEDDING_NAME))
         return VPTQ_OK;
     for (size_t i = 0; i < c->set.count; i++)
-        if (strcmp(c->set.tensors[i].name, VPTQ_HEAD_NAME) == 0)
+        if (strcmp(c->set.tensors[i].name, VPTQ_HEAD_NAME) == 0) {
             c->set.tensors[i].name = VPTQ_EMBEDDING_NAME;
-    return vptq_tensor_set_finish(&c->set, err);
+            return vptq_tensor_set_finish(&c->set, err);
+        }
+    return VPTQ_OK;
 }
 
+/* Opens a Hugging Face directory, plain or packed. */
 static vptq_status open_dir(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
 {
     const bool packed = c->kind == VPTQ_CKPT_PACKED;

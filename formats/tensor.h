@@ -111,7 +111,8 @@ vptq_status vptq_tensor_need(const vptq_tensor_set *s, const char *name, uint64_
                              uint64_t cols, const vptq_tensor **out,
                              vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds a copy of the description (name and file are copied into the arena, data is not).  A
- * duplicate name is VPTQ_E_FORMAT.  Call _finish once after the last add, before find. */
+ * duplicate name is VPTQ_E_FORMAT.  Call _finish after the last add or new name, before find.
+ */
 vptq_status vptq_tensor_set_add(vptq_tensor_set *s, const vptq_tensor *t,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err) VPTQ_MUST_CHECK;

@@ -10,7 +10,7 @@ typedef struct vptq_collect_result {
     size_t windows, length;              /* windows learned from, tokens of each */
     size_t held_out;                     /* windows in DIR/holdout */
     uint64_t tokens;                     /* learned from */
-    uint32_t layers_done, layers_reused; /* reused: found finished; a dry run would do all */
+    uint32_t layers_done, layers_reused; /* reused: found finished; a plan has all as done */
     uint64_t bytes;                      /* of all Hessian files */
     double seconds;
 } vptq_collect_result;

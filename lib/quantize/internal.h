@@ -89,7 +89,8 @@ vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CH
 
 /* Counts weights, and bits as packing would store them: 16 per number, or opt->embeddings. */
 vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Chooses the settings of all matrices for a bit budget; needs the Hessians. */
+/* Chooses the settings of all matrices for a bit budget; needs the Hessians if
+ * vptq_allocate_measures. */
 vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Whether allocation measures every matrix of the model first: for its divergences, or in a dry
  * run with Hessians to predict its losses. */

@@ -66,9 +66,10 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
                              bool *needed, vptq_err *err)
 {
     char path[PATH_MAX];
-    *needed = false;
+    const bool folds = vptq_fold_applies(q, layer); /* which reads all of them */
+    *needed = q->opt->force;
     for (int l = 0; l < VPTQ_LINEAR_COUNT && !*needed; l++) {
-        if (vptq_linear_input((vptq_linear)l) != input)
+        if (!folds && vptq_linear_input((vptq_linear)l) != input)
             continue;
         VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
         *needed = !vptq_path_exists(path);

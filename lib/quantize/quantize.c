@@ -247,15 +247,17 @@ static vptq_status quantize_layer(vptq_quantizer *q, uint32_t layer, vptq_err *e
     return st;
 }
 
+/* The report is only there while no run is unfinished: readers go by it. */
 static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 {
+    char path[PATH_MAX];
+    const bool part = q->first > 0 || q->last + 1 < q->model.desc->layers;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_REPORT, err));
+    VPTQ_CHECK(vptq_file_remove(path, err));
     q->all_weights = count_weights(q);
-    for (uint32_t layer = q->first; layer <= q->last; layer++) {
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
         VPTQ_CHECK(quantize_layer(q, layer, err));
-        VPTQ_CHECK(vptq_rows_write(q, false, err));
-    }
-    if (q->first > 0 || q->last + 1 < q->model.desc->layers)
-        VPTQ_CHECK(vptq_rows_write(q, true, err));
+    VPTQ_CHECK(vptq_rows_write(q, part, err));
     show_progress(q, NULL);
     return VPTQ_OK;
 }

@@ -105,7 +105,7 @@ static void measure(const panel *p, float loss[LANES])
     }
 }
 
-/* Keeps the grid of every row in which it loses less than before; best NAN = there is none. */
+/* Keeps the grid of every row in which it loses less than before; best: NAN without one. */
 static void keep_better(panel *p, const grid *tried, size_t g, float best[LANES])
 {
     const size_t out = p->c->input->out;

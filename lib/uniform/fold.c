@@ -120,7 +120,8 @@ out:
 }
 
 /* *loss with the scales t->s: the sum of the logarithms of the relative losses of all matrices,
- * so that not the one that loses most decides for the others.  norm [count]: tr(W H W^T). */
+ * so that the matrix with the largest loss does not decide alone.  norm [count]: tr(W H W^T).
+ */
 static vptq_status try_scales(trial *t, const double *norm, double *loss, vptq_err *err)
 {
     *loss = 0;
@@ -128,7 +129,8 @@ static vptq_status try_scales(trial *t, const double *norm, double *loss, vptq_e
         double error;
         VPTQ_CHECK(vptq_check_cancel(t->dev->ctx, err));
         VPTQ_CHECK(try_matrix(t, &t->input->matrix[i], &error, err));
-        *loss += norm[i] > 0 ? log(fmax(error / norm[i], DBL_MIN)) : 0;
+        if (norm[i] > 0)
+            *loss += error == 0 ? log(DBL_MIN) : log(error / norm[i]);
     }
     return VPTQ_OK;
 }

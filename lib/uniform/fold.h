@@ -6,8 +6,8 @@
  *     s_j = max |x_j|^a / max |W_:j|^(1 - a)
  * AWQ (Lin et al. 2024, Eq. 5; mit-han-lab/llm-awq) enlarges the columns that matter:
  *     s_j = mean |x_j|^a,  a of 0, 1/20, .. 19/20 with the smallest loss of rounding
- * The loss is the sum over the matrices of tr(E H E^T) / tr(W H W^T); llm-awq takes the output
- * of the attention or the MLP that the matrices are part of.  docs/methods.md. */
+ * The loss is the product over the matrices of tr(E H E^T) / tr(W H W^T); llm-awq takes the
+ * output of the attention or the MLP that the matrices are part of.  docs/methods.md. */
 #ifndef VPTQ_UNIFORM_FOLD_H
 #define VPTQ_UNIFORM_FOLD_H
 

@@ -377,7 +377,7 @@ for name, change in [
     ("a pipe", fifo("report.jsonl")),
     ("a folder", folder("report.jsonl")),
 ]:
-    kind.row(f"report.jsonl: {name}", change, refused("w"), "pack -q {} -o out")
+    kind.row(f"report.jsonl: {name}", change, refused("report.jsonl"), "pack -q {} -o out")
 for name, make in ("folder", folder), ("pipe", fifo):
     kind.row(f"matrix: a {name}", make(Q), refused("layer_000_q_proj"))
 kind.row(

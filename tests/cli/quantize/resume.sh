@@ -39,11 +39,21 @@ for matrix in layer_000_k_proj layer_002_gate_proj layer_004_q_proj; do
     pid=$!
     wait_for 60 test -e "killed/$matrix.safetensors"
     kill_and_wait "$pid"
+    expect_error 1 "'killed' is of an unfinished run: .*" "$BIN/vptq-pack" -q killed -o x
 done
 quantize -o killed --format json > rest.json
 [ "$(json_get reused rest.json | grep -c true)" -ge 29 ] || fail "finished matrices were made again"
 expect_same one killed
 no_leftovers killed
+
+# A run that was killed between two layers, or before its first matrix, has no report of an earlier one.
+"$BIN/vptq-quantize" "${args[@]}" -o layered --layers 0-1 > /dev/null
+"$BIN/vptq-quantize" "${args[@]}" -o layered --layers 0-4 -t 1 > /dev/null &
+pid=$!
+wait_for 60 test ! -e layered/report.jsonl
+kill_and_wait "$pid"
+expect_error 1 "'layered' is of an unfinished run: it has [0-9]* matrices, and report.jsonl 0 rows; .*" \
+    "$BIN/vptq-pack" -q layered -o x
 
 # Interrupted: status 130, finished work is kept.
 "$BIN/vptq-quantize" "${args[@]}" -o stopped -t 1 > /dev/null &
