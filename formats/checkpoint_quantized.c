@@ -543,7 +543,7 @@ static vptq_status check_finished(const vptq_ctx *ctx, const vptq_checkpoint *c,
     vptq_status st = vptq_fail(
         err, VPTQ_E_FORMAT,
         "'%s' is of an unfinished run: it has %zu matrices, and %s %zu rows; run its command "
-        "again to finish it (--partial takes it as it is)",
+        "again to finish it (vptq-pack and vptq-eval take it with --partial)",
         c->path, matrices, VPTQ_WORK_REPORT, rows);
     return vptq_checkpoint_report_fault(c, st, err);
 }

@@ -152,7 +152,6 @@ demo_blocks()
     measure demo demo.hf "$demo/model.gguf" --text "$demo/eval.txt" --context "$context" --windows "$windows"
     items piqa "$count"
     tool eval tasks -m demo.hf --task piqa=piqa.jsonl --format json -qq | without_clocks >demo.tasks
-    # measures all matrices of the model
     [ "$part" != stories ] ||
         tool quantize -m "$demo/model.gguf" -H demo.hessians -o demo.bits --layers 0-2 -b 2.6 --allocate proxy \
             "${effort[@]}" --format json -qq | without_clocks >demo.bits.rows

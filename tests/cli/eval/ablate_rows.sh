@@ -39,6 +39,8 @@ refused 1 "rows.json: row 2: key 'name' is the name of an earlier row" '[{"name"
 refused 1 "rows.json: row 1: key 'v' is unknown" '[{"name": "a", "v": 3}]'
 refused 1 "rows.json: row 1: key 'bits' has no effect" '[{"name": "a", "original": true, "bits": 3}]'
 refused 1 "rows.json: row 1: key 'original' is neither" '[{"name": "a", "original": 1}]'
+refused 1 "rows.json: row 1: key 'optional' is neither" '[{"name": "a", "optional": 1}]'
+refused 1 "rows.json: row 1: key 'optional' has no effect" '[{"name": "a", "original": true, "optional": true}]'
 refused 1 "rows.json: row 1: no such setting: 'size'" '[{"name": "a", "settings": {"size": 3}}]'
 refused 1 "rows.json: row 1: key 'centroids' is neither" '[{"name": "a", "settings": {"centroids": [1]}}]'
 refused 1 "rows.json: row 1: centroids is 'many'" '[{"name": "a", "settings": {"centroids": "many"}}]'
