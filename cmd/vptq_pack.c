@@ -205,8 +205,7 @@ int main(int argc, char **argv)
         {0, "lm-head", CLI_FLAG, &a.lm_head, NULL,
          "also store an output head that is tied to the embedding; vptq's own loader needs it"},
         {0, "base", CLI_STRING, &a.base, "PATH", "the original model of WORK, if it was moved"},
-        {0, "partial", CLI_FLAG, &a.partial, NULL,
-         "take WORK although its run has not finished"},
+        {0, "partial", CLI_FLAG, &a.partial, NULL, "accept WORK although it is unfinished"},
         {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to store in the output"},
         CLI_END};
     vptq_cli cli = {

@@ -540,11 +540,11 @@ static vptq_status check_finished(const vptq_ctx *ctx, const vptq_checkpoint *c,
         matrices += vptq_layer_file_is(names[i]);
     if (matrices > 0 && rows == matrices)
         return VPTQ_OK;
-    vptq_status st = vptq_fail(
-        err, VPTQ_E_FORMAT,
-        "'%s' is of an unfinished run: it has %zu matrices, and %s %zu rows; run its command "
-        "again to finish it (vptq-pack and vptq-eval take it with --partial)",
-        c->path, matrices, VPTQ_WORK_REPORT, rows);
+    vptq_status st = vptq_fail(err, VPTQ_E_FORMAT,
+                               "'%s' holds an unfinished run (matrix files: %zu, rows of %s: "
+                               "%zu); run its command again "
+                               "to finish it (vptq-pack and vptq-eval take it with --partial)",
+                               c->path, matrices, VPTQ_WORK_REPORT, rows);
     return vptq_checkpoint_report_fault(c, st, err);
 }
 

@@ -9,8 +9,7 @@
 static vptq_status list_input(const vptq_ctx *ctx, const vptq_pack_options *opt,
                               const vptq_output *out, vptq_err *err)
 {
-    const vptq_model_options open = {
-        .tokenizer = opt->tokenizer, .base = opt->base, .partial = opt->partial};
+    const vptq_model_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
     return opt->dry_run ? vptq_list(ctx, opt->input, &open, out, err) : VPTQ_OK;
 }
 

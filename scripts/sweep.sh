@@ -110,9 +110,9 @@ if [ -n "$max_bits" ]; then
     while read -r name; do
         echo "sweep: $name is left out: more than $max_bits bits per weight" >&2
     done <"$dir/large.tmp"
-    awk -F'"' -v large="$dir/large.tmp" '
-        BEGIN { while ((getline name <large) > 0) left_out[name] = 1 }
-        !($4 in left_out)' "$dir/grid.tmp" >"$dir/small.tmp"
+    # FILENAME and not NR == FNR, which holds for the second file if the first is empty
+    awk -F'"' 'FILENAME == ARGV[1] { large[$0] = 1; next } !($4 in large)' "$dir/large.tmp" "$dir/grid.tmp" \
+        >"$dir/small.tmp"
     list "$dir/small.tmp" >"$dir/rows.json"
 fi
 

@@ -46,8 +46,7 @@ int vptq_cli_error(vptq_cli *cli, int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "quantized model"},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original"},
-        {0, "partial", CLI_FLAG, &c.partial, NULL,
-         "take a work directory although its run has not finished"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL, "accept an unfinished work directory"},
         {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
          "its Hessians, needed for errors of outputs"},
         {0, "layers", CLI_RANGE, &c.layers, "A-B", "only these layers"},

@@ -96,8 +96,7 @@ int vptq_cli_kld(vptq_cli *cli, int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original"},
-        {0, "partial", CLI_FLAG, &c.partial, NULL,
-         "take a work directory although its run has not finished"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL, "accept an unfinished work directory"},
         {0, "base-file", CLI_STRING, &c.base_file, "FILE",
          "saved logits of its original, from --save-base"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},

@@ -101,8 +101,7 @@ int vptq_cli_serve(vptq_cli *cli, int argc, char **argv)
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "base", CLI_STRING, &c.base, "MODEL",
          "the original model of a work directory, if it was moved"},
-        {0, "partial", CLI_FLAG, &c.partial, NULL,
-         "take a work directory although its run has not finished"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL, "accept an unfinished work directory"},
         {0, "config", CLI_STRINGS, &c.configs, "B,I,O|NAME",
          "sequences, tokens of their prompts, new tokens; or interactive, decode_bound, "
          "prefill_bound, long_context, medium_batch, base, high_concurrency; may be "

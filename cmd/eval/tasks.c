@@ -139,8 +139,7 @@ int vptq_cli_tasks(vptq_cli *cli, int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original, to compare choices with"},
-        {0, "partial", CLI_FLAG, &c.partial, NULL,
-         "take a work directory although its run has not finished"},
+        {0, "partial", CLI_FLAG, &c.partial, NULL, "accept an unfinished work directory"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         CLI_HEADING("Items"),
         {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE", "items of a task; may be repeated"},

@@ -247,7 +247,7 @@ static vptq_status quantize_layer(vptq_quantizer *q, uint32_t layer, vptq_err *e
     return st;
 }
 
-/* The report is only there while no run is unfinished: readers go by it. */
+/* Removes the report first and writes it last: a directory without it reads as unfinished. */
 static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 {
     char path[PATH_MAX];

@@ -62,19 +62,19 @@ for command in "vptq-pack -o out" "vptq-pack --unpack -o out" "vptq-pack --diges
     "vptq-eval kld --base $model --text $text" "vptq-eval error --base $model" "vptq-eval serve --config 1,8,2" \
     "vptq-eval tasks --task copa=$SRC/tests/golden/tasks/copa.jsonl" "vptq-eval generate -p a"; do
     read -r -a words <<< "$command"
-    expect_error 1 "'unfinished' is of an unfinished run: it has 21 matrices, and report.jsonl 0 rows; .*" \
+    expect_error 1 "'unfinished' holds an unfinished run (matrix files: 21, rows of report.jsonl: 0); .*" \
         "$BIN/${words[0]}" "${words[@]:1}" -q -m unfinished
 done
-expect_error 1 "'missing' is of an unfinished run: it has 20 matrices, and report.jsonl 21 rows; .*" \
+expect_error 1 "'missing' holds an unfinished run (matrix files: 20, rows of report.jsonl: 21); .*" \
     "$BIN/vptq-pack" -q missing -o out
 expect_exit 3 "$BIN/vptq-pack" -q --check unfinished > check.txt
-expect_line check.txt "'unfinished' is of an unfinished run"
+expect_line check.txt "'unfinished' holds an unfinished run"
 [ "$("$BIN/vptq-pack" -q --list unfinished --format json | wc -l)" = \
     "$("$BIN/vptq-pack" -q --list work --format json | wc -l)" ] || fail "--list refuses an unfinished run"
 "$BIN/vptq-pack" -q unfinished --partial -o partial > /dev/null
 expect_same dir partial
 [ "$(nll unfinished --partial)" = "$want" ] || fail "with --partial: $(nll unfinished --partial)"
-expect_error 1 "'unfinished' is of an unfinished run: .*" \
+expect_error 1 "'unfinished' holds an unfinished run .*" \
     "$BIN/vptq-quantize" --from unfinished --tune e2e -c "$text" -o out -q
 
 # An invalid manifest is a bad file, not a usage error.

@@ -53,6 +53,9 @@ for key in v k k_res; do
     head -n 35 by_size.json | json_get $key >got.txt
     expect_same want.txt got.txt
 done
+mean_bits() { grep "\"$1\"" without.json | json_get bits_per_weight | awk '{ s += $1 } END { print s / NR }'; }
+expect_number "$(mean_bits k_proj)" '>' "$(mean_bits q_proj)"
+expect_number "$(mean_bits v_proj)" '>' "$(mean_bits o_proj)"
 [ ! -e by_size/sensitivity.json ] || fail "an allocation by size measures"
 quantize -o same -b 4 -H h --allocate uniform >/dev/null
 for w in by_size same; do

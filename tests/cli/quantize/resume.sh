@@ -39,7 +39,7 @@ for matrix in layer_000_k_proj layer_002_gate_proj layer_004_q_proj; do
     pid=$!
     wait_for 60 test -e "killed/$matrix.safetensors"
     kill_and_wait "$pid"
-    expect_error 1 "'killed' is of an unfinished run: .*" "$BIN/vptq-pack" -q killed -o x
+    expect_error 1 "'killed' holds an unfinished run .*" "$BIN/vptq-pack" -q killed -o x
 done
 quantize -o killed --format json > rest.json
 [ "$(json_get reused rest.json | grep -c true)" -ge 29 ] || fail "finished matrices were made again"
@@ -52,7 +52,7 @@ no_leftovers killed
 pid=$!
 wait_for 60 test ! -e layered/report.jsonl
 kill_and_wait "$pid"
-expect_error 1 "'layered' is of an unfinished run: it has [0-9]* matrices, and report.jsonl 0 rows; .*" \
+expect_error 1 "'layered' holds an unfinished run (matrix files: [0-9]*, rows of report.jsonl: 0); .*" \
     "$BIN/vptq-pack" -q layered -o x
 
 # Interrupted: status 130, finished work is kept.

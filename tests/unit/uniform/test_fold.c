@@ -90,7 +90,7 @@ static void test_smooth(void **state)
 /* ---- AWQ ---- */
 
 /* e [n] = what rounding numbers to one grid of the range [lo, hi] changes.  The zero point is
- * the whole number that is nearest to -lo / scale, or the one on its other side. */
+ * the integer nearest to -lo / scale, or the next one on the other side of it. */
 static void naive_round(const vptq_uniform_settings *s, const double *w, size_t n, double lo,
                         double hi, bool other, double *e)
 {
@@ -174,7 +174,7 @@ static void test_awq(void **state)
         loss[i] = naive_loss(&t.p, &t.matrix[0], want) * naive_loss(&t.p, &t.matrix[1], want);
         best = fmin(best, loss[i]);
     }
-    assert_true(best < 0.7 * loss[0]); /* what scales are good for */
+    assert_true(best < 0.49 * loss[0]); /* what scales are good for */
     static const char *const devices[] = {"ref", "cpu", "emu"};
     for (size_t d = 0; d < sizeof devices / sizeof *devices; d++)
         for (int threads = 1; threads < 4; threads += 2) {
