@@ -217,8 +217,14 @@ kind.row(
     tensors(lambda s: s.add("norm", "F32", [16], bytes(64)), "layer_000_v_proj.safetensors"),
     refused("v_proj.*norm of 16"),
 )
-# without one file a layer is that of the original
-kind.row("without a file", remove("layer_000_k_proj.safetensors"), shown("perplexity|ppl"), READ)
+kind.row("without a file", remove("layer_000_k_proj.safetensors"), refused("holds an unfinished run"), READ)
+# the layer is then that of the original
+kind.row(
+    "without a file, as it is",
+    remove("layer_000_k_proj.safetensors"),
+    shown("perplexity|ppl"),
+    READ + " --partial",
+)
 
 # --- dense matrices of work directories: 16 x 16, F16 ---
 
