@@ -87,7 +87,7 @@ static bool may_use_tiles(void)
 
 static bool has_amx(void)
 {
-    const unsigned wanted = 1U << 22 | 1U << 24; /* bfloat16, tiles */
+    const unsigned wanted = 1U << 22 | 1U << 24 | 1U << 25; /* bfloat16, tiles, int8 */
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     return detect() == VPTQ_SIMD_AVX512 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
            (edx & wanted) == wanted && may_use_tiles();

@@ -18,8 +18,8 @@ bool vptq_cpu_has(vptq_simd s);
  * VPTQ_SIMD=none|avx2|avx512|neon names, if the machine has it.  The level is a matter of
  * speed: all give the same bits. */
 vptq_simd vptq_cpu_simd(void);
-/* Whether AMX may multiply bfloat16 numbers: the machine has it, the system lets this process
- * use it, and VPTQ_SIMD is not set. */
+/* Whether AMX may multiply bfloat16 numbers and bytes: the machine has it, the system lets this
+ * process use it, and VPTQ_SIMD is not set. */
 bool vptq_cpu_amx(void);
 const char *vptq_simd_name(vptq_simd s);
 

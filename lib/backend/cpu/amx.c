@@ -5,7 +5,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include "lib/backend/cpu/words_simd.h"
 
 #define AMX_TARGET __attribute__((target("avx512bw,amx-tile,amx-bf16")))
 
@@ -72,32 +72,6 @@ AMX_TARGET static inline void load_pairs(const float *from, size_t ld, size_t ro
     }
 }
 
-/* Transposes [16, 16] numbers of 32 bits: within blocks of 4 x 4, then the blocks. */
-AMX_TARGET static inline void transpose(__m512i r[HALF])
-{
-    __m512i s[HALF];
-    for (size_t i = 0; i < HALF; i += 4) {
-        const __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]),
-                      b = _mm512_unpackhi_epi32(r[i], r[i + 1]),
-                      c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]),
-                      d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
-        s[i] = _mm512_unpacklo_epi64(a, c);
-        s[i + 1] = _mm512_unpackhi_epi64(a, c);
-        s[i + 2] = _mm512_unpacklo_epi64(b, d);
-        s[i + 3] = _mm512_unpackhi_epi64(b, d);
-    }
-    for (size_t i = 0; i < 4; i++) {
-        const __m512i a = _mm512_shuffle_i32x4(s[i], s[i + 4], 0x88),
-                      b = _mm512_shuffle_i32x4(s[i], s[i + 4], 0xdd),
-                      c = _mm512_shuffle_i32x4(s[i + 8], s[i + 12], 0x88),
-                      d = _mm512_shuffle_i32x4(s[i + 8], s[i + 12], 0xdd);
-        r[i] = _mm512_shuffle_i32x4(a, c, 0x88);
-        r[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
-        r[i + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
-    }
-}
-
 /* Packs n rows of A or columns of B.  by_step: number l of row i is at l * ld + i, else at
  * i * ld + l. */
 AMX_TARGET static void pack(size_t n, size_t k, const float *from, size_t ld, bool by_step,
@@ -112,7 +86,7 @@ AMX_TARGET static void pack(size_t n, size_t k, const float *from, size_t ld, bo
             else
                 load_rows(from + i * ld + l, ld, rows, k - l, factor, r);
             if (by_step == left)
-                transpose(r);
+                vptq_transpose_words(r);
             for (size_t j = 0; j < HALF; j++)
                 _mm512_storeu_si512(to + j, r[j]);
         }

@@ -19,7 +19,8 @@ void vptq_amx_pack_left(size_t rows, size_t k, const float *a, size_t ld, bool t
                         float alpha, float *out);
 void vptq_amx_pack_right(size_t cols, size_t k, const float *b, size_t ld, bool transposed,
                          float *out);
-/* Around calls of vptq_amx_tile, on each thread. */
+/* Around calls of vptq_amx_tile, and of the products of bytes in bytes_vnni.c, on each thread.
+ */
 void vptq_amx_begin(void);
 void vptq_amx_end(void);
 /* C [rows, cols] = A B, or with `add` C += A B; k is a multiple of VPTQ_AMX_STEP. */

@@ -29,10 +29,34 @@ static float largest(const float *x, size_t n)
     return m + check[0];
 }
 
+/* Writes n nearest whole numbers, as vf_round has them: from -127 to 127, because 127 / m times
+ * m is below 127.5.  They are the low bytes of the sum. */
+static void store_nearest(int8_t *q, size_t n, vf v)
+{
+    const vf sum = vf_add(v, vf_set1(0x1.8p23F));
+#if SIMD_512
+    const __m128i whole = _mm512_cvtepi32_epi8(_mm512_castps_si512(sum));
+#elif SIMD_X86
+    const __m256i low = _mm256_set1_epi32(0x0c080400);
+    const __m256i lanes = _mm256_shuffle_epi8(_mm256_castps_si256(sum), low);
+    const __m128i whole =
+        _mm_unpacklo_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
+#else
+    int32_t word[SIMD_LANES];
+    int8_t whole[SIMD_LANES];
+    memcpy(word, &sum, sizeof word);
+    for (size_t l = 0; l < SIMD_LANES; l++)
+        whole[l] = (int8_t)(uint8_t)(word[l] & 0xff);
+#endif
+    if (n == SIMD_LANES)
+        memcpy(q, &whole, SIMD_LANES);
+    else
+        memcpy(q, &whole, n);
+}
+
 static bool quantize(const float *x, size_t n, int8_t *q, float *scale)
 {
     const float m = largest(x, n);
-    float lane[SIMD_LANES];
     if (isnan(m))
         return false;
     memset(q, 0, VPTQ_BYTES_ROW(n));
@@ -43,10 +67,7 @@ static bool quantize(const float *x, size_t n, int8_t *q, float *scale)
     for (size_t i = 0; i < n; i += SIMD_LANES) {
         const size_t count = n - i < SIMD_LANES ? n - i : SIMD_LANES;
         const vf v = count < SIMD_LANES ? vf_load_part(x + i, count) : vf_load(x + i);
-        const vf whole = vf_round(vf_mul(v, steps));
-        vf_store(lane, vf_max(vf_set1(-127), vf_min(vf_set1(127), whole)));
-        for (size_t l = 0; l < count; l++)
-            q[i + l] = (int8_t)lane[l];
+        store_nearest(q + i, count, vf_mul(v, steps));
     }
     return true;
 }
@@ -265,69 +286,5 @@ static void all(vptq_bytes_tile *t)
         add_end(t, t->bytes - t->bytes % sizeof(bytes), TOKENS);
 }
 
-/* ---- AVX-512 VNNI ---- */
-
-#if SIMD_512
-
-#define WITH_VNNI __attribute__((target("avx512vnni")))
-
-SIMD_INLINE bytes load_piece(const void *row, size_t at, size_t end)
-{
-    const uint8_t *p = (const uint8_t *)row + at;
-    return end - at < sizeof(bytes) ? load_first(p, end - at) : load(p);
-}
-
-/* The instruction multiplies unsigned by signed bytes: codes as they are.  128 times the sum of
- * a row of q is too much, and taken off at the end; sums may wrap around before that. */
-SIMD_INLINE WITH_VNNI void multiply_codes(vptq_bytes_tile *t, size_t tokens)
-{
-    const __m512i middle = _mm512_set1_epi8((char)0x80);
-    sums s[TOKENS * OUT], over[TOKENS];
-#pragma GCC unroll 16
-    for (size_t i = 0; i < tokens * OUT; i++)
-        s[i] = no_sums();
-#pragma GCC unroll 4
-    for (size_t i = 0; i < tokens; i++)
-        over[i] = no_sums();
-    for (size_t at = 0; at < t->bytes; at += sizeof(bytes)) {
-        bytes codes[OUT];
-#pragma GCC unroll 4
-        for (size_t o = 0; o < OUT; o++)
-            codes[o] = load_piece(t->codes[o], at, t->bytes);
-#pragma GCC unroll 4
-        for (size_t i = 0; i < tokens; i++) {
-            const bytes q = load_piece(t->q[i], at, t->bytes);
-            over[i] = _mm512_dpbusd_epi32(over[i], middle, q);
-#pragma GCC unroll 4
-            for (size_t o = 0; o < OUT; o++)
-                s[i * OUT + o] = _mm512_dpbusd_epi32(s[i * OUT + o], codes[o], q);
-        }
-    }
-#pragma GCC unroll 4
-    for (size_t i = 0; i < tokens; i++)
-#pragma GCC unroll 4
-        for (size_t o = 0; o < OUT; o++)
-            t->sum[i][o] = total(_mm512_sub_epi32(s[i * OUT + o], over[i]));
-}
-
-static WITH_VNNI void one_vnni(vptq_bytes_tile *t)
-{
-    multiply_codes(t, 1);
-}
-
-static WITH_VNNI void all_vnni(vptq_bytes_tile *t)
-{
-    multiply_codes(t, TOKENS);
-}
-
-#endif
-
 const vptq_bytes_kernels VPTQ_SIMD_SYMBOL(vptq_bytes_kernels) = {
-    .quantize = quantize,
-    .one = one,
-    .all = all,
-#if SIMD_512
-    .one_vnni = one_vnni,
-    .all_vnni = all_vnni,
-#endif
-};
+    .quantize = quantize, .one = one, .all = all};
