@@ -202,7 +202,7 @@ static void fill_common(vptq_cli *cli)
         {0, "backend", CLI_STRING, &c->backend, "NAME", "auto, cuda, cpu or ref"},
         {0, "seed", CLI_U64, &c->seed, "N", "seed of all random choices"},
         {0, "mem", CLI_SIZE, &c->mem, "SIZE",
-         "cap on working memory (K, M, G, T: powers of 1024), 0 = none"},
+         "cap on working memory, like 512M or 1.5G (K, M, G, T: powers of 1024), 0 = none"},
         {'f', "force", CLI_FLAG, &c->force, NULL, "replace an existing output"},
         {0, "dry-run", CLI_FLAG, &c->dry_run, NULL, "show what would be done, write nothing"},
         {0, "format", CLI_CHOICE, &c->format, cli->formats, "format of the results"},
@@ -301,7 +301,7 @@ static const char *expected(const vptq_cli_option *o, const uint32_t *threads)
     case CLI_U64:
         return "a whole number";
     case CLI_SIZE:
-        return "a number of bytes like 512M or 2G";
+        return "a number of bytes like 512M or 1.5G";
     case CLI_DOUBLE:
         return "a number";
     case CLI_RANGE:
@@ -399,18 +399,38 @@ static bool begins_some_name(const struct vptq_cli_state *s, const char *word)
     return false;
 }
 
+/* The name that `word` may be a misspelling of: a third of its letters may be wrong. */
+static const char *nearest_name(const struct vptq_cli_state *s, const char *word)
+{
+    const size_t n = strcspn(word, "=");
+    const char *nearest = NULL;
+    size_t best = n / 3 + 1;
+    for (size_t i = 0; i < s->count; i++) {
+        const char *name = s->entries[i].option->name;
+        const size_t distance = name ? vptq_cli_distance(word, n, name) : best;
+        if (distance < best) {
+            best = distance;
+            nearest = name;
+        }
+    }
+    return nearest;
+}
+
 static int bad_option(const vptq_cli *cli, int c, char **argv)
 {
-    const char *word = argv[optind - 1];
+    const char *word = argv[optind - 1], *name;
     if (c == ':')
         return vptq_cli_usage_error(cli, "option '%s' needs a value", word);
     if (optopt > 0 && optopt < LONG_ONLY)
         return vptq_cli_usage_error(cli, "unknown option '-%c'", optopt);
     if (optopt >= LONG_ONLY)
         return vptq_cli_usage_error(cli, "option '%s' takes no value", word);
-    return vptq_cli_usage_error(
-        cli, "%s option '%s'", begins_some_name(cli->state, word + 2) ? "ambiguous" : "unknown",
-        word);
+    if (begins_some_name(cli->state, word + 2))
+        return vptq_cli_usage_error(cli, "ambiguous option '%s'", word);
+    name = nearest_name(cli->state, word + 2);
+    return vptq_cli_usage_error(cli, "unknown option '%s'%s%s%s", word,
+                                name ? "; did you mean --" : "", name ? name : "",
+                                name ? "?" : "");
 }
 
 static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp)

@@ -153,12 +153,14 @@ typedef struct vptq_cli_command {
 int vptq_cli_run_command(const char *tool, const char *summary,
                          const vptq_cli_command *commands, int argc, char **argv);
 
-/* Returns cli->out, or an output to `file` unless that is NULL. */
-vptq_output vptq_cli_output(const vptq_cli *cli, vptq_writer *file);
-/* Opens the file `path`, which then appears whole, for a report; NULL and "-" are stdout, and
- * *file is NULL.  Replaces an existing file only with --force. */
+/* The format of a report in the file `path`, NULL or "-" for stdout: that of cli->out, or if
+ * --format was not given and the command has such a format, the one that the ending names:
+ * .html, .md, .csv, .json or .jsonl. */
+vptq_format vptq_cli_format_of(const vptq_cli *cli, const char *path);
+/* Opens the file `path`, which then appears whole, for a report in this format; NULL and "-"
+ * are stdout, and *file is NULL.  Replaces an existing file only with --force. */
 vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_writer **file,
-                                 vptq_err *err) VPTQ_MUST_CHECK;
+                                 vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Texts and files of token ids, which point into the lists. */
 static inline vptq_corpus_options vptq_cli_corpus(const vptq_cli_strings *texts,

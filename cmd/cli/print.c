@@ -18,15 +18,43 @@ static vptq_status write_file(void *arg, const char *text, size_t length, vptq_e
     return vptq_writer_write(arg, text, length, err);
 }
 
-vptq_output vptq_cli_output(const vptq_cli *cli, vptq_writer *file)
+/* Also where a command has its own option of this name. */
+static bool format_given(const vptq_cli *cli)
 {
-    return file ? (vptq_output){cli->out.format, write_file, file} : cli->out;
+    for (size_t i = 0; i < cli->state->count; i++) {
+        const char *name = cli->state->entries[i].option->name;
+        if (name && !strcmp(name, "format") && cli->state->entries[i].seen)
+            return true;
+    }
+    return false;
+}
+
+vptq_format vptq_cli_format_of(const vptq_cli *cli, const char *path)
+{
+    static const struct {
+        const char *ending, *name;
+        vptq_format format;
+    } forms[] = {{".html", "html", VPTQ_FORMAT_HTML},
+                 {".md", "md", VPTQ_FORMAT_MD},
+                 {".csv", "csv", VPTQ_FORMAT_CSV},
+                 {".json", "json", VPTQ_FORMAT_JSON},
+                 {".jsonl", "json", VPTQ_FORMAT_JSON}};
+    const char *ending = path && !format_given(cli) ? strrchr(path, '.') : NULL;
+    for (size_t i = 0; ending && i < sizeof forms / sizeof *forms; i++)
+        if (!strcmp(ending, forms[i].ending) &&
+            (!cli->formats || vptq_cli_lists(cli->formats, forms[i].name)))
+            return forms[i].format;
+    return cli->out.format;
 }
 
 vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_writer **file,
-                                 vptq_err *err)
+                                 vptq_output *out, vptq_err *err)
 {
     *file = NULL;
-    return path && strcmp(path, "-") ? vptq_writer_open(path, cli->common.force, file, err)
-                                     : VPTQ_OK;
+    *out = cli->out;
+    if (!path || !strcmp(path, "-"))
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_writer_open(path, cli->common.force, file, err));
+    *out = (vptq_output){vptq_cli_format_of(cli, path), write_file, *file};
+    return VPTQ_OK;
 }

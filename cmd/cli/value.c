@@ -34,11 +34,25 @@ bool vptq_cli_parse_u64(const char *text, uint64_t max, uint64_t *out)
     return true;
 }
 
+/* Reads ".DIGITS", up to nine of them, as billionths; 0 if there are none. */
+static bool take_billionths(const char **text, uint64_t *out)
+{
+    uint64_t scale = 1000000000;
+    *out = 0;
+    if (**text != '.')
+        return true;
+    for (++*text; **text >= '0' && **text <= '9' && scale > 1; ++*text) {
+        scale /= 10;
+        *out += (uint64_t)(**text - '0') * scale;
+    }
+    return scale < 1000000000;
+}
+
 bool vptq_cli_parse_size(const char *text, uint64_t *out)
 {
     static const char units[] = "KMGT";
-    uint64_t x;
-    if (!take_digits(&text, UINT64_MAX, &x))
+    uint64_t x, part;
+    if (!take_digits(&text, UINT64_MAX, &x) || !take_billionths(&text, &part))
         return false;
     const char *unit = *text ? strchr(units, toupper((unsigned char)*text)) : NULL;
     unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
@@ -47,9 +61,9 @@ bool vptq_cli_parse_size(const char *text, uint64_t *out)
         if (!strcmp(text, "iB") || !strcmp(text, "B"))
             text += strlen(text);
     }
-    if (*text || x > UINT64_MAX >> shift)
+    if (*text || x > UINT64_MAX >> shift || (part && !unit))
         return false;
-    *out = x << shift;
+    *out = (x << shift) + (uint64_t)(ldexp((double)part, (int)shift) / 1e9);
     return true;
 }
 
@@ -108,4 +122,30 @@ void vptq_cli_choice_name(char *text, size_t size, const char *choices, int n)
             p++;
     }
     snprintf(text, size, "%.*s", (int)strcspn(p, "|"), p);
+}
+
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Row i of the table has the distances of the first i letters of `name`. */
+size_t vptq_cli_distance(const char *word, size_t n, const char *name)
+{
+    size_t row[3][64];
+    const size_t m = strlen(name);
+    n = least(n, 63);
+    for (size_t j = 0; j <= n; j++)
+        row[0][j] = j;
+    for (size_t i = 1; i <= m; i++) {
+        size_t *now = row[i % 3], *above = row[(i - 1) % 3], *two_above = row[(i + 1) % 3];
+        now[0] = i;
+        for (size_t j = 1; j <= n; j++) {
+            const bool same = name[i - 1] == word[j - 1];
+            now[j] = least(above[j - 1] + !same, 1 + least(above[j], now[j - 1]));
+            if (i > 1 && j > 1 && name[i - 1] == word[j - 2] && name[i - 2] == word[j - 1])
+                now[j] = least(now[j], two_above[j - 2] + 1);
+        }
+    }
+    return row[m % 3][n];
 }

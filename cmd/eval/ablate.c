@@ -129,13 +129,12 @@ static int run_ablate(vptq_cli *cli, void *arg)
     vptq_status st = VPTQ_OK;
     vptq_ablate_options opt;
     vptq_writer *file = NULL;
+    vptq_output out;
     if (check_usage(cli, c))
         return CLI_USAGE;
     VPTQ_TRY(take_options(cli, c, &opt, &err));
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
-    if (c->report)
-        VPTQ_TRY(vptq_writer_open(c->report, cli->common.force, &file, &err));
-    const vptq_output out = vptq_cli_output(cli, file);
+    VPTQ_TRY(vptq_cli_open_output(cli, c->report, &file, &out, &err));
     VPTQ_TRY(vptq_ablate(cli->ctx, &opt, &out, &err));
     if (file)
         VPTQ_TRY(vptq_writer_commit(file, &err));
@@ -159,7 +158,8 @@ int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
          "Hessians for all rows, instead of those of the calibration text"},
         {0, "layers", CLI_RANGE, &c.layers, "A-B", "quantize only these layers"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
-        {0, "report", CLI_STRING, &c.report, "FILE", "write the table to FILE"},
+        {0, "report", CLI_STRING, &c.report, "FILE",
+         "write the table to FILE; its ending chooses the format"},
         {0, "no-seconds", CLI_UNFLAG, &c.seconds, NULL,
          "leave out times and --serve, so that every run prints the same bytes"},
         {0, "keep-packed", CLI_FLAG, &c.keep_packed, NULL,

@@ -33,6 +33,7 @@ static int run_compare(vptq_cli *cli, void *arg)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_writer *file = NULL;
+    vptq_output out;
     char source[512];
     const vptq_compare_options opt = {.records = cli->args,
                                       .count = cli->arg_count,
@@ -41,12 +42,13 @@ static int run_compare(vptq_cli *cli, void *arg)
                                       .classic = c->layout == LAYOUT_CLASSIC};
     if (!cli->arg_count)
         return vptq_cli_usage_error(cli, "expected files of records as arguments");
-    if (c->layout == LAYOUT_CLASSIC && formats[c->format] != VPTQ_FORMAT_MD)
-        return vptq_cli_usage_error(cli, "--layout classic is Markdown: leave out --format");
+    cli->out.format = formats[c->format];
+    cli->out.format = vptq_cli_format_of(cli, c->output);
+    if (c->layout == LAYOUT_CLASSIC && cli->out.format != VPTQ_FORMAT_MD)
+        return vptq_cli_usage_error(
+            cli, "--layout classic is Markdown: leave out --format, or name the file .md");
     name_source(source, sizeof source, cli, c);
-    VPTQ_TRY(vptq_cli_open_output(cli, c->output, &file, &err));
-    vptq_output out = vptq_cli_output(cli, file);
-    out.format = formats[c->format];
+    VPTQ_TRY(vptq_cli_open_output(cli, c->output, &file, &out, &err));
     VPTQ_TRY(vptq_compare(cli->ctx, &opt, &out, &err));
     if (file)
         VPTQ_TRY(vptq_writer_commit(file, &err));
@@ -59,7 +61,8 @@ int vptq_cli_compare(vptq_cli *cli, int argc, char **argv)
 {
     compare_command c = {.layout = LAYOUT_DEFAULT};
     const vptq_cli_option options[] = {
-        {'o', "output", CLI_STRING, &c.output, "FILE", "write to FILE instead of stdout"},
+        {'o', "output", CLI_STRING, &c.output, "FILE",
+         "write to FILE instead of stdout; its ending chooses the format"},
         {0, "layout", CLI_CHOICE, &c.layout, "default|classic",
          "classic: the layout of the published report"},
         {0, "format", CLI_CHOICE, &c.format, "md|csv|json|html", "form of the report"},

@@ -19,14 +19,14 @@ static int run_error(vptq_cli *cli, void *arg)
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL, *base = NULL;
     vptq_writer *file = NULL;
+    vptq_output out;
     const vptq_model_options open = {.base = c->base, .partial = c->partial};
     const vptq_error_options opt = {.hessians = c->hessians,
                                     .first_layer = c->layers.first,
                                     .last_layer = c->layers.last,
                                     .order = (vptq_error_order)c->sort,
                                     .top = c->top};
-    VPTQ_TRY(vptq_cli_open_output(cli, c->output, &file, &err));
-    const vptq_output out = vptq_cli_output(cli, file);
+    VPTQ_TRY(vptq_cli_open_output(cli, c->output, &file, &out, &err));
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
     VPTQ_TRY(vptq_model_load(cli->ctx, c->base, NULL, &base, &err));
@@ -53,7 +53,8 @@ int vptq_cli_error(vptq_cli *cli, int argc, char **argv)
         {0, "sort", CLI_CHOICE, &c.sort, "auto|worst|layer",
          "order of rows; auto: by layer in json and csv, otherwise worst first"},
         {0, "top", CLI_U32, &c.top, "N", "only the first N rows; 0 = all"},
-        {'o', "output", CLI_STRING, &c.output, "FILE", "write to FILE instead of stdout"},
+        {'o', "output", CLI_STRING, &c.output, "FILE",
+         "write to FILE instead of stdout; its ending chooses the format"},
         CLI_END};
     cli->usage = "vptq-eval error -m MODEL --base MODEL [-H HDIR] [--layers A-B] [--top N]";
     cli->examples = "  vptq-eval error -m packed --base model.gguf -H hessians --top 10\n"

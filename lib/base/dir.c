@@ -188,6 +188,7 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
                          n ? "too long" : "empty");
     memcpy(w->path, path, n);
     w->path[n] = 0;
+    VPTQ_CHECK(vptq_path_make_parent(w->path, err));
     VPTQ_CHECK(check_target(w->path, inner, force, err));
     vptq_path_sweep(w->path, "tmp", inner);
     return create_temporary(w, err);

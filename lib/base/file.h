@@ -75,9 +75,10 @@ typedef struct vptq_file_writer {
     char path[4096], tmp[4096];
 } vptq_file_writer;
 
-/* Opens the temporary file.  Without `force` an existing target is VPTQ_E_EXISTS, here or, if
- * it appears later, at commit.  A directory or a device is never replaced, nor is a link to
- * one.  A failed write or commit names the path and removes the temporary file at once. */
+/* Opens the temporary file, in a folder that is created if it does not exist.  Without `force`
+ * an existing target is VPTQ_E_EXISTS, here or, if it appears later, at commit.  A directory or
+ * a device is never replaced, nor is a link to one.  A failed write or commit names the path
+ * and removes the temporary file at once. */
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n,
@@ -113,6 +114,12 @@ vptq_status vptq_path_beside(char *out, size_t size, const char *path, const cha
 /* Creates a directory and its parents (mkdir -p); it may exist, but below a held directory not
  * as a link. */
 vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Creates the folder of `path` and its parents if it does not exist, as the writers below do
+ * for theirs; but none at or below a held directory, whose loss is an error that opening it
+ * reports.
+ */
+vptq_status vptq_path_make_parent(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Fails unless a directory that is filled file by file may be begun or continued at `path`: it
  * is missing, or holds `manifest`, or only the lock and temporary manifests of a run killed

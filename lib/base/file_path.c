@@ -146,6 +146,15 @@ vptq_status vptq_path_open_parent(const char *path, const char *doing, int *fd, 
     return open_dir(parent, doing, path, fd, err);
 }
 
+vptq_status vptq_path_make_parent(const char *path, vptq_err *err)
+{
+    char parent[VPTQ_PATH_MAX];
+    size_t n;
+    VPTQ_CHECK(parent_of(parent, path, err));
+    (void)find_held(parent, &n);
+    return n || vptq_path_is_dir(parent) ? VPTQ_OK : vptq_dir_make(parent, err);
+}
+
 vptq_status vptq_dir_hold(const char *path, vptq_held_dir *held, vptq_err *err)
 {
     struct stat sb;

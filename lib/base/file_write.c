@@ -55,6 +55,7 @@ vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer
     if (n >= sizeof w->path)
         return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);
     memcpy(w->path, path, n + 1);
+    VPTQ_CHECK(vptq_path_make_parent(path, err));
     VPTQ_CHECK(vptq_path_open_parent(path, "create", &w->dir, err));
     vptq_path_sweep(path, "tmp", NULL);
     const vptq_status st = create_temporary(w, err);

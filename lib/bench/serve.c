@@ -498,6 +498,8 @@ vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_plan *o, vptq_
         if (!st && !whole)
             st = run_config(&s, log, c, fn, arg, err);
     }
+    if (!st)
+        vptq_progress(ctx, "serve", s.tokens.done, s.tokens.all, NULL);
     vptq_mem_free(ctx->mem, s.lanes);
     vptq_device_close(&dev);
     return st;

@@ -100,6 +100,7 @@ static vptq_status open_file(vptq_serve_log *log, bool force, vptq_err *err)
     char *text = NULL;
     size_t size;
     struct stat sb;
+    VPTQ_TRY(vptq_path_make_parent(log->path, err));
     /* the file is changed in place, and so must be the one that was named */
     log->fd = open(log->path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (log->fd < 0 && errno == ELOOP)

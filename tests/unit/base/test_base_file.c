@@ -234,15 +234,46 @@ static void test_writer(void **state)
     assert_fails(vptq_file_writer_commit(&w, &err), VPTQ_E_IO, &err, "not open");
 }
 
+/* Folders of outputs that do not exist are created, but not a held one that is gone. */
+static void writers_make_folders(void **state)
+{
+    const char *dir = *state;
+    char path[4096], held[4096];
+    vptq_file_writer w;
+    vptq_dir_writer d;
+    vptq_lock lock;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "a/b/out");
+    assert_ok(vptq_file_replace(path, "new", 3, &err), &err);
+    expect_content(path, "new");
+    vtest_path(path, sizeof path, dir, "c/d/out/");
+    assert_ok(vptq_dir_writer_open(path, NULL, false, &d, &err), &err);
+    assert_ok(vptq_dir_writer_commit(&d, &err), &err);
+    assert_true(vptq_path_is_dir(path));
+
+    vtest_path(held, sizeof held, dir, "work");
+    assert_ok(vptq_dir_make(held, &err), &err);
+    assert_ok(vptq_lock_take(held, &lock, &err), &err);
+    vtest_path(path, sizeof path, dir, "moved");
+    assert_int_equal(rename(held, path), 0);
+    vtest_path(path, sizeof path, dir, "work/rows/out");
+    assert_fails(vptq_file_writer_open(path, true, &w, &err), VPTQ_E_IO, &err,
+                 "was moved or replaced");
+    assert_false(vptq_path_exists(held));
+    vptq_lock_release(&lock);
+}
+
 static void test_writer_refusals(void **state)
 {
     const char *dir = *state;
     char path[4096], longer[5000];
     vptq_file_writer w;
     vptq_err err;
-    vtest_path(path, sizeof path, dir, "none/out");
+    vtest_path(path, sizeof path, dir, "file");
+    vtest_write_file(path, "", 0);
+    vtest_path(path, sizeof path, dir, "file/out");
     assert_fails(vptq_file_writer_open(path, true, &w, &err), VPTQ_E_IO, &err,
-                 "none/out': No such file");
+                 "file': File exists");
     assert_fails(vptq_file_writer_open(dir, true, &w, &err), VPTQ_E_IO, &err, "is a directory");
     assert_fails(vptq_file_writer_open("/dev/null", true, &w, &err), VPTQ_E_IO, &err,
                  "not a plain file");
@@ -684,13 +715,13 @@ static void test_hash(void **state)
 VTEST_MAIN(scratch_test(test_reading), scratch_test(test_reading_refusals),
            scratch_test(test_reading_at_offsets), scratch_test(test_reading_ahead),
            scratch_test(test_memory_walks), scratch_test(test_writer),
-           scratch_test(test_writer_refusals), scratch_test(test_writer_races),
-           scratch_test(test_stale_temporaries), scratch_test(test_claim),
-           scratch_test(test_two_writers), scratch_test(test_full_disk),
-           cmocka_unit_test(test_paths), scratch_test(test_directories),
-           scratch_test(test_dir_writer), scratch_test(test_dir_writer_refusals),
-           scratch_test(test_dir_writer_inner), scratch_test(test_dir_writer_stale),
-           scratch_test(test_dir_writer_claimed), scratch_test(test_lock),
-           scratch_test(test_foreign_lock), scratch_test(test_replaced_directory),
-           scratch_test(test_output_is_a_link), scratch_test(test_own_directory),
-           cmocka_unit_test(test_hash))
+           scratch_test(writers_make_folders), scratch_test(test_writer_refusals),
+           scratch_test(test_writer_races), scratch_test(test_stale_temporaries),
+           scratch_test(test_claim), scratch_test(test_two_writers),
+           scratch_test(test_full_disk), cmocka_unit_test(test_paths),
+           scratch_test(test_directories), scratch_test(test_dir_writer),
+           scratch_test(test_dir_writer_refusals), scratch_test(test_dir_writer_inner),
+           scratch_test(test_dir_writer_stale), scratch_test(test_dir_writer_claimed),
+           scratch_test(test_lock), scratch_test(test_foreign_lock),
+           scratch_test(test_replaced_directory), scratch_test(test_output_is_a_link),
+           scratch_test(test_own_directory), cmocka_unit_test(test_hash))

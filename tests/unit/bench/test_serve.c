@@ -174,14 +174,28 @@ static void check_figures(const vptq_serve_record *r)
     assert_true(near(r->bits_per_weight, 32));
 }
 
-/* Runs with the records of `path`, which it continues. */
+static void keep_progress(void *user, const char *stage, uint64_t done, uint64_t total,
+                          const char *detail)
+{
+    (void)detail;
+    assert_string_equal(stage, "serve");
+    assert_true(done <= total);
+    *(uint64_t *)user = total - done;
+}
+
+/* Runs with the records of `path`, which it continues; the last progress is all. */
 static seen serve_with_log(rig *r, const vptq_serve_plan *o, const char *path)
 {
     seen s = {.count = 0};
+    uint64_t left = UINT64_MAX;
     vptq_err err;
     vptq_serve_log *log;
+    r->ctx.progress = keep_progress;
+    r->ctx.user = &left;
     assert_ok(vptq_serve_log_open(&r->mem, path, false, &log, &err), &err);
     assert_ok(vptq_eval_serve(&r->ctx, o, log, keep_record, &s, &err), &err);
+    assert_int_equal(left, 0);
+    r->ctx.progress = NULL;
     vptq_serve_log_close(log);
     return s;
 }

@@ -160,6 +160,10 @@ static void test_values(void **state)
     expect(run(*state, "-mA -c1 -c 2 --text=3"), 0, "text=1\ntext=2\ntext=3\n", "");
     expect(run(*state, "-m A --no-norm --rows --dtype bf16 --layers 2-5"), 0,
            "norm=0 rows=1 dtype=1 layers=2-5\n", "");
+    expect(run(*state, "-m A --cache 1.5G"), 0, " cache=1610612736 ", "");
+    expect(run(*state, "-m A --cache 0.001k"), 0, " cache=1 ", "");
+    expect(run(*state, "-m A --cache 16777215.999999999T"), 0, " cache=18446744073709550516 ",
+           "");
     expect(run(*state, "-m A -t 3 --seed 9 --mem 1M -f --format json -qq --verbose"), 0,
            "threads=3 seed=9 mem=1048576 force=1 format=1 quiet=2 verbose=1\n", "");
 }
@@ -170,7 +174,10 @@ static void test_usage_errors(void **state)
         {"", "missing option: -m/--model PATH"},
         {"-m", "option '-m' needs a value"},
         {"-m A --seed", "option '--seed' needs a value"},
-        {"-m A --nonsense", "unknown option '--nonsense'"},
+        {"-m A --nonsense", "unknown option '--nonsense'\n"},
+        {"-m A --tokens=1", "unknown option '--tokens=1'\n"},
+        {"-m A --thraeds 2", "unknown option '--thraeds'; did you mean --threads?"},
+        {"-m A --vectorlength=4", "'--vectorlength=4'; did you mean --vector-length?"},
         {"-m A --dry-run", "unknown option '--dry-run'"},
         {"-m A --no", "ambiguous option '--no'"},
         {"-m A -x", "unknown option '-x'"},
@@ -179,7 +186,9 @@ static void test_usage_errors(void **state)
         {"-m A -t 5000", "--threads 5000: expected"},
         {"-m A -v 1e3", "--vector-length 1e3: expected"},
         {"-m A --seed -1", "--seed -1: expected a whole number"},
-        {"-m A --mem 1.5G", "--mem 1.5G: expected a number of bytes"},
+        {"-m A --mem 1.5", "--mem 1.5: expected a number of bytes"},
+        {"-m A --mem 1.G", "--mem 1.G: expected a number of bytes"},
+        {"-m A --mem 1.0123456789G", "--mem 1.0123456789G: expected a number of bytes"},
         {"-m A --ridge nan", "--ridge nan: expected a number"},
         {"-m A --layers 5-2", "--layers 5-2: expected A-B"},
         {"-m A --dtype f32", "--dtype f32: expected f16|bf16"},
