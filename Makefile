@@ -144,7 +144,7 @@ OBJ := $(B)/obj
 BIN := $(B)/bin
 
 # Without OpenBLAS, which benchmarks load (lib/backend/cpu/blas.h).
-PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc libcrypto
+PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc libcrypto zlib
 PKG       := $(if $(CROSS),PKG_CONFIG_SYSROOT_DIR=$(SYSROOT) PKG_CONFIG_LIBDIR=$(SYSROOT)/usr/lib/$(TARGET)/pkgconfig )pkg-config
 MISSING   := $(shell for p in $(PACKAGES); do $(PKG) --exists $$p 2>/dev/null || echo $$p; done)
 ifeq ($(MISSING),)
@@ -674,6 +674,7 @@ info:
 	$(call probe,$(PKG) --exists libxxhash,xxhash,libxxhash-dev)
 	$(call probe,$(PKG) --exists libutf8proc,utf8proc,libutf8proc-dev)
 	$(call probe,$(PKG) --exists libcrypto,libcrypto,libssl-dev)
+	$(call probe,$(PKG) --exists zlib,zlib,zlib1g-dev)
 	@echo "cuda          $(if $(HAVE_CUDA),$(NVCC),$(or $(CUDA_WHY),not requested (CUDA=auto)))"
 	@echo "for the tests:"
 	$(call probe,PATH="$$PATH:/sbin" ldconfig -p | grep -q libopenblas.so.0,openblas,libopenblas0-openmp)

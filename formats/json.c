@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/text_file.h"
 #include "lib/base/file.h"
 #include "lib/base/utf8.h"
 
@@ -90,6 +91,16 @@ vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_er
     VPTQ_CHECK(vptq_file_read(path, limit, NULL, &text, &len, err));
     vptq_status st = parse(text, len, path, 1, 0, out, err);
     vptq_mem_free(NULL, text);
+    return st;
+}
+
+vptq_status vptq_json_read(const vptq_ctx *ctx, const char *path, size_t limit, json_t **out,
+                           vptq_err *err)
+{
+    vptq_text_file t;
+    VPTQ_CHECK(vptq_text_file_open(ctx, path, VPTQ_TEXT_JSON, limit, &t, err));
+    const vptq_status st = parse(t.data, t.size, t.name, 1, 0, out, err);
+    vptq_text_file_close(&t);
     return st;
 }
 

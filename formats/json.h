@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/ctx.h"
 #include "lib/base/mem.h"
 #include "lib/base/status.h"
 
@@ -18,9 +19,14 @@ vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json
 /* The same for a text that begins at line `line` of a file (1 = the first). */
 vptq_status vptq_json_parse_at(const char *text, size_t len, const char *name, size_t line,
                                json_t **out, vptq_err *err) VPTQ_MUST_CHECK;
+/* Parses a file. */
 vptq_status vptq_json_load(const char *path, size_t limit, json_t **out,
                            vptq_err *err) VPTQ_MUST_CHECK;
-/* The same, but every number becomes a real, for files with integers beyond 64 bits
+/* Parses a file that the user names: a pipe, standard input or a compressed one, too
+ * (text_file.h). */
+vptq_status vptq_json_read(const vptq_ctx *ctx, const char *path, size_t limit, json_t **out,
+                           vptq_err *err) VPTQ_MUST_CHECK;
+/* As vptq_json_parse, but every number becomes a real, for files with integers beyond 64 bits
  * (model_max_length in tokenizer_config.json). */
 vptq_status vptq_json_parse_reals(const char *text, size_t len, const char *name, json_t **out,
                                   vptq_err *err) VPTQ_MUST_CHECK;

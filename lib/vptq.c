@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/text_file.h"
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/model/model.h"
@@ -28,6 +29,7 @@ typedef struct context {
     vptq_ctx ctx;
     vptq_mem mem;
     vptq_device device;
+    struct vptq_text_input *inputs;
     bool has_device;
     char backend[32];
 } context;
@@ -54,7 +56,8 @@ vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **ctx, vptq_
                         .log = o.log,
                         .progress = o.progress,
                         .user = o.user,
-                        .cancel = o.cancel};
+                        .cancel = o.cancel,
+                        .inputs = &c->inputs};
     *ctx = &c->ctx;
     return VPTQ_OK;
 }
@@ -64,6 +67,8 @@ void vptq_ctx_close(vptq_ctx *ctx)
     context *c = (context *)ctx;
     if (c && c->has_device)
         vptq_device_close(&c->device);
+    if (c)
+        vptq_text_inputs_free(&c->mem, &c->inputs);
     free(c);
 }
 

@@ -73,6 +73,7 @@ check_system()
     local home
     case $3 in
     jansson.h | pcre2.h | zstd*.h | utf8proc.h) home="formats lib/tokenizer lib/chat lib/model lib/eval" ;;
+    zlib.h) home="formats" ;;
     openssl/*.h) home="lib/pack" ;;
     cblas.h | lapacke.h | openblas*.h | dlfcn.h | cuda*.h) home="lib/backend" ;;
     omp.h) home="lib/base lib/backend kmeans hessian" ;;

@@ -9,7 +9,7 @@
 set -eu
 
 packages=(gcc libc6-dev make libjansson-dev libpcre2-dev
-    libzstd-dev libxxhash-dev libutf8proc-dev libssl-dev)
+    libzstd-dev libxxhash-dev libutf8proc-dev libssl-dev zlib1g-dev)
 # Newer releases have it in another package.
 command -v pkg-config >/dev/null || packages+=(pkg-config)
 # The second implementation of archives is in Python (scripts/vptq_archive.py).  OpenBLAS is what benchmarks

@@ -38,6 +38,7 @@ seed spm $small "$data"/models/*/tok512.bin "$data"/tokenizers/*/tokenizer.model
 seed tokenizer_json $small "$data"/models/*/tokenizer.json
 seed task_file $small "$data"/qa/*
 seed text 4096 "$data"/text/*/* "$data"/tokenizers/vectors/*
+seed text_file 4096 "$data"/text/*/*
 seed model_dir $small "$data"/models/*/config.json
 for file in "$data"/tokenizers/*/tokenizer_config.json*; do
     [ -f "$file" ] || continue

@@ -10,7 +10,7 @@ set -euo pipefail
 arch=$1 dir=$(realpath -m "$2")
 [ ! -d "$dir" ] || exit 0
 packages=(libc6-dev libopenblas0-openmp libjansson-dev libpcre2-dev libzstd-dev libxxhash-dev libutf8proc-dev
-    libssl-dev libcmocka-dev)
+    libssl-dev zlib1g-dev libcmocka-dev)
 
 # fail SENTENCE: also shows what the last command said.
 fail()

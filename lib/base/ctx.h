@@ -6,6 +6,8 @@
 #include "lib/base/mem.h"
 #include "lib/base/status.h"
 
+struct vptq_text_input; /* formats/text_file.h */
+
 struct vptq_ctx {
     vptq_mem *mem;                       /* NULL: plain allocation */
     int threads;                         /* >= 1; results never depend on it */
@@ -13,6 +15,7 @@ struct vptq_ctx {
     vptq_progress_fn progress;           /* NULL: silent */
     void *user;                          /* passed to both */
     const volatile sig_atomic_t *cancel; /* as vptq_ctx_options.cancel */
+    struct vptq_text_input **inputs;     /* list of what pipes gave; NULL: is not kept */
 };
 
 void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)

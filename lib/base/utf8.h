@@ -92,6 +92,25 @@ static inline size_t vptq_utf8_valid_prefix(const char *s, size_t n)
     return i;
 }
 
+/* The length of the maximal part [n > 0] at the start of bytes that do not begin with a valid
+ * character: what decoders replace with one U+FFFD (The Unicode Standard, 3.9, table 3-8). */
+static inline size_t vptq_utf8_invalid_part(const char *s, size_t n)
+{
+    const unsigned char lead = (unsigned char)s[0];
+    if (lead < 0xC2 || lead > 0xF4)
+        return 1;
+    const size_t want = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+    unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    size_t i = 1;
+    while (i < want && i < n && (unsigned char)s[i] >= low && (unsigned char)s[i] <= high) {
+        i++;
+        low = 0x80;
+        high = 0xBF;
+    }
+    return i;
+}
+
 /* Whether a character has Unicode's property White_Space. */
 static inline bool vptq_utf8_space(uint32_t cp)
 {
