@@ -70,7 +70,7 @@ static const char *misplaced(const vptq_cli *cli)
 {
     static const char *const shared[] = {"model",   "output",  "tokenizer", "calibration",
                                          "tokens",  "windows", "length",    "rows",
-                                         "holdout", "from",    "tune"};
+                                         "holdout", "from",    "tune",      "lossy"};
     for (const vptq_cli_option *o = cli->options; o->name || o->help; o++) {
         bool used = false;
         if (!o->name || !vptq_cli_given(cli, o->name))
@@ -176,7 +176,8 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
     vptq_tune_options tuning;
-    const vptq_corpus_options text = vptq_cli_corpus(&a->texts, &a->tokens, false);
+    const vptq_corpus_options text =
+        vptq_cli_corpus(&a->texts, &a->tokens, false, a->calibrate.lossy);
     vptq_quantize_options opt = {.model = a->model,
                                  .hessians = a->hessians,
                                  .held_out = a->held_out,
@@ -306,7 +307,7 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "work directory to create or to continue"},
         {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)"},
         {0, "tokenizer", CLI_STRING, &a->tokenizer, "FILE", "tokenizer to use with the model"},
-        {0, "recipe", CLI_STRING, &a->recipe, "FILE",
+        {0, "recipe", CLI_INPUT, &a->recipe, "FILE",
          "JSON rules with settings for single matrices; they take precedence over options"},
         CLI_HEADING("Bit budget"),
         {'b', "bits", CLI_DOUBLE, &a->bits, "BITS",
@@ -319,9 +320,9 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "allocate", CLI_CHOICE, &a->allocate, "uniform|proxy|kl",
          "one setting for all; per matrix, by predicted loss and size, or by its effect on the "
          "output"},
-        {0, "allocate-text", CLI_STRINGS, &a->texts, "FILE",
+        {0, "allocate-text", CLI_INPUTS, &a->texts, "FILE",
          "text for measuring sensitivities; must differ from the evaluation text"},
-        {0, "allocate-tokens", CLI_STRINGS, &a->tokens, "FILE",
+        {0, "allocate-tokens", CLI_INPUTS, &a->tokens, "FILE",
          "token ids instead, int32 little endian"},
         {0, "allocate-windows", CLI_U64, &a->windows, "N", "number of its windows"},
         {0, "allocate-length", CLI_U64, &a->length, "N", "tokens per window"},

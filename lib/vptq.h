@@ -187,13 +187,17 @@ typedef struct vptq_output {
 
 VPTQ_API void vptq_human_seconds(char text[32], double seconds); /* "3 min 20 s" */
 
-/* A text as files.  All ids are joined in order, texts before token files. */
+/* A text as files.  All ids are joined in order, texts before token files.  Texts, recipes,
+ * tasks and records may be compressed with gzip or zstd; these and token files may be pipes, or
+ * "-": standard input.  A context reads a pipe once and keeps what it gave. */
 typedef struct vptq_corpus_options {
     const char *const *texts; /* [text_count] UTF-8 files, each tokenized on its own */
     size_t text_count;
     const char *const *tokens; /* [token_count] files of ids, int32 little endian */
     size_t token_count;
-    bool rows; /* read each text as Hugging Face rows, a line each, joined by two newlines */
+    bool rows;  /* read each text as Hugging Face rows, a line each, joined by two newlines */
+    bool lossy; /* replace what is not UTF-8, and zero bytes, with U+FFFD; false: VPTQ_E_FORMAT
+                 */
 } vptq_corpus_options;
 
 /* ---- Hessians: second moments of the inputs of linear layers ---------------------------- */
@@ -669,6 +673,9 @@ typedef struct vptq_generate_options {
     size_t stop_count;
     bool printable; /* VPTQ_FORMAT_TEXT: escape as errors do, but for newlines and tabs */
     bool dry_run;   /* only write the prompt and its ids */
+    const char *prompt_file; /* text instead of `prompt`, or of the chat's `user`, but for one
+                                newline at its end; NULL = none */
+    bool lossy;              /* prompt_file: as vptq_corpus_options.lossy */
 } vptq_generate_options;
 
 typedef enum {

@@ -4,7 +4,8 @@
 vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
                                     vptq_calibrate_options *o, double *factor, vptq_err *err)
 {
-    *o = (vptq_calibrate_options){.corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows),
+    *o = (vptq_calibrate_options){.corpus =
+                                      vptq_cli_corpus(&c->texts, &c->tokens, c->rows, c->lossy),
                                   .windows = c->windows,
                                   .length = c->length,
                                   .seed = seed,

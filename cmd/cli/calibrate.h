@@ -9,7 +9,7 @@
 typedef struct vptq_cli_calibrate {
     vptq_cli_strings texts, tokens;
     uint64_t windows, length, outputs;
-    bool rows;
+    bool rows, lossy;
     const char *weights;
     double holdout; /* NAN = not given */
 } vptq_cli_calibrate;
@@ -20,15 +20,16 @@ typedef struct vptq_cli_calibrate {
         .windows = 128, .length = 2048, .weights = "sink", .holdout = (double)NAN              \
     }
 #define CLI_CALIBRATE_OPTIONS(c)                                                               \
-    CLI_OPTION('c', "calibration", CLI_STRINGS, &(c)->texts, "TEXT",                           \
-               "UTF-8 text; may be repeated"),                                                 \
-        CLI_OPTION(0, "tokens", CLI_STRINGS, &(c)->tokens, "FILE",                             \
+    CLI_OPTION('c', "calibration", CLI_INPUTS, &(c)->texts, "TEXT",                            \
+               "UTF-8 text, plain, gzip or zstd; '-' = standard input; may be repeated"),      \
+        CLI_OPTION(0, "tokens", CLI_INPUTS, &(c)->tokens, "FILE",                              \
                    "token ids (int32, little endian) instead of a text; may be repeated"),     \
         CLI_OPTION('n', "windows", CLI_U64, &(c)->windows, "N",                                \
                    "maximum number of windows, drawn by --seed if the text has more"),         \
         CLI_OPTION('l', "length", CLI_U64, &(c)->length, "N", "tokens per window"),            \
         CLI_OPTION(0, "rows", CLI_FLAG, &(c)->rows, NULL,                                      \
                    "form the text as Hugging Face rows joined by two newlines"),               \
+        CLI_LOSSY_OPTION(&(c)->lossy),                                                         \
         CLI_OPTION(                                                                            \
             0, "weights", CLI_STRING, &(c)->weights, "KIND",                                   \
             "tokens that count more: plain, sink[:factor], attention[:factor] (for k and v), " \

@@ -341,9 +341,11 @@ static bool store(vptq_cli *cli, const vptq_cli_option *o, const char *text)
         ++*(int *)o->target;
         return true;
     case CLI_STRING:
+    case CLI_INPUT:
         *(const char **)o->target = text;
         return true;
     case CLI_STRINGS:
+    case CLI_INPUTS:
         return add_string(o->target, text);
     case CLI_U32:
         if (!vptq_cli_parse_u64(text, UINT32_MAX, &x))
@@ -433,8 +435,18 @@ static int bad_option(const vptq_cli *cli, int c, char **argv)
                                 name ? "?" : "");
 }
 
+/* Tells whether a value of an option is standard input. */
+static bool is_stdin(const vptq_cli_option *o, const char *text)
+{
+    if (o->type != CLI_INPUT && o->type != CLI_INPUTS)
+        return false;
+    const char *named = strchr(o->arg, '=') ? strchr(text, '=') : NULL;
+    return strcmp(named ? named + 1 : text, "-") == 0;
+}
+
 static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp)
 {
+    const vptq_cli_option *reader = NULL; /* of standard input */
     optind = 0;
     for (int c = getopt_long(argc, argv, sp->letters, sp->names, NULL); c != -1;
          c = getopt_long(argc, argv, sp->letters, sp->names, NULL)) {
@@ -446,6 +458,12 @@ static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp
             return vptq_cli_usage_error(cli, "--%s %.128s: expected %s", e->option->name,
                                         *optarg ? optarg : "''",
                                         expected(e->option, &cli->common.threads));
+        if (!is_stdin(e->option, optarg))
+            continue;
+        if (reader)
+            return vptq_cli_usage_error(cli, "--%s %s: standard input is already read by --%s",
+                                        e->option->name, optarg, reader->name);
+        reader = e->option;
     }
     for (size_t i = 0; i < cli->state->own; i++) {
         const vptq_cli_entry *e = &cli->state->entries[i];
@@ -563,7 +581,7 @@ void vptq_cli_release(vptq_cli *cli)
 {
     for (size_t i = 0; cli->state && i < cli->state->own; i++) {
         const vptq_cli_option *o = cli->state->entries[i].option;
-        if (o->type != CLI_STRINGS || !o->target)
+        if ((o->type != CLI_STRINGS && o->type != CLI_INPUTS) || !o->target)
             continue;
         vptq_cli_strings *list = o->target;
         free(list->items);

@@ -53,6 +53,8 @@ typedef enum {
     CLI_UNFLAG,  /* bool * -> false (spelled --no-x in its name) */
     CLI_STRING,  /* const char ** */
     CLI_STRINGS, /* vptq_cli_strings *: the option may be given several times */
+    CLI_INPUT,   /* as CLI_STRING and CLI_STRINGS: files to read.  "-" (with the argument */
+    CLI_INPUTS,  /* NAME=FILE, "NAME=-") is standard input, which only one may be */
     CLI_U32,     /* uint32_t * */
     CLI_U64,     /* uint64_t * */
     CLI_SIZE,    /* uint64_t *: bytes, with K, M, G, T (powers of 1024) */
@@ -83,6 +85,9 @@ typedef struct vptq_cli_option {
     {                                                                                          \
         letter, name, type, target, arg, help                                                  \
     }
+#define CLI_LOSSY_OPTION(target)                                                               \
+    CLI_OPTION(0, "lossy", CLI_FLAG, target, NULL,                                             \
+               "replace bytes of a text that are not UTF-8 instead of refusing it")
 #define CLI_HEADING(text) CLI_OPTION(0, NULL, CLI_FLAG, NULL, NULL, text)
 #define CLI_END           CLI_HEADING(NULL)
 
@@ -164,10 +169,11 @@ vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_wri
 
 /* Texts and files of token ids, which point into the lists. */
 static inline vptq_corpus_options vptq_cli_corpus(const vptq_cli_strings *texts,
-                                                  const vptq_cli_strings *tokens, bool rows)
+                                                  const vptq_cli_strings *tokens, bool rows,
+                                                  bool lossy)
 {
-    return (vptq_corpus_options){texts->items, texts->count, tokens->items, tokens->count,
-                                 rows};
+    return (vptq_corpus_options){texts->items,  texts->count, tokens->items,
+                                 tokens->count, rows,         lossy};
 }
 
 #endif

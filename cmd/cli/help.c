@@ -22,7 +22,8 @@ static void default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o)
     if (!o->target)
         return;
     switch (o->type) {
-    case CLI_STRING: {
+    case CLI_STRING:
+    case CLI_INPUT: {
         const char *s = *(const char *const *)o->target;
         vptq_err shown; /* --backend may have come from the command line */
         vptq_fail(&shown, VPTQ_OK, "%s", s ? s : "");
@@ -57,6 +58,7 @@ static void default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o)
     case CLI_FLAG:
     case CLI_UNFLAG:
     case CLI_STRINGS:
+    case CLI_INPUTS:
     case CLI_COUNT:
         break;
     }

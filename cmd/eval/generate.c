@@ -1,69 +1,17 @@
 /* vptq-eval generate: continues a prompt, or answers it with the chat template. */
 #include "cmd/eval/eval.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum { MAX_PROMPT = 64 << 20, PIECE = 4096 }; /* bytes */
 
 typedef struct generate_command {
     const char *model, *tokenizer, *base, *prompt, *prompt_file;
     uint64_t tokens;
     double temperature, top_p;
-    bool special, raw, ignore_eos, chat, partial;
+    bool special, raw, ignore_eos, chat, partial, lossy;
     const char *system, *messages, *template_file, *date;
     vptq_cli_strings args, stops;
 } generate_command;
-
-/* Reads a prompt from `file` into *text, terminated, which the caller frees.  One newline at
- * the end is dropped. */
-static vptq_status read_prompt(FILE *file, const char *name, char **text, vptq_err *err)
-{
-    size_t size = 0, room = 0;
-    for (;;) {
-        if (size == room) {
-            char *more = realloc(*text, (room = 2 * room + PIECE) + 1);
-            if (!more)
-                return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
-            *text = more;
-        }
-        const size_t n = fread(*text + size, 1, room - size, file);
-        size += n;
-        if (size > MAX_PROMPT)
-            return vptq_fail(err, VPTQ_E_FORMAT, "%s: more than %d bytes", name, MAX_PROMPT);
-        if (n == 0)
-            break;
-    }
-    if (ferror(file))
-        return vptq_fail(err, VPTQ_E_IO, "%s: cannot be read", name);
-    if (memchr(*text, 0, size))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the prompt contains a zero byte", name);
-    (*text)[size > 0 && (*text)[size - 1] == '\n' ? size - 1 : size] = 0;
-    return VPTQ_OK;
-}
-
-/* Returns the prompt of -p in *prompt, or that of a file or stdin in *text as well; NULL if
- * there is none. */
-static vptq_status get_prompt(const generate_command *c, const char **prompt, char **text,
-                              vptq_err *err)
-{
-    const bool from_stdin = c->prompt && strcmp(c->prompt, "-") == 0;
-    *prompt = c->prompt;
-    if (!from_stdin && !c->prompt_file)
-        return VPTQ_OK;
-    FILE *file = from_stdin ? stdin : fopen(c->prompt_file, "rb");
-    if (!file)
-        return vptq_fail(err, VPTQ_E_IO, "cannot open '%s': %s", c->prompt_file,
-                         strerror(errno));
-    const vptq_status st = read_prompt(file, from_stdin ? "stdin" : c->prompt_file, text, err);
-    if (!from_stdin)
-        fclose(file);
-    *prompt = *text;
-    return st;
-}
 
 /* Returns 0 or CLI_USAGE. */
 static int check_usage(const vptq_cli *cli, const generate_command *c)
@@ -92,8 +40,8 @@ static int run_generate(vptq_cli *cli, void *arg)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_model *model = NULL;
-    const char *prompt;
-    char *text = NULL;
+    const bool from_stdin = c->prompt && strcmp(c->prompt, "-") == 0;
+    const char *prompt = from_stdin ? NULL : c->prompt;
     const vptq_model_options open = {.tokenizer = c->tokenizer,
                                      .base = c->base,
                                      .partial = c->partial,
@@ -102,7 +50,6 @@ static int run_generate(vptq_cli *cli, void *arg)
         return CLI_USAGE;
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
-    VPTQ_TRY(get_prompt(c, &prompt, &text, &err));
     const vptq_chat_options chat = {.template_file = c->template_file,
                                     .system = c->system,
                                     .messages = c->messages,
@@ -121,11 +68,12 @@ static int run_generate(vptq_cli *cli, void *arg)
                                        .stops = c->stops.items,
                                        .stop_count = c->stops.count,
                                        .printable = !c->raw && isatty(STDOUT_FILENO),
-                                       .dry_run = cli->common.dry_run};
+                                       .dry_run = cli->common.dry_run,
+                                       .prompt_file = from_stdin ? "-" : c->prompt_file,
+                                       .lossy = c->lossy};
     VPTQ_TRY(vptq_generate(cli->ctx, model, &opt, &cli->out, NULL, &err));
 out:
     vptq_model_free(model);
-    free(text);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -138,8 +86,10 @@ int vptq_cli_generate(vptq_cli *cli, int argc, char **argv)
         {0, "base", CLI_STRING, &c.base, "MODEL",
          "the original model of a work directory, if it was moved"},
         {0, "partial", CLI_FLAG, &c.partial, NULL, "accept an unfinished work directory"},
-        {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue; '-' reads stdin"},
-        {0, "prompt-file", CLI_STRING, &c.prompt_file, "FILE", "text to continue, from a file"},
+        {'p', "prompt", CLI_INPUT, &c.prompt, "TEXT",
+         "text to continue; '-' reads standard input"},
+        {0, "prompt-file", CLI_INPUT, &c.prompt_file, "FILE", "text to continue, from a file"},
+        CLI_LOSSY_OPTION(&c.lossy),
         {'n', "max-tokens", CLI_U64, &c.tokens, "N",
          "maximum number of new tokens; 0 = until the text ends or the context is full"},
         {0, "temperature", CLI_DOUBLE, &c.temperature, "X",
@@ -156,9 +106,9 @@ int vptq_cli_generate(vptq_cli *cli, int argc, char **argv)
         {0, "chat", CLI_FLAG, &c.chat, NULL,
          "apply the model's chat template to the prompt as a user message"},
         {0, "system", CLI_STRING, &c.system, "TEXT", "system message before the prompt"},
-        {0, "messages", CLI_STRING, &c.messages, "FILE",
+        {0, "messages", CLI_INPUT, &c.messages, "FILE",
          "JSON list of messages before the prompt"},
-        {0, "chat-template", CLI_STRING, &c.template_file, "FILE",
+        {0, "chat-template", CLI_INPUT, &c.template_file, "FILE",
          "Jinja template instead of the model's"},
         {0, "template-arg", CLI_STRINGS, &c.args, "NAME=JSON",
          "variable of the template; may be repeated"},

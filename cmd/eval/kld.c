@@ -11,7 +11,7 @@ typedef struct kld_command {
     vptq_cli_strings texts, tokens;
     uint64_t context, windows, top;
     int protocol, precision;
-    bool rows, partial;
+    bool rows, lossy, partial;
     double max_kld;
 } kld_command;
 
@@ -64,7 +64,7 @@ static int run_kld(vptq_cli *cli, void *arg)
     vptq_kld_result r = {.mean_kld = 0};
     const bool recorded = c->base_file != NULL;
     vptq_kld_options opt = {
-        .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows),
+        .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows, c->lossy),
         .context = recorded && !vptq_cli_given(cli, "context") ? 0 : c->context,
         .windows = c->windows,
         .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
@@ -100,9 +100,11 @@ int vptq_cli_kld(vptq_cli *cli, int argc, char **argv)
         {0, "base-file", CLI_STRING, &c.base_file, "FILE",
          "saved logits of its original, from --save-base"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
-        {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; several are joined"},
-        {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian"},
+        {0, "text", CLI_INPUTS, &c.texts, "FILE",
+         "UTF-8 text, plain, gzip or zstd; '-' = standard input; several are joined"},
+        {0, "tokens", CLI_INPUTS, &c.tokens, "FILE", "token ids, int32 little endian"},
         {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines"},
+        CLI_LOSSY_OPTION(&c.lossy),
         {0, "context", CLI_U64, &c.context, "N", "tokens per window"},
         {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all"},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",

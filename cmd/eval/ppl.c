@@ -10,7 +10,7 @@ typedef struct ppl_command {
     vptq_cli_strings texts, tokens;
     uint64_t document_limit, context, windows, stride;
     int protocol;
-    bool rows, join, tokens_only, partial;
+    bool rows, lossy, join, tokens_only, partial;
     double max_ppl;
 } ppl_command;
 
@@ -74,7 +74,7 @@ static int run_ppl(vptq_cli *cli, void *arg)
                                      .partial = c->partial,
                                      .need_tokenizer = c->texts.count > 0};
     const vptq_ppl_options opt = {
-        .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows),
+        .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows, c->lossy),
         .join = c->join,
         .documents = c->documents,
         .document_limit = c->document_limit,
@@ -116,11 +116,13 @@ int vptq_cli_ppl(vptq_cli *cli, int argc, char **argv)
          "the original model of a work directory, if it was moved"},
         {0, "partial", CLI_FLAG, &c.partial, NULL, "accept an unfinished work directory"},
         CLI_HEADING("Text"),
-        {0, "text", CLI_STRINGS, &c.texts, "FILE",
-         "UTF-8 text; several are measured one by one"},
-        {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian"},
+        {0, "text", CLI_INPUTS, &c.texts, "FILE",
+         "UTF-8 text, plain, gzip or zstd; '-' = standard input; several are measured one by "
+         "one"},
+        {0, "tokens", CLI_INPUTS, &c.tokens, "FILE", "token ids, int32 little endian"},
         {0, "join", CLI_FLAG, &c.join, NULL, "join all texts in order and measure them as one"},
         {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines"},
+        CLI_LOSSY_OPTION(&c.lossy),
         {0, "documents", CLI_STRING, &c.documents, "SEP",
          "score each document between separators separately"},
         {0, "document-limit", CLI_U64, &c.document_limit, "N", "only the first N documents"},

@@ -142,7 +142,7 @@ int vptq_cli_tasks(vptq_cli *cli, int argc, char **argv)
         {0, "partial", CLI_FLAG, &c.partial, NULL, "accept an unfinished work directory"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
         CLI_HEADING("Items"),
-        {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE", "items of a task; may be repeated"},
+        {0, "task", CLI_INPUTS, &c.tasks, "NAME=FILE", "items of a task; may be repeated"},
         {0, "limit", CLI_U64, &c.limit, "N", "only the first N items of each, 0 = all"},
         {0, "delimiter", CLI_STRING, &c.delimiter, "TEXT",
          "text between query and choice of records {query, choices, gold}"},

@@ -371,7 +371,8 @@ static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
     vptq_model model;
-    VPTQ_CHECK(vptq_ablate_rows(o, &a->report->arena, &a->rows, &a->report->count, err));
+    VPTQ_CHECK(
+        vptq_ablate_rows(a->dev->ctx, o, &a->report->arena, &a->rows, &a->report->count, err));
     VPTQ_CHECK(vptq_ablate_plan_figures(a, err));
     a->report->rows =
         vptq_arena_alloc(&a->report->arena, a->report->count, sizeof *a->report->rows, err);

@@ -69,8 +69,8 @@ typedef struct vptq_ablate_report {
 
 /* Lists the chosen rows, in `arena`.  VPTQ_E_FORMAT for a bad list, naming file, row and key;
  * VPTQ_E_ARG for a name in `only` that no row has. */
-vptq_status vptq_ablate_rows(const vptq_ablate_options *opt, vptq_arena *arena,
-                             vptq_ablate_row **rows, size_t *count,
+vptq_status vptq_ablate_rows(const vptq_ctx *ctx, const vptq_ablate_options *opt,
+                             vptq_arena *arena, vptq_ablate_row **rows, size_t *count,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Number of texts, and the file of text i: texts precede files of ids. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/text_file.h"
 #include "lib/ablate/internal.h"
 #include "lib/base/file.h"
 #include "lib/eval/kld.h"
@@ -51,38 +52,43 @@ const char *vptq_ablate_text(const vptq_ablate_options *o, size_t i)
     return i < c->text_count ? c->texts[i] : c->tokens[i - c->text_count];
 }
 
-static vptq_status hash_file(const char *path, uint64_t seed, uint64_t *hash, vptq_err *err)
+/* Hashes what is read, which does not depend on compression. */
+static vptq_status hash_input(const vptq_ablation *a, const char *path, vptq_text_kind kind,
+                              uint64_t *hash, vptq_err *err)
 {
-    vptq_map map;
-    VPTQ_CHECK(vptq_map_open(path, &map, err));
-    *hash = vptq_hash(map.data, map.size, seed);
-    vptq_map_release(&map);
+    vptq_text_file t;
+    VPTQ_CHECK(vptq_text_file_open(a->dev->ctx, path, kind, SIZE_MAX, &t, err));
+    *hash = vptq_hash(t.data, t.size, 0);
+    vptq_text_file_close(&t);
     return VPTQ_OK;
 }
 
-static vptq_status hash_text(const vptq_ablate_options *o, size_t i, uint64_t *hash,
-                             vptq_err *err)
+static vptq_status hash_text(const vptq_ablation *a, size_t i, uint64_t *hash, vptq_err *err)
 {
+    const vptq_ablate_options *o = a->opt;
     const bool tokens = i >= o->ppl.corpus.text_count;
     const uint64_t options[] = {tokens,         o->ppl.corpus.rows, o->ppl.context,
                                 o->ppl.windows, o->ppl.stride,      (uint64_t)o->ppl.protocol};
     VPTQ_CHECK(vptq_json_check_text("ablate", "the text's name",
                                     vptq_path_base(vptq_ablate_text(o, i)), err));
-    VPTQ_CHECK(hash_file(vptq_ablate_text(o, i), 0, hash, err));
+    const vptq_text_kind kind = tokens                ? VPTQ_TEXT_BYTES
+                                : o->ppl.corpus.lossy ? VPTQ_TEXT_LOSSY
+                                                      : VPTQ_TEXT_UTF8;
+    VPTQ_CHECK(hash_input(a, vptq_ablate_text(o, i), kind, hash, err));
     *hash = vptq_hash(options, sizeof options, *hash);
     return VPTQ_OK;
 }
 
-static vptq_status hash_task(const vptq_ablate_options *o, size_t i, uint64_t *hash,
-                             vptq_err *err)
+static vptq_status hash_task(const vptq_ablation *a, size_t i, uint64_t *hash, vptq_err *err)
 {
+    const vptq_ablate_options *o = a->opt;
     const uint64_t limit = o->task_limit;
     for (size_t j = 0; j < i; j++)
         if (!strcmp(o->tasks[j].name, o->tasks[i].name))
             return vptq_fail(err, VPTQ_E_ARG, "two tasks with the name '%.60s'",
                              o->tasks[i].name);
     VPTQ_CHECK(vptq_json_check_text("ablate", "the task's name", o->tasks[i].name, err));
-    VPTQ_CHECK(hash_file(o->tasks[i].path, 0, hash, err));
+    VPTQ_CHECK(hash_input(a, o->tasks[i].path, VPTQ_TEXT_JSON, hash, err));
     *hash = vptq_hash(&limit, sizeof limit,
                       vptq_hash(o->tasks[i].name, strlen(o->tasks[i].name), *hash));
     return VPTQ_OK;
@@ -123,9 +129,9 @@ vptq_status vptq_ablate_plan_figures(vptq_ablation *a, vptq_err *err)
     if (!a->text_hash || !a->task_hash)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < texts; i++)
-        VPTQ_CHECK(hash_text(o, i, &a->text_hash[i], err));
+        VPTQ_CHECK(hash_text(a, i, &a->text_hash[i], err));
     for (size_t i = 0; i < o->task_count; i++)
-        VPTQ_CHECK(hash_task(o, i, &a->task_hash[i], err));
+        VPTQ_CHECK(hash_task(a, i, &a->task_hash[i], err));
     return VPTQ_OK;
 }
 
@@ -236,7 +242,8 @@ static vptq_corpus_options corpus_of(const vptq_ablate_options *o, size_t i,
                                  .text_count = !tokens,
                                  .tokens = path,
                                  .token_count = tokens,
-                                 .rows = o->ppl.corpus.rows};
+                                 .rows = o->ppl.corpus.rows,
+                                 .lossy = o->ppl.corpus.lossy};
 }
 
 static vptq_status score_text(vptq_ablate_job *m, const vptq_model *model, size_t i,

@@ -293,8 +293,9 @@ static vptq_status take_list(reader *r, const json_t *list, vptq_ablate_row **ro
     return VPTQ_OK;
 }
 
-static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena,
-                               vptq_ablate_row **rows, size_t *count, vptq_err *err)
+static vptq_status listed_rows(const vptq_ctx *ctx, const vptq_ablate_options *opt,
+                               vptq_arena *arena, vptq_ablate_row **rows, size_t *count,
+                               vptq_err *err)
 {
     reader r = {.opt = opt, .arena = arena};
     json_t *list = NULL;
@@ -305,7 +306,7 @@ static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena
     if (!st && is_built_in(opt))
         st = vptq_json_parse(methods, sizeof methods - 1, opt->rows, &list, err);
     else if (!st)
-        st = vptq_json_load(opt->rows, MAX_FILE, &list, err);
+        st = vptq_json_read(ctx, opt->rows, MAX_FILE, &list, err);
     if (!st)
         st = take_list(&r, list, rows, count, err);
     json_decref(list);
@@ -371,10 +372,11 @@ static vptq_status choose_rows(const vptq_ablate_options *opt, vptq_arena *arena
     return VPTQ_OK;
 }
 
-vptq_status vptq_ablate_rows(const vptq_ablate_options *opt, vptq_arena *arena,
-                             vptq_ablate_row **rows, size_t *count, vptq_err *err)
+vptq_status vptq_ablate_rows(const vptq_ctx *ctx, const vptq_ablate_options *opt,
+                             vptq_arena *arena, vptq_ablate_row **rows, size_t *count,
+                             vptq_err *err)
 {
-    VPTQ_CHECK(opt->rows ? listed_rows(opt, arena, rows, count, err)
+    VPTQ_CHECK(opt->rows ? listed_rows(ctx, opt, arena, rows, count, err)
                          : paper_rows(opt, arena, rows, count, err));
     return choose_rows(opt, arena, *rows, count, err);
 }

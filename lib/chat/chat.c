@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "formats/text_file.h"
 #include "lib/base/utf8.h"
 #include "lib/chat/template.h"
 
@@ -17,11 +18,10 @@ typedef struct source {
 static vptq_status read_template(const vptq_ctx *ctx, const char *path, vptq_arena *arena,
                                  source *s, vptq_err *err)
 {
-    char *data = NULL;
-    VPTQ_CHECK(vptq_file_read(path, VPTQ_TEMPLATE_LIMIT, ctx->mem, &data, &s->len, err));
-    s->name = path;
-    s->text = vptq_arena_strndup(arena, data, s->len, err);
-    vptq_mem_free(ctx->mem, data);
+    vptq_text_file t;
+    VPTQ_CHECK(vptq_text_file_open(ctx, path, VPTQ_TEXT_UTF8, VPTQ_TEMPLATE_LIMIT, &t, err));
+    *s = (source){vptq_arena_strndup(arena, t.data, t.size, err), t.name, t.size};
+    vptq_text_file_close(&t);
     return s->text ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
@@ -120,14 +120,14 @@ static vptq_status add_message(json_t *messages, const char *role, const char *c
 }
 
 /* The list of messages of a file; other members of an object become variables. */
-static vptq_status read_messages(const char *path, json_t *variables, json_t **messages,
-                                 vptq_err *err)
+static vptq_status read_messages(const vptq_ctx *ctx, const char *path, json_t *variables,
+                                 json_t **messages, vptq_err *err)
 {
     enum { LIMIT = 64 << 20 };
     json_t *file = NULL;
     const json_t *item;
     size_t i;
-    VPTQ_CHECK(vptq_json_load(path, LIMIT, &file, err));
+    VPTQ_CHECK(vptq_json_read(ctx, path, LIMIT, &file, err));
     vptq_status st = VPTQ_OK;
     json_t *list = json_is_object(file) ? json_object_get(file, "messages") : file;
     if (!json_is_array(list))
@@ -148,11 +148,11 @@ static vptq_status read_messages(const char *path, json_t *variables, json_t **m
 }
 
 /* *messages is the caller's, also after a failure. */
-static vptq_status collect_messages(const vptq_chat_options *o, json_t *variables,
-                                    json_t **messages, vptq_err *err)
+static vptq_status collect_messages(const vptq_ctx *ctx, const vptq_chat_options *o,
+                                    json_t *variables, json_t **messages, vptq_err *err)
 {
     if (o->messages)
-        VPTQ_CHECK(read_messages(o->messages, variables, messages, err));
+        VPTQ_CHECK(read_messages(ctx, o->messages, variables, messages, err));
     else if (!(*messages = json_array()))
         return no_memory(err);
     const char *first =
@@ -258,7 +258,7 @@ vptq_status vptq_chat_prompt(const vptq_ctx *ctx, const vptq_model *m,
     VPTQ_TRY(set(c.variables, "tools", json_null(), err));
     VPTQ_TRY(set(c.variables, "documents", json_null(), err));
     VPTQ_TRY(set_tokens(m, config, c.variables, err));
-    VPTQ_TRY(collect_messages(o, c.variables, &messages, err));
+    VPTQ_TRY(collect_messages(ctx, o, c.variables, &messages, err));
     VPTQ_TRY(set_args(o, c.variables, err));
     VPTQ_TRY(render(&c, json_incref(messages), true, prompt, err));
     if (stop)

@@ -77,7 +77,7 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_ids *documents, uint64
     VPTQ_CHECK(check_options(r->m, o, err));
     if (o->documents) {
         size_t *offsets, count;
-        VPTQ_CHECK(vptq_corpus_documents(ctx, o->corpus.texts[0], o->documents, r->m->tokenizer,
+        VPTQ_CHECK(vptq_corpus_documents(ctx, &o->corpus, o->documents, r->m->tokenizer,
                                          r->m->desc->vocab, arena, documents, &offsets, &count,
                                          err));
         r->w.ids = documents->data;

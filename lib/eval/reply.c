@@ -1,6 +1,7 @@
 /* Continues a prompt or answers a chat, and prints the prompt and the new text. */
 #include <string.h>
 
+#include "formats/text_file.h"
 #include "lib/base/buf.h"
 #include "lib/chat/chat.h"
 #include "lib/eval/generate.h"
@@ -13,8 +14,8 @@ typedef struct reply {
     const vptq_model *m;
     const vptq_generate_options *opt;
     const vptq_output *out;
-    bool stream, began; /* text is printed as it comes; some was */
-    vptq_buf prompt, text;
+    bool stream, began;           /* text is printed as it comes; some was */
+    vptq_buf given, prompt, text; /* given: by the prompt file */
     vptq_ids ids, stop_tokens;
 } reply;
 
@@ -107,16 +108,38 @@ static vptq_status print_prompt(const reply *r, vptq_err *err)
 
 /* ---- the run ---- */
 
+enum { PROMPT_LIMIT = 64 << 20 }; /* bytes */
+
+/* Replaces the prompt, or the user's message of `chat`, by the text of the prompt file. */
+static vptq_status read_prompt(reply *r, vptq_chat_options *chat, vptq_err *err)
+{
+    const vptq_generate_options *o = r->opt;
+    const vptq_text_kind kind = o->lossy ? VPTQ_TEXT_LOSSY : VPTQ_TEXT_UTF8;
+    vptq_text_file t;
+    VPTQ_CHECK(vptq_text_file_open(r->ctx, o->prompt_file, kind, PROMPT_LIMIT, &t, err));
+    const size_t n = t.size - (t.size > 0 && t.data[t.size - 1] == '\n');
+    const vptq_status st = vptq_buf_add(&r->given, t.data, n, err);
+    vptq_text_file_close(&t);
+    chat->user = r->given.data;
+    return st;
+}
+
 /* Makes the text that the model sees, its ids, and the stop tokens of a chat. */
 static vptq_status make_prompt(reply *r, vptq_err *err)
 {
     const vptq_generate_options *o = r->opt;
     unsigned flags = VPTQ_ENCODE_BOS | (o->special ? VPTQ_ENCODE_SPECIAL : 0);
+    vptq_chat_options chat = {.user = NULL};
+    if (o->chat)
+        chat = *o->chat;
+    if (o->prompt_file)
+        VPTQ_CHECK(read_prompt(r, &chat, err));
+    const char *prompt = o->prompt_file ? r->given.data : o->prompt;
     if (o->chat) {
-        VPTQ_CHECK(vptq_chat_prompt(r->ctx, r->m, o->chat, &r->prompt, &r->stop_tokens, err));
+        VPTQ_CHECK(vptq_chat_prompt(r->ctx, r->m, &chat, &r->prompt, &r->stop_tokens, err));
         flags = VPTQ_ENCODE_SPECIAL; /* the template writes the BOS */
-    } else if (o->prompt) {
-        VPTQ_CHECK(vptq_buf_add(&r->prompt, o->prompt, strlen(o->prompt), err));
+    } else if (prompt) {
+        VPTQ_CHECK(vptq_buf_add(&r->prompt, prompt, strlen(prompt), err));
     }
     return vptq_tokenizer_encode(r->m->tokenizer, r->prompt.data, r->prompt.len, flags, &r->ids,
                                  err);
@@ -165,6 +188,7 @@ vptq_status vptq_eval_reply(vptq_device *dev, const vptq_model *m,
                .stream = !out || out->format != VPTQ_FORMAT_JSON};
     result = result ? result : &unused;
     *result = (vptq_generate_result){.new_tokens = 0};
+    vptq_buf_init(&r.given, dev->ctx->mem);
     vptq_buf_init(&r.prompt, dev->ctx->mem);
     vptq_buf_init(&r.text, dev->ctx->mem);
     vptq_ids_init(&r.ids, dev->ctx->mem);
@@ -176,5 +200,6 @@ out:
     vptq_ids_release(&r.ids);
     vptq_buf_release(&r.text);
     vptq_buf_release(&r.prompt);
+    vptq_buf_release(&r.given);
     return st;
 }

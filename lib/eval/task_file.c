@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "lib/base/file.h"
+#include "formats/text_file.h"
 #include "lib/base/utf8.h"
 #include "lib/eval/task_text.h"
 
@@ -599,19 +599,18 @@ out:
 }
 
 vptq_status vptq_task_file_read(const char *path, const vptq_task_file_options *opt,
-                                vptq_mem *mem, vptq_task_file *file, vptq_err *err)
+                                const vptq_ctx *ctx, vptq_task_file *file, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    char *data = NULL;
-    size_t size = 0;
+    vptq_text_file text;
     job j = {.opt = opt, .file = file};
-    *file = (vptq_task_file){.path = path};
-    vptq_arena_init(&file->arena, mem);
-    VPTQ_TRY(vptq_file_read(path, VPTQ_TASK_FILE_MAX, mem, &data, &size, err));
-    cursor c = {.path = path, .at = data, .end = data + size};
+    *file = (vptq_task_file){.path = vptq_text_file_name(path)};
+    vptq_arena_init(&file->arena, ctx->mem);
+    VPTQ_TRY(vptq_text_file_open(ctx, path, VPTQ_TEXT_JSON, VPTQ_TASK_FILE_MAX, &text, err));
+    cursor c = {.path = text.name, .at = text.data, .end = text.data + text.size};
     VPTQ_TRY(read_all(&j, &c, err));
 out:
-    vptq_mem_free(mem, data);
+    vptq_text_file_close(&text);
     if (st)
         vptq_task_file_release(file);
     return st;

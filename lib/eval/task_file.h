@@ -20,6 +20,7 @@
 #ifndef VPTQ_EVAL_TASK_FILE_H
 #define VPTQ_EVAL_TASK_FILE_H
 
+#include "lib/base/ctx.h"
 #include "lib/base/mem.h"
 #include "lib/vptq.h"
 
@@ -70,7 +71,7 @@ typedef struct vptq_task_file_options {
 
 typedef struct vptq_task_file {
     vptq_arena arena;
-    const char *path; /* as given; not copied */
+    const char *path; /* as given, not copied, or "standard input" */
     vptq_task_form form;
     vptq_task_item *items;
     size_t count;
@@ -81,7 +82,7 @@ typedef struct vptq_task_file {
  * choices or too many, a right answer that is not among them, a line that is too long, or a
  * file without items. */
 vptq_status vptq_task_file_read(const char *path, const vptq_task_file_options *opt,
-                                vptq_mem *mem, vptq_task_file *file,
+                                const vptq_ctx *ctx, vptq_task_file *file,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_task_file_release(vptq_task_file *file);
 

@@ -137,7 +137,7 @@ static vptq_status read_tasks(run *r, vptq_err *err)
                                 .model = r->m->ckpt.path,
                                 .base_model = r->base ? r->base->ckpt.path : NULL};
         VPTQ_CHECK(
-            vptq_task_file_read(o->tasks[i].path, &file, r->dev->ctx->mem, &r->files[i], err));
+            vptq_task_file_read(o->tasks[i].path, &file, r->dev->ctx, &r->files[i], err));
     }
     for (size_t i = 0; i < o->task_count; i++) {
         const vptq_task_run plan = {

@@ -76,8 +76,8 @@ static vptq_status print_documents(const vptq_ctx *ctx, const vptq_model *m,
     size_t *offsets, count;
     vptq_ids_init(&ids, ctx->mem);
     vptq_arena_init(&arena, ctx->mem);
-    VPTQ_TRY(vptq_corpus_documents(ctx, o->corpus.texts[0], o->documents, m->tokenizer,
-                                   m->desc->vocab, &arena, &ids, &offsets, &count, err));
+    VPTQ_TRY(vptq_corpus_documents(ctx, &o->corpus, o->documents, m->tokenizer, m->desc->vocab,
+                                   &arena, &ids, &offsets, &count, err));
     if (o->document_limit && count > o->document_limit)
         count = o->document_limit;
     for (size_t i = 0; i < count; i++)

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/base/file.h"
+#include "formats/text_file.h"
 #include "lib/base/rng.h"
 #include "lib/base/utf8.h"
 
@@ -51,45 +51,52 @@ static vptq_status form_rows(const char *text, size_t len, vptq_buf *out, vptq_e
     return VPTQ_OK;
 }
 
+static vptq_text_kind text_kind(bool lossy)
+{
+    return lossy ? VPTQ_TEXT_LOSSY : VPTQ_TEXT_UTF8;
+}
+
 /* Encodes the file's text after the ids; its errors name the file. */
-static vptq_status add_text(const char *path, bool rows, const vptq_tokenizer *t, vptq_ids *ids,
-                            vptq_err *err)
+static vptq_status add_text(const vptq_ctx *ctx, const char *path,
+                            const vptq_corpus_options *opt, const vptq_tokenizer *t,
+                            vptq_ids *ids, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_map map = {0};
+    vptq_text_file file;
     vptq_buf formed;
     vptq_buf_init(&formed, ids->mem);
-    VPTQ_TRY(vptq_map_open(path, &map, err));
-    const char *text = map.size > 0 ? (const char *)map.data : "";
-    size_t len = map.size;
-    if (rows) {
+    VPTQ_TRY(vptq_text_file_open(ctx, path, text_kind(opt->lossy), SIZE_MAX, &file, err));
+    const char *text = file.data;
+    size_t len = file.size;
+    if (opt->rows) {
         VPTQ_TRY(form_rows(text, len, &formed, err));
         text = formed.data;
         len = formed.len;
     }
     st = vptq_tokenizer_encode(t, text, len, VPTQ_ENCODE_BOS, ids, err);
     if (st)
-        st = vptq_err_context(err, "%s", path);
+        st = vptq_err_context(err, "%s", file.name);
 out:
     vptq_buf_release(&formed);
-    vptq_map_release(&map);
+    vptq_text_file_close(&file);
     return st;
 }
 
-static vptq_status add_token_file(const char *path, vptq_ids *ids, vptq_err *err)
+static vptq_status add_token_file(const vptq_ctx *ctx, const char *path, vptq_ids *ids,
+                                  vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_map map = {0};
-    VPTQ_TRY(vptq_map_open(path, &map, err));
-    if (map.size % 4 != 0)
+    vptq_text_file file;
+    VPTQ_TRY(vptq_text_file_open(ctx, path, VPTQ_TEXT_BYTES, SIZE_MAX, &file, err));
+    if (file.size % 4 != 0)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
-                           "%s: %zu bytes are not a whole number of int32 token ids", path,
-                           map.size));
+                           "%s: %zu bytes are not a whole number of int32 token ids", file.name,
+                           file.size));
     int32_t part[1024];
-    for (size_t i = 0; i < map.size;) {
+    for (size_t i = 0; i < file.size;) {
         size_t n = 0;
-        for (; n < 1024 && i < map.size; n++, i += 4) {
-            const uint8_t *b = map.data + i;
+        for (; n < 1024 && i < file.size; n++, i += 4) {
+            const uint8_t *b = (const uint8_t *)file.data + i;
             uint32_t v = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 |
                          (uint32_t)b[3] << 24;
             part[n] = (int32_t)v;
@@ -97,7 +104,7 @@ static vptq_status add_token_file(const char *path, vptq_ids *ids, vptq_err *err
         VPTQ_TRY(vptq_ids_add(ids, part, n, err));
     }
 out:
-    vptq_map_release(&map);
+    vptq_text_file_close(&file);
     return st;
 }
 
@@ -109,6 +116,7 @@ vptq_status vptq_corpus_load(const vptq_ctx *ctx, const vptq_corpus_options *opt
     *c = (vptq_corpus){0};
     vptq_ids_init(&c->ids, ctx->mem);
     c->name = opt->text_count ? opt->texts[0] : opt->token_count ? opt->tokens[0] : "no text";
+    c->name = vptq_text_file_name(c->name);
     if (opt->text_count > 0 && !t)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%s: a text needs a tokenizer, none is given",
                            opt->texts[0]));
@@ -118,10 +126,11 @@ vptq_status vptq_corpus_load(const vptq_ctx *ctx, const vptq_corpus_options *opt
         const size_t before = c->ids.count;
         VPTQ_TRY(vptq_check_cancel(ctx, err));
         if (is_text)
-            VPTQ_TRY(add_text(path, opt->rows, t, &c->ids, err));
+            VPTQ_TRY(add_text(ctx, path, opt, t, &c->ids, err));
         else
-            VPTQ_TRY(add_token_file(path, &c->ids, err));
-        VPTQ_TRY(vptq_ids_check(c->ids.data + before, c->ids.count - before, vocab, path, err));
+            VPTQ_TRY(add_token_file(ctx, path, &c->ids, err));
+        VPTQ_TRY(vptq_ids_check(c->ids.data + before, c->ids.count - before, vocab,
+                                vptq_text_file_name(path), err));
     }
     uint64_t hash = vptq_hash(c->ids.data, c->ids.count * sizeof *c->ids.data, 0);
     (void)snprintf(c->fingerprint, sizeof c->fingerprint, "%016" PRIx64, hash);
@@ -143,20 +152,23 @@ static size_t find_separator(const char *text, size_t len, const char *separator
     return hit ? (size_t)(hit - text) : len;
 }
 
-vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const char *separator,
-                                  const vptq_tokenizer *t, uint32_t vocab, vptq_arena *arena,
-                                  vptq_ids *ids, size_t **offsets, size_t *count, vptq_err *err)
+vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const vptq_corpus_options *opt,
+                                  const char *separator, const vptq_tokenizer *t,
+                                  uint32_t vocab, vptq_arena *arena, vptq_ids *ids,
+                                  size_t **offsets, size_t *count, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_map map = {0};
+    vptq_text_file file;
+    const char *path = vptq_text_file_name(opt->texts[0]);
     const size_t sep_len = strlen(separator), before = ids->count;
     size_t parts = 1, n = 0;
     if (sep_len == 0)
         return vptq_fail(err, VPTQ_E_ARG, "%s: the document separator is empty", path);
-    VPTQ_TRY(vptq_map_open(path, &map, err));
-    const char *text = map.size > 0 ? (const char *)map.data : "";
+    VPTQ_TRY(
+        vptq_text_file_open(ctx, opt->texts[0], text_kind(opt->lossy), SIZE_MAX, &file, err));
+    const char *text = file.data;
     for (size_t i = 0;
-         (i += find_separator(text + i, map.size - i, separator, sep_len)) < map.size;
+         (i += find_separator(text + i, file.size - i, separator, sep_len)) < file.size;
          i += sep_len)
         parts++;
     *offsets = vptq_arena_alloc(arena, parts + 1, sizeof **offsets, err);
@@ -166,7 +178,7 @@ vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const c
     for (size_t i = 0, k = 0; k < parts; k++) {
         VPTQ_TRY(vptq_check_cancel(ctx, err));
         const char *doc = text + i;
-        const size_t len = find_separator(doc, map.size - i, separator, sep_len);
+        const size_t len = find_separator(doc, file.size - i, separator, sep_len);
         const size_t begin = skip_space(doc, len), end = trim_space(doc, len);
         i += len + sep_len;
         if (begin >= end)
@@ -179,7 +191,7 @@ vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const c
     VPTQ_TRY(vptq_ids_check(ids->data + before, ids->count - before, vocab, path, err));
     *count = n;
 out:
-    vptq_map_release(&map);
+    vptq_text_file_close(&file);
     return st;
 }
 

@@ -17,12 +17,13 @@ vptq_status vptq_corpus_load(const vptq_ctx *ctx, const vptq_corpus_options *opt
                              vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_corpus_release(vptq_corpus *c);
 
-/* Splits a text at `separator` into documents, without white space at their ends and without
- * empty ones, and encodes each with BOS if the tokenizer adds one.  offsets [*count + 1] into
- * ids. */
-vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const char *separator,
-                                  const vptq_tokenizer *t, uint32_t vocab, vptq_arena *arena,
-                                  vptq_ids *ids, size_t **offsets, size_t *count,
+/* Splits the one text of `opt` at `separator` into documents, without white space at their ends
+ * and without empty ones, and encodes each with BOS if the tokenizer adds one.  offsets [*count
+ * + 1] into ids. */
+vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const vptq_corpus_options *opt,
+                                  const char *separator, const vptq_tokenizer *t,
+                                  uint32_t vocab, vptq_arena *arena, vptq_ids *ids,
+                                  size_t **offsets, size_t *count,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Start positions of `want` windows of `length` ids, ascending: of the floor(ids / length)

@@ -13,6 +13,21 @@
 /* Weights of a chunk that a thread checks. */
 enum { SCAN_VALUES = 1 << 15 };
 
+static vptq_status resolve_settings(vptq_quantizer *q, vptq_err *err)
+{
+    const char *path = q->opt->recipe;
+    vptq_text_file recipe;
+    if (path)
+        VPTQ_CHECK(vptq_text_file_open(q->dev->ctx, path, VPTQ_TEXT_JSON, VPTQ_RECIPE_LIMIT,
+                                       &recipe, err));
+    const vptq_status st =
+        vptq_settings_resolve(q->model.desc, q->opt->settings, path ? &recipe : NULL, &q->arena,
+                              &q->matrix, &q->rules, err);
+    if (path)
+        vptq_text_file_close(&recipe);
+    return st;
+}
+
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
@@ -33,8 +48,7 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     if (q->first > q->last || q->last >= d->layers)
         return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
                          q->first, q->last, d->layers, d->layers - 1);
-    VPTQ_CHECK(vptq_settings_resolve(d, o->settings, o->recipe, &q->arena, &q->matrix,
-                                     &q->rules, err));
+    VPTQ_CHECK(resolve_settings(q, err));
     /* finds errors in settings that allocation does not change before it spends time */
     return vptq_settings_check(d, q->matrix, err);
 }

@@ -6,7 +6,7 @@
 #include "lib/quantize/settings.h"
 
 /* MAX_RULES and MAX_PATTERN bound the time that a hostile file can cost. */
-enum { FILE_LIMIT = 1 << 20, MAX_RULES = 1024, MAX_PATTERN = 256 };
+enum { MAX_RULES = 1024, MAX_PATTERN = 256 };
 
 typedef struct rule {
     const char *path; /* of the recipe */
@@ -211,14 +211,15 @@ static vptq_status apply_all(const char *path, const json_t *list, uint32_t laye
     return VPTQ_OK;
 }
 
-/* Applies the rules of a recipe file to rows that have the defaults. */
-static vptq_status apply_recipe(const char *path, const vptq_model_desc *d,
+/* Applies the rules of a recipe to rows that have the defaults. */
+static vptq_status apply_recipe(const vptq_text_file *recipe, const vptq_model_desc *d,
                                 vptq_matrix_settings *rows, json_t **rules, vptq_err *err)
 {
     json_t *doc = NULL;
     const char *key;
     json_t *value;
-    vptq_status st = vptq_json_load(path, FILE_LIMIT, &doc, err);
+    const char *path = recipe->name;
+    vptq_status st = vptq_json_parse(recipe->data, recipe->size, path, &doc, err);
 
     *rules = NULL;
     if (st)
@@ -249,9 +250,9 @@ static void fit_groups(const vptq_model_desc *d, vptq_matrix_settings *m)
 }
 
 vptq_status vptq_settings_resolve(const vptq_model_desc *d,
-                                  const vptq_encoder_settings *defaults, const char *recipe,
-                                  vptq_arena *arena, vptq_matrix_settings **rows,
-                                  json_t **rules, vptq_err *err)
+                                  const vptq_encoder_settings *defaults,
+                                  const vptq_text_file *recipe, vptq_arena *arena,
+                                  vptq_matrix_settings **rows, json_t **rules, vptq_err *err)
 {
     size_t count = (size_t)d->layers * VPTQ_LINEAR_COUNT;
     vptq_matrix_settings *made = vptq_arena_alloc(arena, count, sizeof *made, err);

@@ -10,6 +10,7 @@
 
 #include "formats/json.h"
 #include "formats/model_desc.h"
+#include "formats/text_file.h"
 #include "lib/encoder/settings.h"
 #include "lib/vptq.h"
 
@@ -28,16 +29,19 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,
                                    vptq_encoder_settings *s, vptq_err *err) VPTQ_MUST_CHECK;
 
+enum { VPTQ_RECIPE_LIMIT = 1 << 20 }; /* bytes */
+
 /* Makes rows [layers * VPTQ_LINEAR_COUNT] in `arena`, row layer * VPTQ_LINEAR_COUNT + linear:
- * the defaults, changed by the rules of a recipe file (NULL = none; docs/formats/work.md), with
+ * the defaults, changed by the rules of a recipe (NULL = none; docs/formats/work.md), with
  * group sizes that fit the columns where fit_groups is set.
- * *rules = the file's list of rules, NULL without a recipe; the caller releases it with
+ * *rules = its list of rules, NULL without a recipe; the caller releases it with
  * json_decref. VPTQ_E_FORMAT with file, rule and key for unknown keys and values, and for rules
  * that match no matrix of the model. */
 vptq_status vptq_settings_resolve(const vptq_model_desc *d,
-                                  const vptq_encoder_settings *defaults, const char *recipe,
-                                  vptq_arena *arena, vptq_matrix_settings **rows,
-                                  json_t **rules, vptq_err *err) VPTQ_MUST_CHECK;
+                                  const vptq_encoder_settings *defaults,
+                                  const vptq_text_file *recipe, vptq_arena *arena,
+                                  vptq_matrix_settings **rows, json_t **rules,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Checks the settings of every matrix: VPTQ_E_ARG with matrix and setting. */
 vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_settings *rows,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "lib/base/file.h"
+#include "formats/text_file.h"
 
 enum {
     MAX_FILE = 256 << 20, /* bytes: half a million records */
@@ -209,12 +209,12 @@ vptq_status vptq_records_parse(vptq_records *r, const char *text, size_t len, co
     return VPTQ_OK;
 }
 
-vptq_status vptq_records_read(vptq_records *r, const char *path, vptq_err *err)
+vptq_status vptq_records_read(const vptq_ctx *ctx, vptq_records *r, const char *path,
+                              vptq_err *err)
 {
-    char *text = NULL;
-    size_t len = 0;
-    VPTQ_CHECK(vptq_file_read(path, MAX_FILE, r->arena.mem, &text, &len, err));
-    const vptq_status st = vptq_records_parse(r, text, len, path, err);
-    vptq_mem_free(r->arena.mem, text);
+    vptq_text_file t;
+    VPTQ_CHECK(vptq_text_file_open(ctx, path, VPTQ_TEXT_JSON, MAX_FILE, &t, err));
+    const vptq_status st = vptq_records_parse(r, t.data, t.size, t.name, err);
+    vptq_text_file_close(&t);
     return st;
 }

@@ -3,6 +3,7 @@
 #ifndef VPTQ_REPORT_RECORDS_H
 #define VPTQ_REPORT_RECORDS_H
 
+#include "lib/base/ctx.h"
 #include "lib/base/mem.h"
 
 typedef struct vptq_record {
@@ -34,7 +35,8 @@ void vptq_records_release(vptq_records *r);
  * numbers above 0), latency (above 0); the others may be missing or null.  Empty lines are
  * ignored.  VPTQ_E_FORMAT for a bad record, naming file, line and key, and for a file without
  * records. */
-vptq_status vptq_records_read(vptq_records *r, const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_records_read(const vptq_ctx *ctx, vptq_records *r, const char *path,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 /* The same from a text; errors call it `name`. */
 vptq_status vptq_records_parse(vptq_records *r, const char *text, size_t len, const char *name,
                                vptq_err *err) VPTQ_MUST_CHECK;

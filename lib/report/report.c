@@ -237,7 +237,7 @@ vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt, const v
     vptq_records_init(&all, ctx->mem);
     vptq_buf_init(&text, ctx->mem);
     for (size_t i = 0; i < opt->count; i++)
-        VPTQ_TRY(vptq_records_read(&all, opt->records[i], err));
+        VPTQ_TRY(vptq_records_read(ctx, &all, opt->records[i], err));
     VPTQ_TRY(vptq_report_build(&all, opt->original, ctx->mem, &report, err));
     st = opt->classic ? vptq_report_write_classic(&report, opt->source, &text, err)
                       : vptq_report_write(&report, format, opt->source, &text, err);

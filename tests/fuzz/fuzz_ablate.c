@@ -45,7 +45,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!fuzz_input_file(path, data, size))
         return 0;
     vptq_arena_init(&arena, NULL);
-    const vptq_status st = vptq_ablate_rows(&opt, &arena, &rows, &count, &err);
+    const vptq_status st =
+        vptq_ablate_rows(&(vptq_ctx){.threads = 1}, &opt, &arena, &rows, &count, &err);
     if (st != VPTQ_OK && st != VPTQ_E_FORMAT)
         abort();
     for (size_t i = 0; !st && i < count; i++) {

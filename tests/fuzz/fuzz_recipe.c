@@ -24,7 +24,7 @@ static void use(const vptq_matrix_settings *m)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char path[FUZZ_PATH_MAX];
+    const vptq_text_file recipe = {.name = "x", .data = (const char *)data, .size = size};
     vptq_err err;
     vptq_arena arena;
     vptq_matrix_settings *rows;
@@ -37,10 +37,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                          .kv_heads = 2,
                          .head_dim = 16};
 
-    if (!fuzz_input_file(path, data, size))
-        return 0;
     vptq_arena_init(&arena, NULL);
-    if (!vptq_settings_resolve(&d, &usual, path, &arena, &rows, &rules, &err)) {
+    if (!vptq_settings_resolve(&d, &usual, &recipe, &arena, &rows, &rules, &err)) {
         for (size_t i = 0; i < (size_t)LAYERS * VPTQ_LINEAR_COUNT; i++)
             use(&rows[i]);
         vptq_status st = vptq_settings_check(&d, rows, &err);
@@ -49,6 +47,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         json_decref(rules);
     }
     vptq_arena_release(&arena);
-    unlink(path);
     return 0;
 }

@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         vptq_task_file f;
         vptq_err err;
         const vptq_task_file_options opt = {.task = names[i], .delimiter = "\nAnswer: "};
-        if (!vptq_task_file_read(path, &opt, NULL, &f, &err)) {
+        if (!vptq_task_file_read(path, &opt, &(vptq_ctx){.threads = 1}, &f, &err)) {
             use(&f);
             vptq_task_file_release(&f);
         }

@@ -1,5 +1,6 @@
 """What commands take besides a model: recipes, rows of an ablation, tasks, records, base logits, ids, texts."""
 
+import gzip
 import json
 import struct
 
@@ -52,8 +53,14 @@ for name, text in [
     ("a number of 10^5 digits", '{"rules": ' + "1" * 10**5 + "}"),
 ]:
     kind.row(name, write("", text), refused("recipe.json"))
-kind.row("a pipe", fifo(""), refused("recipe.json"))
 kind.row("zeros for ever", link("", "/dev/zero"), refused("recipe.json"))
+for name, raw in [
+    ("a gzip bomb", lambda: gzip.compress(b" " * (64 << 20))),
+    ("a zstd bomb", lambda: forge.zstd_bomb(1 << 30, 1 << 30)),
+    ("gzip cut short", gzip.compress(b'{"rules": []}')[:-4]),
+    ("UTF-16", '{"rules": []}'.encode("utf-16")),
+]:
+    kind.row(name, write("", raw), refused("recipe.json"))
 
 kind = Kind("rows", "rows.json", "eval ablate -q -m B/m --text B/text --table {} --dry-run")
 for name, rows in [
@@ -110,7 +117,6 @@ for name, text in [
     ("not UTF-8", b'{"query": "\xff", "choices": ["a", "b"], "gold": 0}\n'),
 ]:
     kind.row(name, write("", text), refused("copa.jsonl"))
-kind.row("a pipe", fifo(""), refused("copa.jsonl"))
 kind.row("zeros for ever", link("", "/dev/zero"), refused("copa.jsonl"))
 
 # --- records of serving runs ---
@@ -165,7 +171,6 @@ kind.row(
     write("", lambda: "".join(LINE.replace("original", f"g{i}") + "\n" for i in range(10**5))),
     refused("more than 2000 groups"),
 )
-kind.row("a pipe", fifo(""), refused("records.jsonl"), COMPARE + "md")
 kind.row("zeros for ever", link("", "/dev/zero"), refused("records.jsonl"), COMPARE + "md")
 
 # --- records that serving goes on with ---
@@ -269,26 +274,62 @@ for name, change in [
     ("3 bytes", write("", b"123")),
     ("nothing", write("", b"")),
     ("text", write("", b"the cat sat on\n" * 100)),
-    ("a pipe", fifo("")),
     ("a folder", folder("")),
     ("zeros for ever", link("", "/dev/zero")),
 ]:
     kind.row(name, change, refused("ids.i32"))
 
 kind = Kind("text", "text", "eval ppl -q -m B/m --text {} --tokens-only")
+COLLECT = "hessian -q -m B/m -c {} -n 1 -l 16 -o out"
+LOSSY = "eval ppl -q -m B/m --lossy --text {} --tokens-only"
+TEXT = b"the cat sat on the other cat.\n" * 100
+GZIP, ZSTD = gzip.compress(TEXT), forge.zstd(TEXT)
 for name, raw in [
-    ("zeros", b"\0" * 4096),
-    ("not UTF-8", b"\xff\xfe\x80" * 1000),
-    ("UTF-16", "the cat".encode("utf-16") * 100),
     ("nothing", b""),
     ("1 MiB without a space", b"a" * (1 << 20)),
+    ("a mark and nothing", b"\xef\xbb\xbf"),
+    ("gzip", GZIP),
+    ("gzip, 1000 members", gzip.compress(b"a") * 1000),
+    ("zstd", ZSTD),
+    ("zstd, 1000 frames", forge.zstd(b"a") * 1000),
 ]:
     kind.row(name, write("", raw), shown("^1\n"))
+for name, raw in [
+    ("zeros", b"\0" * 4096),
+    ("not UTF-8", b"x\xff\xfe\x80" * 1000),
+    ("Latin-1", b"caf\xe9\n" * 100),
+    ("a character cut short", b"caf\xc3"),
+    ("overlong", b"\xc0\xaf"),
+    ("surrogates", b"\xed\xa0\x80"),
+    ("UTF-16 without a mark", "the cat".encode("utf-16-le") * 100),
+]:
+    kind.row(name, write("", raw), refused("text: "))
+    kind.row(f"{name}, collecting", write("", raw), refused("text: "), COLLECT)
+    kind.row(f"{name}, repaired", write("", raw), shown("^1\n"), LOSSY)
+for name, raw in [
+    ("UTF-16", "the cat".encode("utf-16") * 100),
+    ("gzip cut short", GZIP[:-1]),
+    ("gzip, 10 bytes", GZIP[:10]),
+    ("gzip, another checksum", GZIP[:-8] + b"abcd" + GZIP[-4:]),
+    ("gzip, another length", GZIP[:-4] + b"abcd"),
+    ("gzip and something after it", GZIP + b"the cat"),
+    ("gzip, another method", b"\x1f\x8b\x07" + GZIP[3:]),
+    ("a gzip bomb", lambda: gzip.compress(b"a" * (256 << 20))),
+    ("a gzip bomb of many members", lambda: gzip.compress(b"a" * (1 << 20)) * 256),
+    ("zstd cut short", ZSTD[:-1]),
+    ("zstd, another checksum", ZSTD[:-4] + b"abcd"),
+    ("zstd and something after it", ZSTD + b"the cat"),
+    ("a zstd bomb", lambda: forge.zstd_bomb(1 << 30, 1 << 30)),
+    ("a zstd bomb that says little", lambda: forge.zstd_bomb(100, 1 << 30)),
+    ("zstd that says 2^62 bytes", lambda: forge.zstd_bomb(1 << 62, 1 << 10)),
+    ("zstd with a window of 2 GiB", b"\x28\xb5\x2f\xfd\x00\xa8" + ZSTD[6:]),
+]:
+    kind.row(name, write("", raw), refused("text: |text'"))
+    kind.row(f"{name}, repaired", write("", raw), refused("text: |text'"), LOSSY)
 for name, change in [
-    ("a pipe", fifo("")),
     ("a folder", folder("")),
     ("zeros for ever", link("", "/dev/zero")),
     ("a link to itself", link("", "text")),
 ]:
     kind.row(name, change, refused("text"))
-    kind.row(f"{name}, collecting", change, refused("text"), "hessian -q -m B/m -c {} -n 1 -l 16 -o out")
+    kind.row(f"{name}, collecting", change, refused("text"), COLLECT)

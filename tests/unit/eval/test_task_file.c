@@ -10,6 +10,7 @@
 
 #define GOLDEN "tests/golden/tasks/"
 
+static const vptq_ctx ctx = {.threads = 1};
 static const vptq_task_file_options plain = {.task = "x", .delimiter = "\nAnswer: "};
 
 static void check_text(vptq_task_text got, const char *want)
@@ -97,7 +98,7 @@ static void check_form(const form_case *c)
     vptq_err err = {0};
     char path[128];
     snprintf(path, sizeof path, GOLDEN "%s", c->file);
-    assert_ok(vptq_task_file_read(path, &plain, NULL, &f, &err), &err);
+    assert_ok(vptq_task_file_read(path, &plain, &ctx, &f, &err), &err);
     assert_int_equal(f.form, c->form);
     assert_true(c->item < f.count);
     const vptq_task_item *item = &f.items[c->item];
@@ -162,7 +163,7 @@ static vptq_status read_text(const char *dir, const char *text, size_t size,
     static char path[4096];
     vtest_path(path, sizeof path, dir, "items");
     vtest_write_file(path, text, size);
-    return vptq_task_file_read(path, opt, NULL, f, err);
+    return vptq_task_file_read(path, opt, &ctx, f, err);
 }
 
 static void test_lines(void **state)
@@ -174,6 +175,9 @@ static void test_lines(void **state)
     assert_int_equal(f.count, 2);
     assert_int_equal(f.items[0].line, 2);
     assert_int_equal(f.items[1].line, 4);
+    vptq_task_file_release(&f);
+    assert_ok(read_text(*state, "\xef\xbb\xbf{\"text\": \"a b\"}", 18, &plain, &f, &err), &err);
+    assert_int_equal(f.items[0].line, 1);
     vptq_task_file_release(&f);
     vptq_task_file_options one = plain;
     one.limit = 1; /* the limit ends reading before the next line */
@@ -293,7 +297,7 @@ static void test_names_and_sizes(void **state)
     assert_fails(read_text(*state, line, VPTQ_TASK_LINE_MAX + 1, &plain, &f, &err),
                  VPTQ_E_FORMAT, &err, "items: line 1 has 1048577 bytes, expected at most");
     free(line);
-    assert_fails(vptq_task_file_read("no-such-items", &plain, NULL, &f, &err), VPTQ_E_IO, &err,
+    assert_fails(vptq_task_file_read("no-such-items", &plain, &ctx, &f, &err), VPTQ_E_IO, &err,
                  "no-such-items");
 }
 
@@ -301,13 +305,14 @@ static vptq_status read_all(void *arg, vptq_mem *mem, vptq_err *err)
 {
     static const char *const names[] = {"arc_easy.jsonl", "hellaswag.jsonl", "copa.jsonl",
                                         "endings.txt"};
+    const vptq_ctx capped = {.mem = mem, .threads = 1};
     vptq_status st = VPTQ_OK;
     (void)arg;
     for (size_t i = 0; i < sizeof names / sizeof *names && !st; i++) {
         char path[128];
         vptq_task_file f;
         snprintf(path, sizeof path, GOLDEN "%s", names[i]);
-        st = vptq_task_file_read(path, &plain, mem, &f, err);
+        st = vptq_task_file_read(path, &plain, &capped, &f, err);
         if (!st)
             vptq_task_file_release(&f);
     }

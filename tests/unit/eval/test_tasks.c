@@ -20,6 +20,7 @@
 enum { SHORT = 20 };
 
 static const vptq_task_file_options plain = {.task = "x", .delimiter = "\nAnswer: "};
+static const vptq_ctx ctx = {.threads = 1};
 
 static bool stories(vrig *r)
 {
@@ -86,7 +87,7 @@ static void golden_start(golden_run *g, const char *task)
     vptq_arena_init(&g->arena, NULL);
     g->run.name = task;
     g->run.arena = &g->arena;
-    assert_ok(vptq_task_file_read(path, &plain, NULL, &g->file, &err), &err);
+    assert_ok(vptq_task_file_read(path, &plain, &ctx, &g->file, &err), &err);
     assert_ok(
         vptq_eval_task(&g->r->dev, &g->r->m, &g->file, &g->run, &g->answers, &g->result, &err),
         &err);
@@ -248,7 +249,7 @@ static void check_plan(vrig *r, const char *task)
     size_t rows = 0, unshared = 0, request = 0;
     golden_path(path, task);
     vptq_arena_init(&arena, NULL);
-    assert_ok(vptq_task_file_read(path, &plain, NULL, &f, &err), &err);
+    assert_ok(vptq_task_file_read(path, &plain, &ctx, &f, &err), &err);
     assert_ok(vptq_task_plan_make(&r->m, &f, 512, NULL, &arena, &p, &err), &err);
     assert_ok(vptq_task_encoder_open(&r->m, NULL, &e, &err), &err);
     for (size_t i = 0; i < f.count; i++) {
@@ -316,7 +317,7 @@ static void test_long_item(void **state)
     }
     sprintf(at, "]}\n");
     vptq_arena_init(&arena, NULL);
-    assert_ok(vptq_task_file_read(write_items(*state, text), &plain, NULL, &f, &err), &err);
+    assert_ok(vptq_task_file_read(write_items(*state, text), &plain, &ctx, &f, &err), &err);
     assert_ok(vptq_task_plan_make(&r.m, &f, 512, NULL, &arena, &p, &err), &err);
     assert_true(p.rows > VPTQ_FORWARD_ROWS);
     size_t trees = 0;
@@ -353,7 +354,7 @@ static void test_any_memory_and_threads(void **state)
     vptq_task_file f;
     vptq_buf samples[3];
     char *text = many_items(ITEMS);
-    assert_ok(vptq_task_file_read(write_items(*state, text), &plain, NULL, &f, &err), &err);
+    assert_ok(vptq_task_file_read(write_items(*state, text), &plain, &ctx, &f, &err), &err);
     for (int i = 0; i < 3; i++) {
         vrig r;
         vptq_arena arena;
@@ -446,7 +447,7 @@ static void check_refused(vrig *r, const char *dir, const char *text, const char
     vptq_task_figures result;
     const vptq_task_file_options opt = {.task = "x", .delimiter = delimiter};
     const vptq_task_run run = {.name = "x", .context = context};
-    assert_ok(vptq_task_file_read(write_items(dir, text), &opt, NULL, &f, &err), &err);
+    assert_ok(vptq_task_file_read(write_items(dir, text), &opt, &ctx, &f, &err), &err);
     assert_fails(vptq_eval_task(&r->dev, &r->m, &f, &run, NULL, &result, &err), code, &err,
                  part);
     vptq_task_file_release(&f);
@@ -508,7 +509,7 @@ static void test_no_memory(void **state)
     small_run s;
     if (!vtest_data(s.model, sizeof s.model, STORIES))
         skip();
-    assert_ok(vptq_task_file_read(GOLDEN "schema.jsonl", &plain, NULL, &s.file, &err), &err);
+    assert_ok(vptq_task_file_read(GOLDEN "schema.jsonl", &plain, &ctx, &s.file, &err), &err);
     devices_oom_walk("cpu", 1, run_small, &s);
     vptq_task_file_release(&s.file);
 }

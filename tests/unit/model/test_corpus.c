@@ -115,6 +115,43 @@ static void test_texts_and_tokens_are_joined(void **state)
     vtok_close(&k);
 }
 
+/* A text that is not UTF-8 is refused, or repaired, with documents too. */
+static void test_lossy(void **state)
+{
+    char path[4096];
+    vptq_err err = {0};
+    vtok k;
+    vptq_corpus c;
+    vptq_arena arena;
+    vptq_ids ids;
+    size_t *at, count;
+    static const char repaired[] = "a\xef\xbf\xbd"
+                                   "b";
+    open_bytes(state, &k);
+    vptq_arena_init(&arena, NULL);
+    vptq_ids_init(&ids, NULL);
+    const char *texts[1] = {scratch(state, path, "x.txt",
+                                    "a\xe9"
+                                    "b",
+                                    3)};
+    vptq_corpus_options opt = {.texts = texts, .text_count = 1};
+    assert_fails(vptq_corpus_load(&ctx, &opt, k.t, 261, &c, &err), VPTQ_E_FORMAT, &err,
+                 "x.txt: byte 1 (0xe9) is not UTF-8");
+    assert_fails(
+        vptq_corpus_documents(&ctx, &opt, "<", k.t, 261, &arena, &ids, &at, &count, &err),
+        VPTQ_E_FORMAT, &err, "x.txt: byte 1 (0xe9) is not UTF-8");
+    opt.lossy = true;
+    assert_ok(vptq_corpus_load(&ctx, &opt, k.t, 261, &c, &err), &err);
+    expect_bytes(&c.ids, repaired, sizeof repaired - 1);
+    vptq_corpus_release(&c);
+    assert_ok(vptq_corpus_documents(&ctx, &opt, "<", k.t, 261, &arena, &ids, &at, &count, &err),
+              &err);
+    expect_bytes(&ids, repaired, sizeof repaired - 1);
+    vptq_ids_release(&ids);
+    vptq_arena_release(&arena);
+    vtok_close(&k);
+}
+
 static void test_bad_token_files(void **state)
 {
     char t[4096];
@@ -161,6 +198,8 @@ static void test_documents(void **state)
     static const char text[] = "<sep>\n one \n<sep> \t\n<sep>\xe3\x80\x80two<s\n<sep>3<sep>";
     static const char *const want[3] = {"one", "two<s", "3"};
     char path[4096];
+    const char *name = path;
+    const vptq_corpus_options one = {.texts = &name, .text_count = 1};
     vptq_err err = {0};
     vptq_arena arena;
     vptq_ids ids;
@@ -171,7 +210,7 @@ static void test_documents(void **state)
     vptq_ids_init(&ids, NULL);
     (void)scratch(state, path, "d.txt", text, sizeof text - 1);
     assert_ok(
-        vptq_corpus_documents(&ctx, path, "<sep>", k.t, 1000, &arena, &ids, &at, &count, &err),
+        vptq_corpus_documents(&ctx, &one, "<sep>", k.t, 1000, &arena, &ids, &at, &count, &err),
         &err);
     assert_int_equal(count, 3);
     assert_int_equal(at[0], 0);
@@ -181,11 +220,11 @@ static void test_documents(void **state)
         expect_bytes(&part, want[d], strlen(want[d]));
     }
     assert_fails(
-        vptq_corpus_documents(&ctx, path, "", k.t, 1000, &arena, &ids, &at, &count, &err),
+        vptq_corpus_documents(&ctx, &one, "", k.t, 1000, &arena, &ids, &at, &count, &err),
         VPTQ_E_ARG, &err, "separator is empty");
     (void)scratch(state, path, "d.txt", " \n", 2);
     assert_ok(
-        vptq_corpus_documents(&ctx, path, "<sep>", k.t, 1000, &arena, &ids, &at, &count, &err),
+        vptq_corpus_documents(&ctx, &one, "<sep>", k.t, 1000, &arena, &ids, &at, &count, &err),
         &err);
     assert_int_equal(count, 0);
     vptq_ids_release(&ids);
@@ -197,6 +236,8 @@ static void test_documents(void **state)
 static void test_tinystories_documents(void **state)
 {
     char path[4096], model[4096], golden[4096];
+    const char *name = path;
+    const vptq_corpus_options one = {.texts = &name, .text_count = 1};
     vptq_err err = {0};
     vptq_arena arena;
     vptq_ids ids;
@@ -211,7 +252,7 @@ static void test_tinystories_documents(void **state)
     vtok_open(&k, model);
     vptq_arena_init(&arena, NULL);
     vptq_ids_init(&ids, NULL);
-    assert_ok(vptq_corpus_documents(&ctx, path, "<|endoftext|>", k.t, 1000, &arena, &ids, &at,
+    assert_ok(vptq_corpus_documents(&ctx, &one, "<|endoftext|>", k.t, 1000, &arena, &ids, &at,
                                     &count, &err),
               &err);
     assert_int_equal(count, 317);
@@ -398,8 +439,7 @@ static vptq_status load_all(void *arg, vptq_mem *mem, vptq_err *err)
         return st;
     vptq_arena_init(&arena, mem);
     vptq_ids_init(&ids, mem);
-    VPTQ_TRY(
-        vptq_corpus_documents(&c, w->text, "b", w->k->t, 1000, &arena, &ids, &at, &n, err));
+    VPTQ_TRY(vptq_corpus_documents(&c, &opt, "b", w->k->t, 1000, &arena, &ids, &at, &n, err));
     VPTQ_TRY(vptq_corpus_sample(&corpus, 1, 2, 0, &arena, &at, &n, err));
 out:
     vptq_ids_release(&ids);
@@ -420,8 +460,8 @@ static void test_out_of_memory(void **state)
 }
 
 VTEST_MAIN(scratch_test(test_rows), scratch_test(test_texts_and_tokens_are_joined),
-           scratch_test(test_bad_token_files), scratch_test(test_cancelled),
-           scratch_test(test_documents), scratch_test(test_tinystories_documents),
-           scratch_test(test_windows), scratch_test(test_windows_are_uniform),
-           scratch_test(test_golden_wikitext), scratch_test(test_golden_calibration),
-           scratch_test(test_out_of_memory))
+           scratch_test(test_lossy), scratch_test(test_bad_token_files),
+           scratch_test(test_cancelled), scratch_test(test_documents),
+           scratch_test(test_tinystories_documents), scratch_test(test_windows),
+           scratch_test(test_windows_are_uniform), scratch_test(test_golden_wikitext),
+           scratch_test(test_golden_calibration), scratch_test(test_out_of_memory))

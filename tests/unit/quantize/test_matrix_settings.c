@@ -31,19 +31,16 @@ static void release(resolved *r)
     vptq_arena_release(&r->arena);
 }
 
-static vptq_status resolve(const char *dir, const char *recipe, vptq_mem *mem, resolved *r,
-                           vptq_err *err)
+static vptq_status resolve(const char *recipe, vptq_mem *mem, resolved *r, vptq_err *err)
 {
-    char path[4096];
+    const vptq_text_file text = {
+        .name = "recipe.json", .data = recipe, .size = recipe ? strlen(recipe) : 0};
     vptq_model_desc d = desc();
     vptq_encoder_settings s = vptq_encoder_defaults();
 
     *r = (resolved){0};
     vptq_arena_init(&r->arena, mem);
-    vtest_path(path, sizeof path, dir, "recipe.json");
-    if (recipe)
-        vtest_write_file(path, recipe, strlen(recipe));
-    return vptq_settings_resolve(&d, &s, recipe ? path : NULL, &r->arena, &r->rows, &r->rules,
+    return vptq_settings_resolve(&d, &s, recipe ? &text : NULL, &r->arena, &r->rows, &r->rules,
                                  err);
 }
 
@@ -138,12 +135,12 @@ static void test_match(void **state)
 static void test_recipe(void **state)
 {
     vptq_err err = {0};
+    (void)state;
     resolved r;
     vptq_encoder_settings best = vptq_encoder_defaults();
 
     assert_ok(
-        resolve(*state,
-                "{\"rules\": ["
+        resolve("{\"rules\": ["
                 "{\"match\": \"*.v_proj\", \"settings\": {\"centroids\": 512, \"beam\": 4}},"
                 "{\"match\": \"layers.*.self_attn.*\", \"layers\": \"1-2\","
                 " \"settings\": {\"vector_length\": 8, \"centroids\": 1024.0,"
@@ -180,6 +177,7 @@ static void test_recipe(void **state)
 static void test_recipe_refused(void **state)
 {
     vptq_err err = {0};
+    (void)state;
     const struct {
         const char *recipe, *part;
     } bad[] = {
@@ -236,8 +234,7 @@ static void test_recipe_refused(void **state)
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         resolved r;
-        assert_fails(resolve(*state, bad[i].recipe, NULL, &r, &err), VPTQ_E_FORMAT, &err,
-                     bad[i].part);
+        assert_fails(resolve(bad[i].recipe, NULL, &r, &err), VPTQ_E_FORMAT, &err, bad[i].part);
         assert_null(r.rules);
         release(&r);
     }
@@ -246,10 +243,11 @@ static void test_recipe_refused(void **state)
 static void test_check(void **state)
 {
     vptq_err err = {0};
+    (void)state;
     vptq_model_desc d = desc();
     resolved r;
 
-    assert_ok(resolve(*state, NULL, NULL, &r, &err), &err);
+    assert_ok(resolve(NULL, NULL, &r, &err), &err);
     assert_null(r.rules);
     assert_ok(vptq_settings_check(&d, r.rows, &err), &err);
     r.rows[2 * VPTQ_LINEAR_COUNT + VPTQ_LINEAR_DOWN].settings.groups = 5;
@@ -466,21 +464,23 @@ static void test_fit_groups(void **state)
 static vptq_status resolve_with(void *arg, vptq_mem *mem, vptq_err *err)
 {
     resolved r;
-    vptq_status st = resolve(
-        arg, "{\"rules\": [{\"match\": \"*.v_proj\", \"settings\": {\"centroids\": 512}}]}",
-        mem, &r, err);
+    (void)arg;
+    vptq_status st =
+        resolve("{\"rules\": [{\"match\": \"*.v_proj\", \"settings\": {\"centroids\": 512}}]}",
+                mem, &r, err);
     release(&r);
     return st;
 }
 
 static void test_out_of_memory(void **state)
 {
-    assert_int_equal(vtest_oom_walk(resolve_with, *state), 1);
+    (void)state;
+    assert_int_equal(vtest_oom_walk(resolve_with, NULL), 1);
 }
 
 VTEST_MAIN(cmocka_unit_test(test_defaults_in_order), cmocka_unit_test(test_defaults_refused),
-           cmocka_unit_test(test_match), scratch_test(test_recipe),
-           scratch_test(test_recipe_refused), scratch_test(test_check),
+           cmocka_unit_test(test_match), cmocka_unit_test(test_recipe),
+           cmocka_unit_test(test_recipe_refused), cmocka_unit_test(test_check),
            cmocka_unit_test(test_json), cmocka_unit_test(test_copy_stored),
            cmocka_unit_test(test_presets), cmocka_unit_test(test_served_presets),
-           cmocka_unit_test(test_fit_groups), scratch_test(test_out_of_memory))
+           cmocka_unit_test(test_fit_groups), cmocka_unit_test(test_out_of_memory))

@@ -106,11 +106,12 @@ static void test_bad_records(void **state)
  * files. */
 static vptq_status read_twice(void *arg, vptq_mem *mem, vptq_err *err)
 {
+    const vptq_ctx ctx = {.mem = mem, .threads = 1};
     vptq_records r;
     vptq_records_init(&r, mem);
-    vptq_status st = vptq_records_read(&r, arg, err);
+    vptq_status st = vptq_records_read(&ctx, &r, arg, err);
     if (!st)
-        st = vptq_records_read(&r, arg, err);
+        st = vptq_records_read(&ctx, &r, arg, err);
     if (!st)
         assert_int_equal(r.count, 200);
     vptq_records_release(&r);

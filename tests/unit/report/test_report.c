@@ -18,7 +18,7 @@ static bool load_published(vptq_records *r)
     if (!vtest_data(path, sizeof path, "golden/serving/records.jsonl"))
         return false;
     vptq_records_init(r, NULL);
-    assert_ok(vptq_records_read(r, path, &err), &err);
+    assert_ok(vptq_records_read(&(vptq_ctx){.threads = 1}, r, path, &err), &err);
     return true;
 }
 

@@ -26,7 +26,7 @@ static void test_published_records(void **state)
     vptq_records_init(&records, NULL);
     vptq_buf_init(&out, NULL);
     vptq_buf_init(&again, NULL);
-    assert_ok(vptq_records_read(&records, path, &err), &err);
+    assert_ok(vptq_records_read(&(vptq_ctx){.threads = 1}, &records, path, &err), &err);
     assert_ok(vptq_report_build(&records, NULL, NULL, &r, &err), &err);
     assert_ok(vptq_report_write(&r, VPTQ_FORMAT_HTML, "a", &out, &err), &err);
     assert_ok(vptq_report_write(&r, VPTQ_FORMAT_HTML, "a", &again, &err), &err);

@@ -308,7 +308,7 @@ static bool stories_ids(run *t, const vptq_trainer_options *opt)
     vrig_open(&r, path, tokenizer, true);
     vptq_arena_init(&arena, &r.mem);
     const char *const texts[] = {text};
-    const vptq_corpus_options from = {texts, 1, NULL, 0, false};
+    const vptq_corpus_options from = {.texts = texts, .text_count = 1};
     assert_ok(vptq_corpus_load(&r.ctx, &from, r.m.tokenizer, r.m.desc->vocab, &c, &err), &err);
     const size_t want = opt->windows + opt->held_out;
     assert_ok(vptq_corpus_sample(&c, opt->length, want, 1, &arena, &starts, &count, &err),
