@@ -20,11 +20,20 @@ static const vptq_format formats[] = {VPTQ_FORMAT_MD, VPTQ_FORMAT_CSV, VPTQ_FORM
 static void name_source(char *text, size_t size, const vptq_cli *cli, const compare_command *c)
 {
     const char *slash = strrchr(cli->args[0], '/');
-    const char *first = slash ? slash + 1 : cli->args[0];
+    const bool from_stdin = strcmp(cli->args[0], "-") == 0;
+    const char *first = from_stdin ? "standard input" : slash ? slash + 1 : cli->args[0];
     if (c->source || cli->arg_count == 1)
         snprintf(text, size, "%s", c->source ? c->source : first);
     else
         snprintf(text, size, "%s and %zu more", first, cli->arg_count - 1);
+}
+
+static size_t count_stdin(const vptq_cli *cli)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < cli->arg_count; i++)
+        n += strcmp(cli->args[i], "-") == 0;
+    return n;
 }
 
 static int run_compare(vptq_cli *cli, void *arg)
@@ -42,6 +51,8 @@ static int run_compare(vptq_cli *cli, void *arg)
                                       .classic = c->layout == LAYOUT_CLASSIC};
     if (!cli->arg_count)
         return vptq_cli_usage_error(cli, "expected files of records as arguments");
+    if (count_stdin(cli) > 1)
+        return vptq_cli_usage_error(cli, "standard input ('-') is given more than once");
     cli->out.format = formats[c->format];
     cli->out.format = vptq_cli_format_of(cli, c->output);
     if (c->layout == LAYOUT_CLASSIC && cli->out.format != VPTQ_FORMAT_MD)

@@ -96,6 +96,8 @@ records=$(data golden/serving/records.jsonl)
 "${eval_[@]}" compare "$records" --format csv >want.csv
 "${eval_[@]}" compare - --format csv < <(gzip -nc "$records") >got.csv
 expect_same got.csv want.csv
+"${eval_[@]}" compare - <"$records" >got.md
+expect_line got.md 'standard input'
 
 # --- a table of settings, whose texts are hashed and read for every row ---
 table=(ablate "${m[@]}" --context 64 --text-windows 2 -n 4 -l 32 --layers 0-0 --only 1-2 --no-seconds -q
@@ -153,6 +155,7 @@ use "^vptq-quantize: --recipe -: standard input is already read by --calibration
     "$BIN/vptq-quantize" -m "$model" -c - --recipe - -o no </dev/null
 use "^vptq-eval: --task b=-: standard input is already read by --task" \
     "${eval_[@]}" tasks "${m[@]}" --task a=- --task b=- </dev/null
+use "^vptq-eval: standard input ('-') is given more than once" "${eval_[@]}" compare - - </dev/null
 [ ! -e no ] || fail "an output was made"
 
 # A pipe without a writer waits; an interruption ends it.
