@@ -99,29 +99,13 @@ size_t vptq_checkpoint_dense_count(const vptq_checkpoint *c)
     return count;
 }
 
-bool vptq_checkpoint_is_linear(const vptq_checkpoint *c, const char *module)
-{
-    char name[VPTQ_NAME_MAX];
-    for (size_t i = 0; i < (size_t)c->desc.layers * VPTQ_LINEAR_COUNT; i++) {
-        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                              (vptq_linear)(i % VPTQ_LINEAR_COUNT));
-        if (!strcmp(name, module))
-            return true;
-    }
-    return false;
-}
-
 /* Whether a tensor is the weight of a linear layer that a uniformly quantized model leaves
  * plain. */
 static bool is_left_plain(const vptq_checkpoint *c, const vptq_tensor *t)
 {
-    char module[VPTQ_NAME_MAX];
-    const size_t length = vptq_text_before(t->name, ".weight");
-    if (!length || length >= sizeof module || t->uniform ||
-        !vptq_checkpoint_is_uniform(c->config))
-        return false;
-    snprintf(module, sizeof module, "%.*s", (int)length, t->name);
-    return vptq_checkpoint_is_linear(c, module);
+    vptq_linear l;
+    return !t->uniform && vptq_checkpoint_is_uniform(c->config) &&
+           vptq_linear_of_module(&c->desc, t->name, vptq_text_before(t->name, ".weight"), &l);
 }
 
 bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t)
@@ -133,6 +117,14 @@ bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t)
         if (f->layers[i].dense && f->layers[i].weight.name == t->name) /* copies share it */
             return true;
     return false;
+}
+
+bool vptq_checkpoint_declares_bias(const vptq_checkpoint *c, const char *module, vptq_linear l)
+{
+    const bool packed = c->kind == VPTQ_CKPT_PACKED || c->kind == VPTQ_CKPT_ARCHIVE;
+    const json_t *flag =
+        packed ? json_object_get(vptq_packed_entry(c->config, module), "bias") : NULL;
+    return flag ? json_is_true(flag) : vptq_linear_has_bias(&c->desc, l);
 }
 
 size_t vptq_checkpoint_matrix_count(const vptq_checkpoint *c)

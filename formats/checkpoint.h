@@ -41,6 +41,7 @@ typedef struct vptq_checkpoint_options {
      * matrix with vptq_packed_read), and tensors of an archive stay packed (unpack them with
      * vptq_tensor_bytes).  Tensor data is read only to report faults. */
     bool shapes_only;
+    bool quiet; /* vptq_model_open: no warnings of unused tensors, which were given before */
 } vptq_checkpoint_options;
 
 typedef struct vptq_checkpoint {
@@ -57,7 +58,11 @@ typedef struct vptq_checkpoint {
                            otherwise the type of most plain weights */
     struct vptq_checkpoint *base; /* WORK: the model it was made from; owned */
     vptq_gguf *gguf;              /* GGUF kind; owned */
-    const char *tokenizer;        /* path the tokenizer is read from; NULL = none found */
+    /* HF, PACKED, ARCHIVE: biases of linear layers that are left out of `set`, because
+     * config.json does not declare them, and transformers ignores them. */
+    const char **ignored; /* [ignored_count] names */
+    size_t ignored_count;
+    const char *tokenizer; /* path the tokenizer is read from; NULL = none found */
     struct vptq_checkpoint_files *files; /* ARCHIVE, WORK: open files that hold data; owned */
     vptq_fault_fn fault;                 /* as in the options */
     void *fault_arg;
@@ -88,6 +93,10 @@ const struct vptq_layer_file *vptq_checkpoint_layer(const vptq_checkpoint *c, si
 /* NULL if the module is not quantized. */
 const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
                                                     const char *module);
+
+/* Whether the linear layer of that module path has a bias: by the `bias` key of its entry in
+ * the config.json of a packed model, else by the description. */
+bool vptq_checkpoint_declares_bias(const vptq_checkpoint *c, const char *module, vptq_linear l);
 
 /* Number of uniformly quantized matrices: tensors of the set with `uniform`. */
 size_t vptq_checkpoint_uniform_count(const vptq_checkpoint *c);

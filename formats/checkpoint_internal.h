@@ -27,9 +27,6 @@ vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *n
                                          size_t limit, vptq_arena *arena, vptq_text *text,
                                          vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Whether a module path is that of a linear layer of a block. */
-bool vptq_checkpoint_is_linear(const vptq_checkpoint *c, const char *module);
-
 /* ---- checkpoint_quantized.c: c has kind, path, arena and set; on failure the caller releases
  * it ---- */
 

@@ -1,4 +1,5 @@
 /* Opens a MODEL: detects its kind, reads the plain kinds and finds the tokenizer. */
+#include <stdio.h>
 #include <string.h>
 
 #include "formats/checkpoint_internal.h"
@@ -6,6 +7,7 @@
 #include "formats/hf/config.h"
 #include "formats/hf/safetensors.h"
 #include "formats/llama2c.h"
+#include "lib/base/text.h"
 
 /* ---- detection ---- */
 
@@ -221,6 +223,38 @@ static vptq_status find_tokenizer(vptq_checkpoint *c, const char *given, vptq_er
     return c->kind == VPTQ_CKPT_WORK ? VPTQ_OK : search_tokenizer(c, err);
 }
 
+/* ---- biases ---- */
+
+/* Whether a tensor is the bias of a linear layer that config.json gives none. */
+static bool is_undeclared(const vptq_checkpoint *c, const char *name)
+{
+    char module[VPTQ_NAME_MAX];
+    vptq_linear l;
+    const size_t length = vptq_text_before(name, ".bias");
+    if (length >= sizeof module || !vptq_linear_of_module(&c->desc, name, length, &l))
+        return false;
+    snprintf(module, sizeof module, "%.*s", (int)length, name);
+    return !vptq_checkpoint_declares_bias(c, module, l);
+}
+
+/* Takes undeclared biases out of the set, so that nothing computes with them or copies them. */
+static vptq_status ignore_biases(vptq_checkpoint *c, vptq_err *err)
+{
+    size_t kept = 0;
+    c->ignored = vptq_arena_alloc(&c->arena, c->set.count, sizeof *c->ignored, err);
+    if (!c->ignored)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < c->set.count; i++) {
+        const vptq_tensor t = c->set.tensors[i];
+        if (is_undeclared(c, t.name))
+            c->ignored[c->ignored_count++] = t.name;
+        else
+            c->set.tensors[kept++] = t;
+    }
+    c->set.count = kept;
+    return c->ignored_count ? vptq_tensor_set_finish(&c->set, err) : VPTQ_OK;
+}
+
 /* ---- open ---- */
 
 static vptq_status open_kind(const vptq_ctx *ctx, const vptq_checkpoint_options *opt,
@@ -271,6 +305,8 @@ vptq_status vptq_checkpoint_open(const vptq_ctx *ctx, const char *path,
     if (!c->path)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(open_kind(ctx, opt, c, err));
+    if (c->config)
+        VPTQ_TRY(ignore_biases(c, err));
     VPTQ_TRY(index_quantized(c, err));
     if (is_plain(c->kind))
         c->storage = main_type(&c->set);

@@ -422,12 +422,13 @@ static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
                                vptq_err *err)
 {
     char name[VPTQ_NAME_MAX + 8];
+    vptq_linear l;
     const char *module = vptq_layer_file_matrix(f);
     const vptq_dtype storage = vptq_layer_file_storage(f);
     snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, module);
     *weight = vptq_tensor_find(&c->set, name);
-    if (!*weight ||
-        ((f->is_uniform || f->is_additive) && !vptq_checkpoint_is_linear(c, module)))
+    if (!*weight || ((f->is_uniform || f->is_additive) &&
+                     !vptq_linear_of_module(&c->desc, module, strlen(module), &l)))
         return vptq_fail(err, VPTQ_E_MISMATCH, "%s: matrix '%.200s' is not in the base model",
                          path, module);
     if (f->dense && !fits(&f->weight, *weight))

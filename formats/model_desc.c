@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A new family of this shape is a row here (docs/formats/models.md).  If several rows share a
@@ -11,6 +12,8 @@ static const vptq_family families[] = {
     {.model_type = "llama",
      .architecture = "LlamaForCausalLM",
      .gguf_arch = "llama",
+     .attention_bias = true,
+     .mlp_bias = true,
      .gguf_permuted = true},
     {.model_type = "mistral",
      .architecture = "MistralForCausalLM",
@@ -24,6 +27,7 @@ static const vptq_family families[] = {
     {.model_type = "qwen3",
      .architecture = "Qwen3ForCausalLM",
      .gguf_arch = "qwen3",
+     .attention_bias = true,
      .qk_norm = true,
      .head_dim = 128},
 };
@@ -133,6 +137,39 @@ void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, u
 void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear l)
 {
     snprintf(name, VPTQ_NAME_MAX, "model.layers.%u.%s", layer, linears[l].path);
+}
+
+bool vptq_linear_has_bias(const vptq_model_desc *d, vptq_linear l)
+{
+    if (vptq_linear_input(l) == VPTQ_INPUT_QKV)
+        return d->qkv_bias;
+    return l == VPTQ_LINEAR_O ? d->o_bias : d->mlp_bias;
+}
+
+const char *vptq_name_in_block(const vptq_model_desc *d, const char *name)
+{
+    static const char prefix[] = "model.layers.";
+    const char *number = name + sizeof prefix - 1;
+    char *end;
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0 || *number < '0' || *number > '9' ||
+        (*number == '0' && number[1] != '.'))
+        return NULL;
+    const unsigned long long layer = strtoull(number, &end, 10);
+    return *end == '.' && layer < d->layers ? end + 1 : NULL;
+}
+
+bool vptq_linear_of_module(const vptq_model_desc *d, const char *name, size_t length,
+                           vptq_linear *l)
+{
+    const char *rest = vptq_name_in_block(d, name);
+    for (int i = 0; rest && i < VPTQ_LINEAR_COUNT; i++) {
+        const size_t n = strlen(linears[i].path);
+        if (name + length != rest + n || strncmp(rest, linears[i].path, n) != 0)
+            continue;
+        *l = (vptq_linear)i;
+        return true;
+    }
+    return false;
 }
 
 static vptq_status check_size(const char *file, const char *what, uint64_t n, uint64_t max,

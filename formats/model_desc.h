@@ -38,6 +38,8 @@ typedef struct vptq_family {
     const char *architecture; /* "LlamaForCausalLM" */
     const char *gguf_arch;    /* general.architecture */
     bool qkv_bias;            /* q, k, v always have a bias, without a config key */
+    bool attention_bias;      /* config key attention_bias: biases on q, k, v, o */
+    bool mlp_bias;            /* config key mlp_bias: biases on gate, up, down */
     bool qk_norm;             /* RMS norm on every head of q and k before RoPE */
     bool gguf_permuted;       /* GGUF stores q and k rows for interleaved pairs */
     bool sliding_by_default;  /* `sliding_window` applies without `use_sliding_window` */
@@ -83,9 +85,18 @@ vptq_input vptq_linear_input(vptq_linear l);
 /* Rows and columns of a linear layer's weight matrix. */
 void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, uint32_t *in);
 uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i);
+/* Whether the description gives the linear layer a bias. */
+bool vptq_linear_has_bias(const vptq_model_desc *d, vptq_linear l);
 /* Writes "model.layers.3.mlp.gate_proj" into name. */
 enum { VPTQ_NAME_MAX = 96 };
 void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear l);
+/* The rest of a tensor's name after "model.layers.N."; NULL if N is not a layer of the model.
+ */
+const char *vptq_name_in_block(const vptq_model_desc *d, const char *name);
+/* Whether the first `length` bytes of a name are the module path of a linear layer of a block,
+ * *l. */
+bool vptq_linear_of_module(const vptq_model_desc *d, const char *name, size_t length,
+                           vptq_linear *l);
 
 /* Rejects impossible descriptions: zero sizes, heads that do not divide evenly, odd head_dim,
  * overflowing products, dimensions over 2^20 (except the vocabulary). */

@@ -375,10 +375,10 @@ int vptq_tensor_by_name(const void *a, const void *b)
 
 vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err)
 {
+    vptq_strmap_release(&s->by_name);
     if (s->count == 0)
         return VPTQ_OK;
     qsort(s->tensors, s->count, sizeof *s->tensors, vptq_tensor_by_name);
-    vptq_strmap_release(&s->by_name);
     VPTQ_CHECK(vptq_strmap_init(&s->by_name, s->arena.mem, s->count, err));
     for (size_t i = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;

@@ -345,7 +345,8 @@ typedef struct vptq_quantize_options {
     bool force;                       /* start over in a directory of other settings */
     bool dry_run;                     /* report shapes and bits only */
     bool predict;                     /* in a dry run: also the time that a GPU would take */
-    bool no_size_warnings;            /* do not warn about codebooks too large for a matrix */
+    bool no_size_warnings;            /* do not warn about codebooks too large for a matrix, nor
+                                         about tensors that the model does not use */
     /* NULL, or to tune the result: quantizing then writes work/untuned, which stays, and tuning
      * writes `work`.  Model, directories, tokenizer and force are those of this run, not of
      * *tune.  A dry run ignores it: bits and shapes stay. */

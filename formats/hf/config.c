@@ -81,7 +81,7 @@ static vptq_status parse_sizes(source s, vptq_model_desc *d, vptq_err *err)
 static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
 {
     const char *activation;
-    bool attention_bias;
+    bool attention_bias, mlp_bias;
     VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, "hidden_act", "silu", &activation, err));
     if (strcmp(activation, "silu") != 0)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
@@ -89,10 +89,12 @@ static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
                          activation);
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "tie_word_embeddings", false, &d->tied, err));
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "attention_bias", false, &attention_bias, err));
-    /* families with a fixed bias on q, k, v have none on o and ignore attention_bias */
-    d->qkv_bias = d->family->qkv_bias || attention_bias;
-    d->o_bias = !d->family->qkv_bias && attention_bias;
-    return vptq_json_bool_or(s.obj, s.name, "mlp_bias", false, &d->mlp_bias, err);
+    VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "mlp_bias", false, &mlp_bias, err));
+    /* a key that transformers does not read for the family declares nothing */
+    d->o_bias = d->family->attention_bias && attention_bias;
+    d->qkv_bias = d->family->qkv_bias || d->o_bias;
+    d->mlp_bias = d->family->mlp_bias && mlp_bias;
+    return VPTQ_OK;
 }
 
 /* Sets window_from from `layer_types`: full attention in the first layers, sliding attention in
@@ -341,7 +343,7 @@ static int set_family_keys(json_t *config, const vptq_model_desc *d)
 {
     const vptq_family *f = d->family;
     int bad = 0;
-    if (!f->qkv_bias && !f->sliding_by_default)
+    if (f->attention_bias)
         bad |= json_object_set_new(config, "attention_bias", json_boolean(d->qkv_bias));
     if (d->mlp_bias)
         bad |= json_object_set_new(config, "mlp_bias", json_true());

@@ -379,6 +379,7 @@ static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
     if (!a->report->rows)
         return VPTQ_E_NOMEM;
     VPTQ_CHECK(vptq_ablate_open_model(a, o->model, &model, err));
+    vptq_model_warn_of_unused(a->dev->ctx, &model.ckpt); /* once, and not of every row */
     const double bits = vptq_model_bits_per_weight(&model);
     vptq_model_release(&model);
     VPTQ_CHECK(plan_all(a, bits, err));
@@ -410,7 +411,7 @@ static vptq_status check_hessians(const vptq_ablation *a, vptq_err *err)
 static vptq_status get_hessians(vptq_ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
-    const vptq_checkpoint_options copt = {.tokenizer = o->tokenizer};
+    const vptq_checkpoint_options copt = {.tokenizer = o->tokenizer, .quiet = true};
     vptq_collect_result r;
     vptq_model model;
     a->hessians = o->hessians;

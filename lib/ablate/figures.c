@@ -34,7 +34,7 @@ vptq_status vptq_ablate_open_model(const vptq_ablation *a, const char *path, vpt
                                    vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
-    const vptq_checkpoint_options opt = {.tokenizer = o->tokenizer};
+    const vptq_checkpoint_options opt = {.tokenizer = o->tokenizer, .quiet = true};
     const bool tokenizer = o->ppl.corpus.text_count > 0 || o->task_count > 0 || o->serve;
     return vptq_model_open(a->dev->ctx, path, &opt, tokenizer, model, err);
 }

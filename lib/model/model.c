@@ -26,13 +26,6 @@ static vptq_status need_in_block(const vptq_model *m, uint32_t layer, const char
     return need(m, name, 0, cols, out, err);
 }
 
-static bool bias_expected(const vptq_model_desc *d, vptq_linear l)
-{
-    if (l == VPTQ_LINEAR_Q || l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_V)
-        return d->qkv_bias;
-    return l == VPTQ_LINEAR_O ? d->o_bias : d->mlp_bias;
-}
-
 static vptq_status check_packed(const vptq_model *m, const vptq_packed_matrix *p, uint32_t rows,
                                 uint32_t cols, vptq_err *err)
 {
@@ -70,8 +63,8 @@ static vptq_status check_activations(const vptq_model *m, const vptq_weight *w, 
         err);
 }
 
-/* Finds weight and bias.  The bias is required where the family has one, and used wherever the
- * file has one. */
+/* Finds weight and bias.  A bias that the description requires must be there, unless the entry
+ * of a packed matrix denies it. */
 static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear l,
                                vptq_block *b, vptq_err *err)
 {
@@ -89,7 +82,9 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
         VPTQ_CHECK(need(m, name, rows, cols, &w->tensor, err));
     VPTQ_CHECK(check_activations(m, w, err));
     snprintf(name, sizeof name, "%s.bias", module);
-    if (!bias_expected(m->desc, l) && !vptq_tensor_find(&m->ckpt.set, name))
+    const bool required =
+        vptq_linear_has_bias(m->desc, l) && vptq_checkpoint_declares_bias(&m->ckpt, module, l);
+    if (!required && !vptq_tensor_find(&m->ckpt.set, name))
         return VPTQ_OK;
     return need(m, name, 0, rows, &b->linear_bias[l], err);
 }
@@ -136,6 +131,8 @@ vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
     VPTQ_TRY(vptq_checkpoint_open(ctx, path, opt, &m->ckpt, err));
     m->desc = &m->ckpt.desc;
     VPTQ_TRY(find_weights(m, err));
+    if (!opt || (!opt->fault && !opt->quiet))
+        vptq_model_warn_of_unused(ctx, &m->ckpt);
     if (!need_tokenizer)
         return VPTQ_OK;
     VPTQ_TRY(vptq_checkpoint_vocab(&m->ckpt, ctx, &m->vocab, err));

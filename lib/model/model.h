@@ -100,6 +100,15 @@ vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
                             vptq_model *m, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_model_release(vptq_model *m);
 
+/* Whether the architecture uses a plain tensor of that name, or it is common and harmless: a
+ * buffer that old releases of transformers saved, or the head of a model that ties it to the
+ * embedding. */
+bool vptq_model_knows(const vptq_checkpoint *c, const char *name);
+/* Warns of tensors that nothing uses, in one line for biases that config.json does not declare
+ * and one for others; VPTQ_LOG_MORE names them all.  Says nothing of a work directory, since
+ * the run that made it did. */
+void vptq_model_warn_of_unused(const vptq_ctx *ctx, const vptq_checkpoint *c);
+
 /* Reads a JSON file that came with the model, or with its tokenizer, its numbers as reals.
  * *json: NULL if there is none. */
 vptq_status vptq_model_companion_json(const vptq_model *m, const char *name, bool tokenizer,

@@ -171,61 +171,6 @@ static vptq_status check_matrices(checking *k, vptq_err *err)
 
 /* ---- extra tensors ---- */
 
-/* The rest of a name after "model.layers.N."; NULL if N is not a layer of the model. */
-static const char *in_block(const vptq_checkpoint *c, const char *name)
-{
-    static const char prefix[] = "model.layers.";
-    size_t n = sizeof prefix - 1;
-    if (strncmp(name, prefix, n) != 0 || name[n] < '0' || name[n] > '9')
-        return NULL;
-    char *end;
-    unsigned long long layer = strtoull(name + n, &end, 10);
-    return *end == '.' && layer < c->desc.layers ? end + 1 : NULL;
-}
-
-static bool is_linear(const vptq_checkpoint *c, const char *module)
-{
-    const char *rest = in_block(c, module);
-    for (int l = 0; rest && l < VPTQ_LINEAR_COUNT; l++)
-        if (strcmp(rest, vptq_linear_path((vptq_linear)l)) == 0)
-            return true;
-    return false;
-}
-
-static bool ends_with(const char *name, const char *end)
-{
-    size_t n = strlen(name), m = strlen(end);
-    return n >= m && strcmp(name + n - m, end) == 0;
-}
-
-/* Whether the architecture uses the tensor, or it is common and harmless: a buffer that old
- * releases of transformers saved, or the head of a model that ties it to the embedding. */
-static bool is_known(const vptq_checkpoint *c, const char *name)
-{
-    static const char *const top[] = {VPTQ_EMBEDDING_NAME, "model.norm.weight", VPTQ_HEAD_NAME};
-    static const char *const inner[] = {"input_layernorm.weight",
-                                        "post_attention_layernorm.weight",
-                                        "self_attn.q_norm.weight", "self_attn.k_norm.weight"};
-    for (size_t i = 0; i < sizeof top / sizeof top[0]; i++)
-        if (strcmp(name, top[i]) == 0)
-            return true;
-    const char *rest = in_block(c, name);
-    if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".masked_bias"))
-        return true;
-    size_t norms = c->desc.family->qk_norm ? 4 : 2;
-    for (size_t i = 0; rest && i < norms; i++)
-        if (strcmp(rest, inner[i]) == 0)
-            return true;
-    const char *dot = strrchr(name, '.');
-    for (int l = 0; rest && l < VPTQ_LINEAR_COUNT; l++) {
-        const char *path = vptq_linear_path((vptq_linear)l);
-        size_t len = strlen(path);
-        if (strncmp(rest, path, len) == 0 && rest + len == dot)
-            return strcmp(dot, ".weight") == 0 || strcmp(dot, ".bias") == 0;
-    }
-    return false;
-}
-
 /* Reports tensors that the architecture does not have.  They are only warnings in models with
  * other towers next to the language model. */
 static void check_extra(checking *k)
@@ -235,15 +180,20 @@ static void check_extra(checking *k)
     bool is_error = packed && !json_object_get(c->config, "text_config");
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];
-        if (!is_of_matrix(c, t->name) && !is_known(c, t->name))
+        if (!is_of_matrix(c, t->name) && !vptq_model_knows(c, t->name))
             report(k, is_error, "%s: a model of this architecture has no tensor '%s'", t->file,
                    t->name);
     }
+    for (size_t i = 0; i < c->ignored_count; i++)
+        report(k, is_error, "%s: config.json does not declare bias '%s', which is ignored",
+               c->path, c->ignored[i]);
     const char *name;
+    vptq_linear l;
     json_t *entry,
         *entries = json_object_get(vptq_packed_config(c->config), "config_for_layers");
     if (packed)
-        json_object_foreach(entries, name, entry) if (!is_linear(c, name))
+        json_object_foreach(entries, name,
+                            entry) if (!vptq_linear_of_module(&c->desc, name, strlen(name), &l))
             report(k, false,
                    "%s: config_for_layers lists '%s', which is not a linear layer of a block",
                    c->path, name);

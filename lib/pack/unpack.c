@@ -1,4 +1,5 @@
 /* Unpacks any model to a plain Hugging Face directory; gguf.c does the same to a GGUF file. */
+#include "lib/model/model.h"
 #include "lib/pack/package.h"
 
 typedef struct unpacking {
@@ -60,6 +61,7 @@ static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
     vptq_status st = vptq_checkpoint_open(dev->ctx, opt->input, &open, &c, err);
     if (st)
         return st;
+    vptq_model_warn_of_unused(dev->ctx, &c);
     vptq_package_init(&out, dev->ctx, &c, "unpack");
     unpacking u = {dev, &out};
     out.fill = fill;

@@ -31,7 +31,7 @@ static vptq_status resolve_settings(vptq_quantizer *q, vptq_err *err)
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
-    vptq_checkpoint_options copt = {.tokenizer = o->tokenizer};
+    vptq_checkpoint_options copt = {.tokenizer = o->tokenizer, .quiet = o->no_size_warnings};
     const bool measured =
         o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL && o->allocate_text->text_count > 0;
     const bool text = measured || (o->calibrate && o->calibrate->corpus.text_count > 0);

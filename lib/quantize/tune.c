@@ -83,7 +83,7 @@ static vptq_status open_models(vptq_tuner *t, vptq_err *err)
 {
     const vptq_tune_options *o = t->opt;
     const vptq_checkpoint_options from = {.base = o->model};
-    vptq_checkpoint_options plain = {.tokenizer = o->tokenizer};
+    vptq_checkpoint_options plain = {.tokenizer = o->tokenizer, .quiet = true};
     VPTQ_CHECK(vptq_model_open(t->dev->ctx, o->from, &from, false, &t->model, err));
     if (t->model.ckpt.kind != VPTQ_CKPT_WORK)
         return vptq_fail(err, VPTQ_E_ARG, "'%s' is a %s, expected a work directory", o->from,

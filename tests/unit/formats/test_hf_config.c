@@ -110,6 +110,14 @@ static void test_families(void **state)
     d = parse("mistral", "MistralForCausalLM", ",\"sliding_window\":32");
     assert_int_equal(d.window, 32);
     assert_int_equal(d.window_from, 0);
+    /* keys that transformers does not read for the family */
+    static const char both[] = ",\"attention_bias\":true,\"mlp_bias\":true";
+    d = parse("mistral", "MistralForCausalLM", both);
+    assert_true(!d.qkv_bias && !d.o_bias && !d.mlp_bias);
+    d = parse("qwen2", "Qwen2ForCausalLM", both);
+    assert_true(d.qkv_bias && !d.o_bias && !d.mlp_bias);
+    d = parse("qwen3", "Qwen3ForCausalLM", both);
+    assert_true(d.qkv_bias && d.o_bias && !d.mlp_bias);
 }
 
 static void test_family_from_architecture(void **state)

@@ -78,7 +78,36 @@ static void test_linears(void **state)
         snprintf(full, sizeof full, "model.layers.12.%s", want[l].name);
         vptq_linear_full_name(name, 12, l);
         assert_string_equal(name, full);
+        vptq_linear found = VPTQ_LINEAR_COUNT;
+        assert_true(vptq_linear_of_module(&d, name, strlen(name), &found));
+        assert_int_equal(found, l);
     }
+}
+
+static void test_modules(void **state)
+{
+    (void)state;
+    static const char *const others[] = {"",
+                                         "mlp.up_proj",
+                                         "model.layers.1.mlp.up_proj.x",
+                                         "model.layers.1.mlp.up",
+                                         "model.layers.1.up_proj",
+                                         "model.layers.01.mlp.up_proj",
+                                         "model.layers.+1.mlp.up_proj",
+                                         "model.layers.x.mlp.up_proj",
+                                         "model.layers.1mlp.up_proj",
+                                         "model.layers.30.mlp.up_proj"};
+    const vptq_model_desc d = smollm2();
+    vptq_linear l = VPTQ_LINEAR_COUNT;
+    assert_int_equal(d.layers, 30);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_false(vptq_linear_of_module(&d, others[i], strlen(others[i]), &l));
+    assert_int_equal(l, VPTQ_LINEAR_COUNT);
+    assert_true(vptq_linear_of_module(&d, "model.layers.29.mlp.up_proj.bias", 27, &l));
+    assert_int_equal(l, VPTQ_LINEAR_UP);
+    assert_false(vptq_linear_of_module(&d, "model.layers.29.mlp.up_proj.bias", 26, &l));
+    assert_string_equal(vptq_name_in_block(&d, "model.layers.0.x"), "x");
+    assert_null(vptq_name_in_block(&d, "model.layers.30.x"));
 }
 
 static void refuse(vptq_model_desc d, const char *part)
@@ -183,4 +212,5 @@ static void test_rope_tables(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_linears),
-           cmocka_unit_test(test_check), cmocka_unit_test(test_rope_tables))
+           cmocka_unit_test(test_modules), cmocka_unit_test(test_check),
+           cmocka_unit_test(test_rope_tables))

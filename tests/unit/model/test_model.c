@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/hf/safetensors.h"
 #include "lib/model/model.h"
 #include "tests/support/vgguf.h"
 #include "tests/support/vtest.h"
@@ -95,7 +96,7 @@ static void test_families(void **state)
     }
 }
 
-/* A bias in the file is used even if the family has none. */
+/* A bias in a GGUF file is used even if the first block has none. */
 static void test_optional_bias(void **state)
 {
     vgguf w;
@@ -114,6 +115,151 @@ static void test_optional_bias(void **state)
     assert_ptr_equal(m.head, m.embedding);
     vptq_model_release(&m);
     vgguf_free(&w);
+}
+
+/* ---- unused tensors ---- */
+
+/* Collects log lines as "LEVEL text\n". */
+static void take_log(void *user, vptq_log_level level, const char *text)
+{
+    char *log = user;
+    const size_t at = strlen(log);
+    snprintf(log + at, PATH - at, "%d %s\n", (int)level, text);
+}
+
+/* Copies a golden model to m, with vectors of 32 ones added. */
+static void add_vectors(void **state, const char *golden, const char *const *names,
+                        size_t count)
+{
+    vptq_err err = {0};
+    vptq_tensor_set set;
+    char path[PATH];
+    float ones[32];
+    for (size_t i = 0; i < 32; i++)
+        ones[i] = 1;
+    copy_golden(state, golden);
+    scratch_path(path, state, "m/model.safetensors");
+    vptq_tensor_set_init(&set, NULL);
+    assert_ok(vptq_safetensors_read(path, &set, NULL, &err), &err);
+    for (size_t i = 0; i < count; i++) {
+        const vptq_tensor t = {.name = names[i],
+                               .dims = 1,
+                               .shape = {32},
+                               .data = (const uint8_t *)ones,
+                               .bytes = sizeof ones,
+                               .file = path};
+        assert_ok(vptq_tensor_set_add(&set, &t, &err), &err);
+    }
+    assert_ok(vptq_tensor_set_finish(&set, &err), &err);
+    assert_ok(vptq_safetensors_save(path, set.tensors, set.count, NULL, 0, &err), &err);
+    vptq_tensor_set_release(&set);
+}
+
+/* Opens m and expects its log; %s in it stands for the path of m. */
+static void expect_log(void **state, bool quiet, const char *format, vptq_model *m)
+{
+    char path[PATH], log[PATH] = "", expected[PATH];
+    vptq_err err = {0};
+    const vptq_ctx logged = {.threads = 1, .log = take_log, .user = log};
+    const vptq_checkpoint_options opt = {.quiet = quiet};
+    scratch_path(path, state, "m");
+    assert_ok(vptq_model_open(&logged, path, &opt, false, m, &err), &err);
+    size_t n = 0;
+    for (const char *f = format; *f && n < PATH; f++)
+        if (*f == '%')
+            n += (size_t)snprintf(expected + n, PATH - n, "%s", path);
+        else
+            expected[n++] = *f;
+    expected[n] = 0;
+    assert_string_equal(log, expected);
+}
+
+/* transformers makes a bias only where the configuration of the family declares it, and ignores
+ * others in the file. */
+static void test_undeclared_biases(void **state)
+{
+    static const char *const names[] = {
+        "model.layers.0.self_attn.q_proj.bias", "model.layers.1.self_attn.o_proj.bias",
+        "model.layers.1.mlp.down_proj.bias", "model.layers.0.self_attn.rotary_emb.inv_freq"};
+    vptq_model m;
+    char plain[17], with[17];
+    vptq_err err = {0};
+    add_vectors(state, "tiny_llama3", names, 0);
+    expect_log(state, false, "", &m);
+    assert_ok(vptq_checkpoint_fingerprint(&m.ckpt, &ctx, plain, &err), &err);
+    vptq_model_release(&m);
+
+    add_vectors(state, "tiny_llama3", names, 3);
+    expect_log(state, false,
+               "3 unused tensor 'model.layers.0.self_attn.q_proj.bias'\n"
+               "3 unused tensor 'model.layers.1.mlp.down_proj.bias'\n"
+               "3 unused tensor 'model.layers.1.self_attn.o_proj.bias'\n"
+               "1 %: ignored 3 biases that config.json does not declare, as transformers does: "
+               "'model.layers.0.self_attn.q_proj.bias', 'model.layers.1.mlp.down_proj.bias', "
+               "'model.layers.1.self_attn.o_proj.bias'\n",
+               &m);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        assert_true(!m.blocks[0].linear_bias[l] && !m.blocks[1].linear_bias[l]);
+    for (int i = 0; i < 3; i++)
+        assert_null(vptq_tensor_find(&m.ckpt.set, names[i]));
+    assert_non_null(vptq_tensor_find(&m.ckpt.set, "model.layers.1.mlp.down_proj.weight"));
+    /* the same results, the same fingerprint */
+    assert_ok(vptq_checkpoint_fingerprint(&m.ckpt, &ctx, with, &err), &err);
+    assert_string_equal(with, plain);
+    vptq_model_release(&m);
+
+    add_vectors(state, "tiny_qwen2", names + 1, 1);
+    expect_log(state, true, "", &m);
+    assert_null(m.blocks[1].linear_bias[VPTQ_LINEAR_O]);
+    assert_non_null(m.blocks[1].linear_bias[VPTQ_LINEAR_Q]);
+    vptq_model_release(&m);
+
+    add_vectors(state, "tiny_llama3", names + 3, 1);
+    expect_log(state, false, "", &m); /* of old releases, and harmless */
+    vptq_model_release(&m);
+}
+
+/* In a packed model the entry of a matrix decides. */
+static void test_denied_bias(void **state)
+{
+    static const char denied[] = "model.layers.0.self_attn.k_proj.bias";
+    vptq_model m;
+    copy_golden(state, "packed_qwen2");
+    patch(state, "m/config.json", "\"bias\": true", "\"bias\":false");
+    expect_log(state, false,
+               "3 unused tensor 'model.layers.0.self_attn.k_proj.bias'\n"
+               "1 %: ignored 1 bias that config.json does not declare, as transformers does: "
+               "'model.layers.0.self_attn.k_proj.bias'\n",
+               &m);
+    assert_null(m.blocks[0].linear_bias[VPTQ_LINEAR_K]);
+    assert_null(vptq_tensor_find(&m.ckpt.set, denied));
+    assert_non_null(m.blocks[0].linear_bias[VPTQ_LINEAR_V]);
+    assert_non_null(m.blocks[1].linear_bias[VPTQ_LINEAR_K]);
+    vptq_model_release(&m);
+}
+
+static void test_unused_tensors(void **state)
+{
+    static const char *const names[] = {"vision.d", "model.layers.0.self_attn.q_norm.weight",
+                                        "model.layers.2.mlp.up_proj.bias", "vision.c"};
+    vptq_model m;
+    add_vectors(state, "tiny_llama3", names, 1);
+    expect_log(
+        state, false,
+        "3 unused tensor 'vision.d'\n1 %: a model of this architecture does not use 1 of "
+        "its tensors: 'vision.d'\n",
+        &m);
+    vptq_model_release(&m);
+    add_vectors(state, "tiny_llama3", names, 4);
+    expect_log(state, false,
+               "3 unused tensor 'model.layers.0.self_attn.q_norm.weight'\n"
+               "3 unused tensor 'model.layers.2.mlp.up_proj.bias'\n"
+               "3 unused tensor 'vision.c'\n3 unused tensor 'vision.d'\n"
+               "1 %: a model of this architecture does not use 4 of its tensors: "
+               "'model.layers.0.self_attn.q_norm.weight', 'model.layers.2.mlp.up_proj.bias', "
+               "'vision.c', ..\n",
+               &m);
+    vptq_model_release(&m);
 }
 
 /* ---- bad models ---- */
@@ -332,8 +478,9 @@ static void test_out_of_memory(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_families), scratch_test(test_optional_bias),
-           scratch_test(test_missing_tensors), scratch_test(test_wrong_shapes_and_types),
-           cmocka_unit_test(test_missing_tokenizer),
+           scratch_test(test_undeclared_biases), scratch_test(test_denied_bias),
+           scratch_test(test_unused_tensors), scratch_test(test_missing_tensors),
+           scratch_test(test_wrong_shapes_and_types), cmocka_unit_test(test_missing_tokenizer),
            cmocka_unit_test(test_model_with_tokenizer), scratch_test(test_reading_in_steps),
            scratch_test(test_quantized_kinds_read_the_same), scratch_test(test_bits_per_weight),
            cmocka_unit_test(test_demo_model), cmocka_unit_test(test_gemv_rows),

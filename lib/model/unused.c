@@ -1,0 +1,76 @@
+/* Tells which tensors of a file the model does not use. */
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/base/text.h"
+#include "lib/model/model.h"
+
+bool vptq_model_knows(const vptq_checkpoint *c, const char *name)
+{
+    static const char *const top[] = {VPTQ_EMBEDDING_NAME, "model.norm.weight", VPTQ_HEAD_NAME};
+    static const char *const inner[] = {"input_layernorm.weight",
+                                        "post_attention_layernorm.weight",
+                                        "self_attn.q_norm.weight", "self_attn.k_norm.weight"};
+    const size_t norms = c->desc.family->qk_norm ? 4 : 2;
+    const char *rest = vptq_name_in_block(&c->desc, name);
+    vptq_linear l;
+    for (size_t i = 0; i < sizeof top / sizeof top[0]; i++)
+        if (strcmp(name, top[i]) == 0)
+            return true;
+    for (size_t i = 0; rest && i < norms; i++)
+        if (strcmp(rest, inner[i]) == 0)
+            return true;
+    return vptq_text_before(name, ".rotary_emb.inv_freq") ||
+           vptq_text_before(name, ".masked_bias") ||
+           vptq_linear_of_module(&c->desc, name, vptq_text_before(name, ".weight"), &l) ||
+           vptq_linear_of_module(&c->desc, name, vptq_text_before(name, ".bias"), &l);
+}
+
+/* The first of some tensors, as text for a warning. */
+typedef struct summary {
+    char names[3 * (VPTQ_NAME_MAX + 4)];
+    size_t count;
+} summary;
+
+static void add_name(const vptq_ctx *ctx, summary *s, const char *name)
+{
+    const size_t named = 3, length = strlen(s->names);
+    if (s->count < named)
+        snprintf(s->names + length, sizeof s->names - length, "%s'%.*s'", length ? ", " : "",
+                 VPTQ_NAME_MAX - 1, name);
+    else if (s->count == named)
+        snprintf(s->names + length, sizeof s->names - length, ", ..");
+    s->count++;
+    vptq_log(ctx, VPTQ_LOG_MORE, "unused tensor '%s'", name);
+}
+
+static void warn_of_biases(const vptq_ctx *ctx, const vptq_checkpoint *c)
+{
+    summary s = {.count = 0};
+    for (size_t i = 0; i < c->ignored_count; i++)
+        add_name(ctx, &s, c->ignored[i]);
+    if (s.count)
+        vptq_log(ctx, VPTQ_LOG_WARN,
+                 "%s: ignored %zu bias%s that config.json does not declare, as transformers "
+                 "does: %s",
+                 c->path, s.count, s.count == 1 ? "" : "es", s.names);
+}
+
+void vptq_model_warn_of_unused(const vptq_ctx *ctx, const vptq_checkpoint *c)
+{
+    summary s = {.count = 0};
+    if (!c->config)
+        return;
+    warn_of_biases(ctx, c);
+    for (size_t i = 0; i < c->set.count; i++) {
+        const char *name = c->set.tensors[i].name;
+        /* parts of quantized matrices were checked when these were read */
+        if (!vptq_packed_module_length(name) && !vptq_model_knows(c, name))
+            add_name(ctx, &s, name);
+    }
+    if (s.count)
+        vptq_log(ctx, VPTQ_LOG_WARN,
+                 "%s: a model of this architecture does not use %zu of its "
+                 "tensors: %s",
+                 c->path, s.count, s.names);
+}
