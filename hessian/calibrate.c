@@ -64,24 +64,25 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
     *c = (vptq_calibrator){
         .dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}, .saliency = {.fd = -1}};
     vptq_arena_init(&c->arena, dev->ctx->mem);
-    if (opt->outputs && opt->length < 2) /* the first token of a window does not count */
+    const size_t length = c->opt.length = vptq_model_window(m, opt->length);
+    if (opt->outputs && length < 2) /* the first token of a window does not count */
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG,
                            "output Hessians of windows of %zu tokens, expected at least 2",
-                           opt->length));
+                           length));
     VPTQ_TRY(vptq_corpus_load(dev->ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c->corpus,
                               err));
-    VPTQ_TRY(vptq_corpus_sample(&c->corpus, opt->length, opt->windows, opt->seed, &c->arena,
+    VPTQ_TRY(vptq_corpus_sample(&c->corpus, length, opt->windows, opt->seed, &c->arena,
                                 &c->window, &count, err));
     if (count < opt->windows)
         vptq_log(dev->ctx, VPTQ_LOG_INFO,
                  "the text has only %zu of the %zu windows of %zu tokens", count, opt->windows,
-                 opt->length);
+                 length);
     VPTQ_TRY(split_windows(c, count, err));
     c->starts = vptq_arena_alloc(&c->arena, count + 1, sizeof *c->starts, err);
     if (!c->starts)
         VPTQ_TRY(VPTQ_E_NOMEM);
     for (size_t w = 0; w <= count; w++)
-        c->starts[w] = w * opt->length;
+        c->starts[w] = w * length;
     VPTQ_TRY(vptq_checkpoint_fingerprint(&m->ckpt, dev->ctx, c->model_fingerprint, err));
     memcpy(c->ids_fingerprint, c->corpus.fingerprint, sizeof c->ids_fingerprint);
     fingerprint_part(c, VPTQ_PART_MAIN, 0);

@@ -43,7 +43,7 @@ static vptq_status plan(collector *c, vptq_err *err)
                                            .first_layer = o->first_layer,
                                            .last_layer = last,
                                            .tokens = (uint64_t)c->calibrator.windows[part] *
-                                                     o->calibrate.length,
+                                                     c->calibrator.opt.length,
                                            .channel_ranges = true,
                                            .weights = o->calibrate.weights,
                                            .factor = o->factor};
@@ -60,7 +60,7 @@ static vptq_status settings_json(const collector *c, int part, json_t **out, vpt
     *out = json_pack("{s:s, s:s, s:I, s:I, s:I}", "tool", c->opt->tool_version,
                      "ids_fingerprint", c->calibrator.ids_fingerprint, "windows",
                      (json_int_t)c->calibrator.windows[part], "window_length",
-                     (json_int_t)c->opt->calibrate.length, "seed",
+                     (json_int_t)c->calibrator.opt.length, "seed",
                      (json_int_t)c->opt->calibrate.seed);
     const size_t outputs = c->meta[part].outputs;
     if (*out && outputs &&
@@ -396,7 +396,7 @@ static void fill_result(const collector *c, vptq_collect_result *r)
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
     r->windows = c->calibrator.windows[VPTQ_PART_MAIN];
     r->held_out = c->calibrator.windows[VPTQ_PART_HELD_OUT];
-    r->length = c->opt->calibrate.length;
+    r->length = c->calibrator.opt.length;
     r->tokens = d->tokens;
     for (int i = 0; i < LAYER_FILES; i++)
         if (is_file(c->opt->calibrate.weights, i))

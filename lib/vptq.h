@@ -9,7 +9,7 @@
  *     vptq_ctx *ctx = NULL;
  *     vptq_ctx_open(NULL, &ctx, &err);
  *     const char *const texts[] = {"text.txt"};
- *     vptq_calibrate_options text = {{texts, 1, NULL, 0, false}, 128, 2048};
+ *     vptq_calibrate_options text = {{texts, 1, NULL, 0, false}, 128};
  *     vptq_quantize_options quantize = vptq_quantize_defaults();
  *     quantize.model = "model", quantize.work = "work", quantize.calibrate = &text;
  *     vptq_pack_options pack = {"work", "model.vptq", NULL, NULL, VPTQ_PACK_ARCHIVE};
@@ -224,7 +224,8 @@ VPTQ_CALL vptq_status vptq_token_weights_parse(const char *text, vptq_token_weig
 typedef struct vptq_calibrate_options {
     vptq_corpus_options corpus;
     size_t windows; /* at most, drawn by `seed` if the text has more; at least 1 */
-    size_t length;  /* tokens per window, at least 2 */
+    size_t length;  /* tokens per window, at least 2; 0 = 2048, or the model's context if that
+                       is shorter */
     uint64_t seed;
     double holdout; /* fraction of the windows kept out for measuring, rounded up; 0 = none */
     vptq_token_weights weights;
@@ -499,8 +500,9 @@ typedef struct vptq_ppl_options {
     bool join;                  /* measure all files as one text */
     const char *documents;      /* separator of documents to score alone; NULL = windows */
     size_t document_limit;      /* documents at most, before skipping long ones; 0 = all */
-    size_t context, windows;    /* tokens per window; windows at most, 0 = all */
-    size_t stride; /* tokens between window starts, each scored once; 0 = context */
+    size_t context; /* tokens per window; 0 = 2048, or the model's context if that is shorter */
+    size_t windows; /* at most; 0 = all */
+    size_t stride;  /* tokens between window starts, each scored once; 0 = context */
     vptq_ppl_protocol protocol;
     const char *dump; /* file for the losses of all scored tokens, double; NULL = none */
     bool force;       /* replace it */
@@ -544,7 +546,7 @@ enum {
 
 typedef struct vptq_kld_options {
     vptq_corpus_options corpus;
-    size_t context, windows; /* tokens per window; windows at most, 0 = all */
+    size_t context, windows; /* as vptq_ppl_options */
     vptq_ppl_protocol protocol;
     const char *base_file; /* saved base logits; an empty corpus or context 0 are as saved */
     bool any_protocol;     /* with base_file: the saved protocol */
@@ -739,7 +741,9 @@ typedef struct vptq_serve_model {
 typedef struct vptq_serve_options {
     const vptq_serve_model *models;
     size_t model_count;
-    const char *const *configs; /* "BATCH,INPUT,OUTPUT" or published names; count 0: these */
+    /* "BATCH,INPUT,OUTPUT" or published names; count 0: those of the published ones that fit
+     * into the context of every model, or all with allow_long */
+    const char *const *configs;
     size_t config_count;
     uint32_t runs, warmup; /* per model and configuration */
     vptq_dtype kv;         /* type of keys and values, F16 or F32 */

@@ -7,7 +7,7 @@ vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
     *o = (vptq_calibrate_options){.corpus =
                                       vptq_cli_corpus(&c->texts, &c->tokens, c->rows, c->lossy),
                                   .windows = c->windows,
-                                  .length = c->length,
+                                  .length = vptq_cli_or_zero(c->length),
                                   .seed = seed,
                                   .holdout = isnan(c->holdout) ? 0 : c->holdout,
                                   .checkpoint_seconds = 60,

@@ -17,7 +17,7 @@ typedef struct vptq_cli_calibrate {
 /* Rows of a table of options that point into `c`, which holds the defaults. */
 #define CLI_CALIBRATE_DEFAULTS                                                                 \
     {                                                                                          \
-        .windows = 128, .length = 2048, .weights = "sink", .holdout = (double)NAN              \
+        .windows = 128, .length = CLI_UNSET, .weights = "sink", .holdout = (double)NAN         \
     }
 #define CLI_CALIBRATE_OPTIONS(c)                                                               \
     CLI_OPTION('c', "calibration", CLI_INPUTS, &(c)->texts, "TEXT",                            \
@@ -26,7 +26,8 @@ typedef struct vptq_cli_calibrate {
                    "token ids (int32, little endian) instead of a text; may be repeated"),     \
         CLI_OPTION('n', "windows", CLI_U64, &(c)->windows, "N",                                \
                    "maximum number of windows, drawn by --seed if the text has more"),         \
-        CLI_OPTION('l', "length", CLI_U64, &(c)->length, "N", "tokens per window"),            \
+        CLI_OPTION('l', "length", CLI_U64, &(c)->length, "N",                                  \
+                   "tokens per window " CLI_WINDOW_DEFAULT),                                   \
         CLI_OPTION(0, "rows", CLI_FLAG, &(c)->rows, NULL,                                      \
                    "form the text as Hugging Face rows joined by two newlines"),               \
         CLI_LOSSY_OPTION(&(c)->lossy),                                                         \

@@ -64,6 +64,15 @@ typedef enum {
     CLI_COUNT    /* int *: number of times it was given */
 } vptq_cli_type;
 
+/* Default of a CLI_U64 option that the library chooses: help shows no number. */
+#define CLI_UNSET UINT64_MAX
+static inline uint64_t vptq_cli_or_zero(uint64_t x)
+{
+    return x == CLI_UNSET ? 0 : x;
+}
+
+#define CLI_WINDOW_DEFAULT "(default: 2048, or the model's context if that is shorter)"
+
 typedef struct vptq_cli_strings {
     const char **items; /* freed by vptq_cli_release */
     size_t count;

@@ -80,7 +80,7 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
         .given_count = c->set.count + 1,
         .ppl = {.corpus =
                     vptq_cli_corpus(&c->texts, &c->tokens, c->text_rows, c->calibrate.lossy),
-                .context = c->context,
+                .context = vptq_cli_or_zero(c->context),
                 .windows = c->windows,
                 .stride = c->stride,
                 .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ},
@@ -148,7 +148,7 @@ int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
 {
     ablate_command c = {.calibrate = CLI_CALIBRATE_DEFAULTS,
                         .layers = {.first = 0, .last = UINT32_MAX},
-                        .context = 2048,
+                        .context = CLI_UNSET,
                         .seconds = true};
     const vptq_cli_option options[] = {
         CLI_HEADING("Input and output"),
@@ -181,7 +181,7 @@ int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
          "token ids instead, int32 little endian"},
         {0, "text-rows", CLI_FLAG, &c.text_rows, NULL,
          "lines as dataset rows joined by two newlines"},
-        {0, "context", CLI_U64, &c.context, "N", "tokens per window"},
+        {0, "context", CLI_U64, &c.context, "N", "tokens per window " CLI_WINDOW_DEFAULT},
         {0, "text-windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all"},
         {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context"},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",

@@ -65,7 +65,7 @@ static int run_kld(vptq_cli *cli, void *arg)
     const bool recorded = c->base_file != NULL;
     vptq_kld_options opt = {
         .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows, c->lossy),
-        .context = recorded && !vptq_cli_given(cli, "context") ? 0 : c->context,
+        .context = vptq_cli_or_zero(c->context),
         .windows = c->windows,
         .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
         .base_file = c->base_file,
@@ -92,7 +92,7 @@ out:
 
 int vptq_cli_kld(vptq_cli *cli, int argc, char **argv)
 {
-    kld_command c = {.context = 2048, .top = VPTQ_KLD_TOP, .max_kld = (double)INFINITY};
+    kld_command c = {.context = CLI_UNSET, .top = VPTQ_KLD_TOP, .max_kld = (double)INFINITY};
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original"},
@@ -105,7 +105,7 @@ int vptq_cli_kld(vptq_cli *cli, int argc, char **argv)
         {0, "tokens", CLI_INPUTS, &c.tokens, "FILE", "token ids, int32 little endian"},
         {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines"},
         CLI_LOSSY_OPTION(&c.lossy),
-        {0, "context", CLI_U64, &c.context, "N", "tokens per window"},
+        {0, "context", CLI_U64, &c.context, "N", "tokens per window " CLI_WINDOW_DEFAULT},
         {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all"},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
          "compare whole windows, or their second halves"},

@@ -78,7 +78,7 @@ static int run_ppl(vptq_cli *cli, void *arg)
         .join = c->join,
         .documents = c->documents,
         .document_limit = c->document_limit,
-        .context = c->context,
+        .context = vptq_cli_or_zero(c->context),
         .windows = c->windows,
         .stride = c->stride,
         .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
@@ -108,7 +108,7 @@ out:
 
 int vptq_cli_ppl(vptq_cli *cli, int argc, char **argv)
 {
-    ppl_command c = {.context = 2048, .max_ppl = (double)INFINITY};
+    ppl_command c = {.context = CLI_UNSET, .max_ppl = (double)INFINITY};
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure"},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model"},
@@ -129,7 +129,7 @@ int vptq_cli_ppl(vptq_cli *cli, int argc, char **argv)
         {0, "tokens-only", CLI_FLAG, &c.tokens_only, NULL,
          "only print the token ids, one per line"},
         CLI_HEADING("Protocol"),
-        {0, "context", CLI_U64, &c.context, "N", "tokens per window"},
+        {0, "context", CLI_U64, &c.context, "N", "tokens per window " CLI_WINDOW_DEFAULT},
         {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all"},
         {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context"},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",

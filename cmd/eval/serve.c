@@ -105,7 +105,7 @@ int vptq_cli_serve(vptq_cli *cli, int argc, char **argv)
         {0, "config", CLI_STRINGS, &c.configs, "B,I,O|NAME",
          "sequences, tokens of their prompts, new tokens; or interactive, decode_bound, "
          "prefill_bound, long_context, medium_batch, base, high_concurrency; may be "
-         "repeated (default: these seven)"},
+         "repeated (default: those of these seven that fit into the context of every model)"},
         {0, "runs", CLI_U32, &c.runs, "R", "runs of every model and configuration"},
         {0, "warmup", CLI_U32, &c.warmup, "N", "short runs before these"},
         {0, "kv", CLI_CHOICE, &c.kv, "f16|f32", "stored type of keys and values"},

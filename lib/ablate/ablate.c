@@ -367,23 +367,36 @@ static vptq_status plan_all(vptq_ablation *a, double bits, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* *bits = the original's per weight.  Replaces options of the run by what they are for it. */
+static vptq_status open_original(vptq_ablation *a, double *bits, vptq_err *err)
+{
+    vptq_model model;
+    vptq_ablate_options *own = vptq_arena_alloc(&a->report->arena, 1, sizeof *own, err);
+    if (!own)
+        return VPTQ_E_NOMEM;
+    *own = *a->opt;
+    VPTQ_CHECK(vptq_ablate_open_model(a, own->model, &model, err));
+    vptq_model_warn_of_unused(a->dev->ctx, &model.ckpt); /* once, and not of every row */
+    *bits = vptq_model_bits_per_weight(&model);
+    own->ppl.context = vptq_model_window(&model, own->ppl.context);
+    own->collect.calibrate.length = vptq_model_window(&model, own->collect.calibrate.length);
+    a->opt = a->report->opt = own;
+    vptq_model_release(&model);
+    return VPTQ_OK;
+}
+
 static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
 {
-    const vptq_ablate_options *o = a->opt;
-    vptq_model model;
-    VPTQ_CHECK(
-        vptq_ablate_rows(a->dev->ctx, o, &a->report->arena, &a->rows, &a->report->count, err));
+    double bits;
+    VPTQ_CHECK(vptq_ablate_rows(a->dev->ctx, a->opt, &a->report->arena, &a->rows, &a->report->count, err));
+    VPTQ_CHECK(open_original(a, &bits, err));
     VPTQ_CHECK(vptq_ablate_plan_figures(a, err));
     a->report->rows =
         vptq_arena_alloc(&a->report->arena, a->report->count, sizeof *a->report->rows, err);
     if (!a->report->rows)
         return VPTQ_E_NOMEM;
-    VPTQ_CHECK(vptq_ablate_open_model(a, o->model, &model, err));
-    vptq_model_warn_of_unused(a->dev->ctx, &model.ckpt); /* once, and not of every row */
-    const double bits = vptq_model_bits_per_weight(&model);
-    vptq_model_release(&model);
     VPTQ_CHECK(plan_all(a, bits, err));
-    return o->dry_run ? VPTQ_OK : check_text(a, err);
+    return a->opt->dry_run ? VPTQ_OK : check_text(a, err);
 }
 
 /* Whether any row is quantized and so needs Hessians. */

@@ -103,6 +103,7 @@ static vptq_status check_options(const vptq_ablate_options *o, vptq_err *err)
     if (o->task_count > MAX_TASKS)
         return vptq_fail(err, VPTQ_E_ARG, "%zu tasks, expected at most %d", o->task_count,
                          (int)MAX_TASKS);
+    VPTQ_CHECK(vptq_eval_check_stride(&o->ppl, err));
     if (o->kld && o->ppl.stride && o->ppl.stride != o->ppl.context)
         return vptq_fail(err, VPTQ_E_ARG,
                          "a divergence is measured on windows without overlap, but stride is "

@@ -134,7 +134,7 @@ static vptq_status check_names(const vptq_serve_plan *o, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status check_lengths(const vptq_serve_plan *o, vptq_err *err)
+vptq_status vptq_serve_check_lengths(const vptq_serve_plan *o, vptq_err *err)
 {
     for (size_t c = 0; c < o->config_count && !o->allow_long; c++)
         for (size_t i = 0; i < o->model_count; i++) {
@@ -220,7 +220,7 @@ static vptq_status check_all(const vptq_ctx *ctx, const vptq_serve_plan *o,
                              token_counts *tokens, vptq_err *err)
 {
     VPTQ_CHECK(check_names(o, err));
-    VPTQ_CHECK(check_lengths(o, err));
+    VPTQ_CHECK(vptq_serve_check_lengths(o, err));
     VPTQ_CHECK(check_memory(o, dev, err));
     return check_records(ctx, o, dev, log, tokens, err);
 }

@@ -100,6 +100,9 @@ vptq_status vptq_serve_log_add(vptq_serve_log *log, const vptq_serve_record *r,
 vptq_status vptq_serve_plain_ids(const vptq_model *m, vptq_mem *mem, int32_t **ids,
                                  size_t *count, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* VPTQ_E_ARG for a configuration that is longer than the context of a model, unless that is
+ * allowed. */
+vptq_status vptq_serve_check_lengths(const vptq_serve_plan *o, vptq_err *err) VPTQ_MUST_CHECK;
 /* Checks everything that is known before the first run: names, lengths, memory, and the records
  * in `log` (may be NULL) of these runs.  VPTQ_E_ARG, VPTQ_E_NOMEM. */
 vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_plan *o,

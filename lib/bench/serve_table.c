@@ -193,15 +193,44 @@ static vptq_status print_plan(const vptq_serve_plan *o, const vptq_output *out, 
 
 /* ---- the run ---- */
 
-static vptq_status take_configs(const vptq_serve_options *opt, vptq_serve_config *own,
-                                vptq_serve_plan *o, vptq_err *err)
+/* Takes the published configurations, without those that are longer than a model's context. */
+static vptq_status take_named(const vptq_ctx *ctx, vptq_serve_config *own, vptq_serve_plan *o,
+                              vptq_err *err)
+{
+    size_t count;
+    char left_out[256] = "";
+    const vptq_serve_config *named = vptq_serve_named(&count);
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = strlen(left_out);
+        vptq_serve_plan one = *o;
+        one.configs = &named[i];
+        one.config_count = 1;
+        if (!vptq_serve_check_lengths(&one, NULL))
+            own[o->config_count++] = named[i];
+        else
+            snprintf(left_out + at, sizeof left_out - at, "%s%s", at ? ", " : "",
+                     named[i].name);
+    }
+    if (o->config_count == 0)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "all published configurations are longer than a model's context; "
+                         "pass --config B,I,O, or --allow-long to run them anyway");
+    if (left_out[0])
+        vptq_log(ctx, VPTQ_LOG_INFO,
+                 "left out, longer than a model's context (--allow-long runs them): %s",
+                 left_out);
+    return VPTQ_OK;
+}
+
+static vptq_status take_configs(const vptq_ctx *ctx, const vptq_serve_options *opt,
+                                vptq_serve_config *own, vptq_serve_plan *o, vptq_err *err)
 {
     o->configs = own;
+    if (opt->config_count == 0)
+        return take_named(ctx, own, o, err);
     o->config_count = opt->config_count;
     for (size_t i = 0; i < opt->config_count; i++)
         VPTQ_CHECK(vptq_serve_parse(opt->configs[i], &own[i], err));
-    if (opt->config_count == 0)
-        o->configs = vptq_serve_named(&o->config_count);
     return VPTQ_OK;
 }
 
@@ -237,13 +266,15 @@ vptq_status vptq_eval_serve_table(const vptq_ctx *ctx, const char *backend,
                          .allow_long = opt->allow_long,
                          .backend = backend};
     vptq_arena_init(&arena, ctx->mem);
+    size_t published;
+    vptq_serve_named(&published);
     vptq_serve_config *configs =
-        vptq_arena_zalloc(&arena, opt->config_count + 1, sizeof *configs, err);
+        vptq_arena_zalloc(&arena, opt->config_count + published, sizeof *configs, err);
     serve_row *groups =
         configs ? vptq_arena_zalloc(&arena, opt->model_count + 1, sizeof *groups, err) : NULL;
     if (!groups)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(take_configs(opt, configs, &o, err));
+    VPTQ_TRY(take_configs(ctx, opt, configs, &o, err));
     for (size_t i = 0; i < opt->model_count; i++) {
         vptq_model *m = opt->models[i].model;
         if (!m->fingerprint[0])

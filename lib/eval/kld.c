@@ -427,20 +427,23 @@ vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_mode
     vptq_status st = VPTQ_OK;
     vptq_corpus corpus = {.ids = {.data = NULL}};
     vptq_arena arena;
+    vptq_kld_options own = *opt;
     run r = {.dev = dev,
              .model.m = m,
              .base.m = base,
-             .opt = opt,
+             .opt = &own,
              .w = {.bos = -1},
              .file.file.fd = -1,
              .writer.file.fd = -1};
     if (watch)
         r.watch = *watch;
-    *result = (vptq_kld_result){.context = opt->context, .protocol = opt->protocol};
     if (!base == !opt->base_file || (opt->save_base && !base) || (!m && !opt->save_base))
         return vptq_fail(
             err, VPTQ_E_ARG,
             "give either an original to run or a saved one; only one that is run can be saved");
+    if (!opt->base_file)
+        own.context = vptq_model_window(m ? m : base, opt->context);
+    *result = (vptq_kld_result){.context = own.context, .protocol = opt->protocol};
     vptq_arena_init(&arena, dev->ctx->mem);
     VPTQ_TRY(plan(&r, &corpus, &arena, result, err));
     if (opt->dry_run)

@@ -24,6 +24,16 @@ typedef struct run {
 
 /* ---- planning ---- */
 
+vptq_status vptq_eval_check_stride(const vptq_ppl_options *o, vptq_err *err)
+{
+    if (o->stride <= o->context)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "stride %zu is longer than the context of %zu: tokens between windows "
+                     "would not be scored",
+                     o->stride, o->context);
+}
+
 static vptq_status check_options(const vptq_model *m, const vptq_ppl_options *o, vptq_err *err)
 {
     if (o->context < 2)
@@ -38,6 +48,7 @@ static vptq_status check_options(const vptq_model *m, const vptq_ppl_options *o,
     if (o->documents && !m->tokenizer)
         return vptq_fail(err, VPTQ_E_ARG, "%s: a text needs a tokenizer, none is given",
                          o->corpus.texts[0]);
+    VPTQ_CHECK(vptq_eval_check_stride(o, err));
     if (o->stride && o->protocol != VPTQ_PPL_GPTQ)
         return vptq_fail(err, VPTQ_E_ARG, "the llama.cpp protocol has no stride");
     return VPTQ_OK;
@@ -243,12 +254,14 @@ vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_
     vptq_corpus corpus = {.ids = {.data = NULL}};
     vptq_ids documents;
     vptq_arena work;
-    run r = {.dev = dev, .m = m, .opt = opt, .w = {.bos = -1}};
+    vptq_ppl_options own = *opt;
+    own.context = vptq_model_window(m, opt->context);
+    run r = {.dev = dev, .m = m, .opt = &own, .w = {.bos = -1}};
     if (watch)
         r.watch = *watch;
     vptq_ids_init(&documents, dev->ctx->mem);
     vptq_arena_init(&work, dev->ctx->mem);
-    *result = (vptq_ppl_result){.context = opt->context, .bits_per_byte = (double)NAN};
+    *result = (vptq_ppl_result){.context = own.context, .bits_per_byte = (double)NAN};
     VPTQ_TRY(plan(&r, &corpus, &documents, &result->skipped, &work, err));
     for (size_t s = 0; s < r.w.count; s++)
         result->tokens += vptq_windows_scored(&r.w, s);

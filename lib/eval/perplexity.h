@@ -26,6 +26,8 @@ typedef struct vptq_eval_watch {
 vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_options *opt,
                           const vptq_eval_watch *watch, vptq_ppl_result *r,
                           vptq_err *err) VPTQ_MUST_CHECK;
+/* VPTQ_E_ARG for a stride longer than the context, which is set. */
+vptq_status vptq_eval_check_stride(const vptq_ppl_options *o, vptq_err *err) VPTQ_MUST_CHECK;
 /* As vptq_perplexity. */
 vptq_status vptq_eval_texts(vptq_device *dev, const vptq_model *m, const vptq_ppl_options *opt,
                             const vptq_output *out, vptq_ppl_result *results,

@@ -155,6 +155,14 @@ void vptq_model_release(vptq_model *m)
     *m = (vptq_model){0};
 }
 
+size_t vptq_model_window(const vptq_model *m, size_t given)
+{
+    enum { DEFAULT_WINDOW = 2048 };
+    if (given)
+        return given;
+    return m->desc->context < DEFAULT_WINDOW ? m->desc->context : DEFAULT_WINDOW;
+}
+
 /* Stored bits of a plain matrix; one that is rounded when read counts as 16 bits per weight. */
 static double plain_bits(const vptq_tensor *t)
 {

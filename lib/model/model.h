@@ -100,6 +100,10 @@ vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
                             vptq_model *m, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_model_release(vptq_model *m);
 
+/* Tokens of a window: `given`, or for 0 the default of 2048, less if the model's context is
+ * shorter. */
+size_t vptq_model_window(const vptq_model *m, size_t given);
+
 /* Whether the architecture uses a plain tensor of that name, or it is common and harmless: a
  * buffer that old releases of transformers saved, or the head of a model that ties it to the
  * embedding. */

@@ -403,7 +403,7 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
            sizeof s->held_out_fingerprint);
     if (o.outputs)
         vptq_outputs_fingerprint(&k->calibrator, s->output_fingerprint);
-    s->tokens = (uint64_t)k->calibrator.windows[VPTQ_PART_MAIN] * o.length;
+    s->tokens = (uint64_t)k->calibrator.windows[VPTQ_PART_MAIN] * k->calibrator.opt.length;
     s->weights = o.weights;
     s->kv_factor = s->weights ? q->opt->kv_factor : 0;
     return vptq_term_check(s->weights, s->kv_factor, err);

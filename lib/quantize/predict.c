@@ -27,7 +27,8 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
 {
     const vptq_calibrate_options *o = q->opt->calibrate;
     const vptq_model_desc *d = q->model.desc;
-    const double tokens = (double)o->windows * (double)o->length;
+    const double length = (double)vptq_model_window(&q->model, o->length);
+    const double tokens = (double)o->windows * length;
     const double groups = tokens / GROUP_TOKENS;
     const double layers = q->last + 1.0;
     double weights = 0, sums = 0;
@@ -43,6 +44,6 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
                 vptq_cuda_cost_copy(c, sizeof(float) * triangle);
     }
     /* the weights of the next block are uploaded meanwhile */
-    const double block = groups * block_seconds(q, c, GROUP_TOKENS, (double)o->length);
+    const double block = groups * block_seconds(q, c, GROUP_TOKENS, length);
     return weights + layers * (sums + fmax(block, weights));
 }

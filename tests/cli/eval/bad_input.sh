@@ -20,12 +20,14 @@ bad 2 "unexpected argument 'x'" ppl -m "$model" --text "$text" x
 bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text -q
 bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text --documents x -q
 echo 'One day.' >short
-bad 1 "short: the text has [0-9]* tokens, one window needs 2048" \
+bad 1 "short: the text has [0-9]* tokens, one window needs 512" \
     ppl -m "$model" --text short -q
 bad 1 "short: none of 1 documents has between 2 and 3 tokens" \
     ppl -m "$model" --text short --documents x --context 3 -q
 bad 2 "empty" ppl -m "$model" --text short --documents '' -q
 bad 2 "context 1" ppl -m "$model" --text short --context 1 -q
+bad 2 "stride 65 is longer than the context of 64" ppl -m "$model" --text "$text" --context 64 --stride 65 -q
+bad 2 "stride 513 is longer than the context of 512" ppl -m "$model" --text "$text" --stride 513 -q
 bad 2 "no stride" ppl -m "$model" --text "$text" --stride 8 --protocol llama.cpp -q
 bad 2 "windows" ppl -m "$model" --text "$text" --documents x --windows 8 -q
 printf 'abc' >odd.i32

@@ -29,6 +29,17 @@ rm nll.f64
 run --text "$text" --context 256 --windows 1 --dump nll.f64 --dry-run >/dev/null
 [ ! -e nll.f64 ] || fail "a dry run writes"
 
+# The default context is the model's where that is less than 2048.
+run --tokens ids.i32 --windows 2 --format json >default.json
+[ "$(json_get context default.json)" = 512 ] || fail "context: $(cat default.json)"
+[ "$(json_get tokens default.json)" = 1022 ] || fail "tokens: $(cat default.json)"
+run --tokens ids.i32 --windows 2 --context 512 --format json >given.json
+[ "$(json_get ppl default.json)" = "$(json_get ppl given.json)" ] || fail "another context than 512"
+run --tokens ids.i32 --windows 1 --context 600 --dry-run --format json >longer.json
+[ "$(json_get context longer.json)" = 600 ] || fail "a given context is changed: $(cat longer.json)"
+"$BIN/vptq-eval" kld -m "$model" --base "$model" --tokens ids.i32 --windows 1 --dry-run -q --format json >kld.json
+[ "$(json_get context kld.json)" = 512 ] || fail "context: $(cat kld.json)"
+
 # One thread and two, and another backend.
 run --tokens ids.i32 --context 256 -t 1 --format json >one.json
 [ "$(json_get ppl out.json)" = "$(json_get ppl one.json)" ] || fail "-t changes the number"

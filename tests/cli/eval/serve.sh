@@ -50,6 +50,18 @@ serve -m one="$model" -m two="$model" --config 3,20,5 --runs 3 --seed 5 -o part.
 [ "$(wc -l <part.jsonl)" -eq 6 ] || fail "$(cat part.jsonl)"
 head -n 3 part.jsonl | cmp -s - kept.jsonl || fail "records have changed"
 
+# Without --config, those published configurations that fit into the context.
+"$BIN/vptq-eval" serve -m one="$model" --dry-run --no-progress --format json >plan.json 2>err.txt
+[ "$(json_get config plan.json | tr '\n' ' ')" = "interactive medium_batch base high_concurrency " ] ||
+    fail "$(cat plan.json)"
+expect_line err.txt \
+    '^vptq-eval: left out, .* (--allow-long runs them): decode_bound, prefill_bound, long_context$'
+serve -m one="$model" --dry-run --allow-long --format json >plan.json
+[ "$(wc -l <plan.json)" -eq 7 ] || fail "$(cat plan.json)"
+mkdir short
+cp "$model"/*.safetensors "$model"/tokenizer*.json short
+sed 's/\("max_position_embeddings": \)512/\1100/' "$model/config.json" >short/config.json
+
 # refused STATUS PATTERN OPTION..
 refused() { expect_sentence "$1" "$2" serve "${@:3}"; }
 refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has seed 5, expected 6; use another file, or -f to replace this one" \
@@ -57,6 +69,7 @@ refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has seed 5, expected 6; use an
 packed=$(data golden/vptq_model_stories260K)
 refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has model_fingerprint" -m one="$packed" --config 3,20,5 --seed 5 \
     -o runs.jsonl
+refused 2 "all published configurations are longer than a model's context; pass --config" -m "$model" -m short
 refused 2 "configuration 'long_context' has sequences of 16416 tokens, the context of 'one' is 512; pass --allow-long" \
     -m one="$model" --config 1,8,2 --config long_context -o none.jsonl
 refused 2 "configuration 'many', expected BATCH,INPUT,OUTPUT or one of interactive" -m "$model" --config many

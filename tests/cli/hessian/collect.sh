@@ -12,6 +12,11 @@ collect --dry-run --layers 1-3 > plan.txt
 expect_line plan.txt ' 3 layers to do, '
 [ -z "$(find . -name '*.safetensors')" ] || fail "a dry run wrote Hessians"
 
+# Windows are as long as the model's context where that is less than 2048.
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 --dry-run -q --format json > plan.json
+[ "$(json_get window_length plan.json)" = 512 ] || fail "$(cat plan.json)"
+[ "$(json_get tokens plan.json)" = 2048 ] || fail "$(cat plan.json)"
+
 collect -o one -t 1 -q
 collect -o two -t 2 -q
 expect_same one two

@@ -95,7 +95,6 @@ static void test_windows(void **state)
         {2, 0, VPTQ_PPL_GPTQ, 2, 0, 0, 16},      /* fewer than exist */
         {99, 0, VPTQ_PPL_GPTQ, 6, 0, 0, 16},     /* more than exist */
         {0, 5, VPTQ_PPL_GPTQ, 17, 0, 10, 5},     /* overlap: every id once */
-        {0, 21, VPTQ_PPL_GPTQ, 5, 0, 0, 21},     /* gaps */
         {0, 0, VPTQ_PPL_LLAMA_CPP, 6, 8, 8, 16}, /* second halves */
     };
     vrig r;
@@ -174,6 +173,8 @@ static void test_refused(void **state)
     check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 101}, VPTQ_E_FORMAT,
                   "100 tokens, one window needs 101");
     check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 1}, VPTQ_E_ARG, "context 1");
+    check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 16, .stride = 17},
+                  VPTQ_E_ARG, "stride 17 is longer than the context of 16");
     check_refused(
         &r, (vptq_ppl_options){.corpus = ids, .context = 2, .protocol = VPTQ_PPL_LLAMA_CPP},
         VPTQ_E_ARG, "no token to score");

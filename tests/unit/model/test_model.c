@@ -117,6 +117,18 @@ static void test_optional_bias(void **state)
     vgguf_free(&w);
 }
 
+static void test_window(void **state)
+{
+    vptq_model_desc d = {.context = 4096};
+    const vptq_model m = {.desc = &d};
+    (void)state;
+    assert_int_equal(vptq_model_window(&m, 0), 2048);
+    assert_int_equal(vptq_model_window(&m, 8192), 8192);
+    d.context = 512;
+    assert_int_equal(vptq_model_window(&m, 0), 512);
+    assert_int_equal(vptq_model_window(&m, 513), 513);
+}
+
 /* ---- unused tensors ---- */
 
 /* Collects log lines as "LEVEL text\n". */
@@ -478,9 +490,10 @@ static void test_out_of_memory(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_families), scratch_test(test_optional_bias),
-           scratch_test(test_undeclared_biases), scratch_test(test_denied_bias),
-           scratch_test(test_unused_tensors), scratch_test(test_missing_tensors),
-           scratch_test(test_wrong_shapes_and_types), cmocka_unit_test(test_missing_tokenizer),
+           cmocka_unit_test(test_window), scratch_test(test_undeclared_biases),
+           scratch_test(test_denied_bias), scratch_test(test_unused_tensors),
+           scratch_test(test_missing_tensors), scratch_test(test_wrong_shapes_and_types),
+           cmocka_unit_test(test_missing_tokenizer),
            cmocka_unit_test(test_model_with_tokenizer), scratch_test(test_reading_in_steps),
            scratch_test(test_quantized_kinds_read_the_same), scratch_test(test_bits_per_weight),
            cmocka_unit_test(test_demo_model), cmocka_unit_test(test_gemv_rows),
