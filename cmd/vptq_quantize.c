@@ -36,7 +36,6 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
 {
     static const double sequential_holdout =
         0.1; /* choosing the correction needs held-out windows */
-    const bool correct = !isnan(a->correction) && a->correction > 0;
     double factor;
     vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, c, &factor, err);
     if (st)
@@ -45,8 +44,6 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
     c->correction = isnan(a->correction) ? (double)c->sequential : a->correction;
     if (!(c->correction >= 0 && c->correction <= 1))
         return vptq_fail(err, VPTQ_E_ARG, "--correction %g: expected 0 to 1", a->correction);
-    if (correct && !c->sequential)
-        return vptq_fail(err, VPTQ_E_ARG, "--correction needs --sequential");
     if (c->correction > 0 && isnan(a->calibrate.holdout))
         c->holdout = sequential_holdout;
     if (isnan(a->kv_factor))
@@ -214,10 +211,29 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
     return vptq_cli_finish(cli, st, &err);
 }
 
+/* Refuses options that only matter to others. */
+static int check_allocation(const vptq_cli *cli, const quantize_args *a)
+{
+    static const char *const names[] = {"allocate", "allocate-text", "allocate-tokens",
+                                        "allocate-windows", "allocate-length"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (!vptq_cli_given(cli, names[i]))
+            continue;
+        if (isnan(a->bits))
+            return vptq_cli_usage_error(cli, "--%s needs -b BITS", names[i]);
+        if (i > 0 && a->allocate != VPTQ_ALLOCATE_KL)
+            return vptq_cli_usage_error(cli, "--%s needs --allocate kl", names[i]);
+    }
+    return CLI_OK;
+}
+
 static int check_budget(const vptq_cli *cli, const quantize_args *a)
 {
     const bool kl = a->allocate == VPTQ_ALLOCATE_KL;
     const bool text = a->texts.count + a->tokens.count > 0;
+
+    if (check_allocation(cli, a) != CLI_OK)
+        return CLI_USAGE;
 
     if (a->budget == VPTQ_BUDGET_FILE && isnan(a->bits))
         return vptq_cli_usage_error(cli, "--budget file needs -b BITS");
@@ -241,23 +257,11 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
     return CLI_OK;
 }
 
-static int dispatch(vptq_cli *cli, void *arg)
+/* Checks the options of a calibration in this run. */
+static int check_calibration(const vptq_cli *cli, const quantize_args *a)
 {
-    const quantize_args *a = arg;
-    vptq_settings *settings;
-    vptq_err err = {0};
-    bool dry = cli->common.dry_run;
-
-    if (a->settings.preset && !strcmp(a->settings.preset, "list"))
-        return vptq_cli_finish(cli, vptq_presets_show(&cli->out, &err), &err);
-    if (check_tune(cli, a) != CLI_OK)
-        return CLI_USAGE;
-    if (a->from)
-        return tune(cli, a);
-    if (!a->model)
-        return vptq_cli_missing_option(cli, "model");
     const bool text = vptq_cli_calibrate_given(&a->calibrate);
-    if (!dry && !a->hessians && !text)
+    if (!cli->common.dry_run && !a->hessians && !text)
         return vptq_cli_usage_error(
             cli,
             "missing option: -H/--hessians HDIR (from vptq-hessian) or -c/--calibration TEXT");
@@ -272,7 +276,28 @@ static int dispatch(vptq_cli *cli, void *arg)
     if ((!text || a->hessians) && a->sequential)
         return vptq_cli_usage_error(
             cli, "--sequential needs a calibration text (-c TEXT) and no -H");
-    if (!dry && !a->output)
+    if (vptq_cli_given(cli, "correction") && !a->sequential)
+        return vptq_cli_usage_error(cli, "--correction needs --sequential");
+    return a->hessians ? vptq_cli_calibrate_unused(cli, text) : CLI_OK;
+}
+
+static int dispatch(vptq_cli *cli, void *arg)
+{
+    const quantize_args *a = arg;
+    vptq_settings *settings;
+    vptq_err err = {0};
+
+    if (a->settings.preset && !strcmp(a->settings.preset, "list"))
+        return vptq_cli_finish(cli, vptq_presets_show(&cli->out, &err), &err);
+    if (check_tune(cli, a) != CLI_OK)
+        return CLI_USAGE;
+    if (a->from)
+        return tune(cli, a);
+    if (!a->model)
+        return vptq_cli_missing_option(cli, "model");
+    if (check_calibration(cli, a) != CLI_OK)
+        return CLI_USAGE;
+    if (!cli->common.dry_run && !a->output)
         return vptq_cli_missing_option(cli, "output");
     if (!a->hessians && a->held_out)
         return vptq_cli_usage_error(cli, "--held-out needs -H HDIR");

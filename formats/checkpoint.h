@@ -41,7 +41,8 @@ typedef struct vptq_checkpoint_options {
      * matrix with vptq_packed_read), and tensors of an archive stay packed (unpack them with
      * vptq_tensor_bytes).  Tensor data is read only to report faults. */
     bool shapes_only;
-    bool quiet; /* vptq_model_open: no warnings of unused tensors, which were given before */
+    bool quiet; /* vptq_model_open: no warnings of unused tensors or of the tokenizer, which
+                   were given before */
 } vptq_checkpoint_options;
 
 typedef struct vptq_checkpoint {

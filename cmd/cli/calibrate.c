@@ -1,6 +1,17 @@
 /* Converts the calibration options. */
 #include "cmd/cli/calibrate.h"
 
+int vptq_cli_calibrate_unused(const vptq_cli *cli, bool text)
+{
+    static const char *const names[] = {"weights", "windows", "length", "rows", "holdout"};
+    const size_t count = text ? 1 : sizeof names / sizeof *names;
+    for (size_t i = 0; i < count; i++)
+        if (vptq_cli_given(cli, names[i]))
+            return vptq_cli_usage_error(
+                cli, "--%s has no effect with -H: it belongs to a calibration text", names[i]);
+    return CLI_OK;
+}
+
 vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
                                     vptq_calibrate_options *o, double *factor, vptq_err *err)
 {

@@ -46,6 +46,10 @@ static inline bool vptq_cli_calibrate_given(const vptq_cli_calibrate *c)
     return c->texts.count || c->tokens.count;
 }
 
+/* Refuses options that do nothing with Hessians that were collected before.  `text`: some are
+ * those of a text to tune on.  CLI_OK or CLI_USAGE. */
+int vptq_cli_calibrate_unused(const vptq_cli *cli, bool text);
+
 /* Converts the options to *o, which points into `c`, and the factor of --weights to *factor.
  * VPTQ_E_ARG names an impossible option. */
 vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,

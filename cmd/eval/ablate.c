@@ -108,6 +108,8 @@ static int check_usage(const vptq_cli *cli, const ablate_command *c)
     const bool calibration = vptq_cli_calibrate_given(&c->calibrate);
     if (c->texts.count + c->tokens.count == 0)
         return vptq_cli_usage_error(cli, "missing option: --text FILE or --text-tokens FILE");
+    if (c->hessians && vptq_cli_calibrate_unused(cli, calibration))
+        return CLI_USAGE;
     if (cli->common.dry_run)
         return CLI_OK;
     if (!calibration && vptq_cli_given(cli, "outputs"))

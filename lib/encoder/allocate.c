@@ -41,6 +41,18 @@ uint64_t vptq_allocate_least(const vptq_allocate_problem *p)
     return sum;
 }
 
+uint64_t vptq_allocate_most(const vptq_allocate_problem *p)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < p->count; i++) {
+        uint64_t max = 0;
+        for (size_t o = p->first[i]; o < p->first[i + 1]; o++)
+            max = p->options[o].bits > max ? p->options[o].bits : max;
+        sum += max;
+    }
+    return sum;
+}
+
 static int compare_steps(const void *x, const void *y)
 {
     const step *a = x, *b = y;

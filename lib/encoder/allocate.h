@@ -25,6 +25,8 @@ enum { VPTQ_ALLOCATE_CELLS = 1 << 18 };
 
 /* The smallest possible budget: the sum of the fewest bits of every matrix. */
 uint64_t vptq_allocate_least(const vptq_allocate_problem *p);
+/* The largest that is of any use: the sum of the most bits of every matrix. */
+uint64_t vptq_allocate_most(const vptq_allocate_problem *p);
 
 /* choice[i] = the index (from 0) of matrix i's option, by dynamic programming over the cells;
  * exact if a cell is one bit.  The cells do not depend on the budget, so that a larger budget

@@ -120,6 +120,48 @@ static vptq_status find_weights(vptq_model *m, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* ---- tokenizer ---- */
+
+/* Whether a model with more entries than its tokenizer has tokens only pads its embedding.
+ * Qwen2.5 adds the most of the supported families, 399 up to a multiple of 128. */
+static bool is_padded(uint32_t tokens, uint32_t entries)
+{
+    enum { MULTIPLE = 64, MAX_PADDING = 512 };
+    return entries >= tokens && entries - tokens < MAX_PADDING && entries % MULTIPLE == 0;
+}
+
+/* Refuses a tokenizer whose ordinary tokens the model does not have; added ones may never occur
+ * in a text.  Warns of another size. */
+static vptq_status check_vocab(const vptq_ctx *ctx, const vptq_model *m, bool quiet,
+                               vptq_err *err)
+{
+    const vptq_vocab *v = &m->vocab;
+    const uint32_t entries = m->desc->vocab;
+    for (uint32_t id = entries; id < v->count; id++)
+        if (v->pieces[id].type == VPTQ_PIECE_NORMAL || v->pieces[id].type == VPTQ_PIECE_BYTE)
+            return vptq_fail(err, VPTQ_E_MISMATCH,
+                             "%s: the tokenizer has %u tokens, the model's vocabulary %u "
+                             "entries; it belongs to another model",
+                             v->source, v->count, entries);
+    if (!quiet && v->count != entries && !is_padded(v->count, entries))
+        vptq_log(ctx, VPTQ_LOG_WARN,
+                 "%s: the tokenizer has %u tokens, the model's vocabulary %u entries; it may "
+                 "belong to another model",
+                 v->source, v->count, entries);
+    return VPTQ_OK;
+}
+
+static vptq_status open_tokenizer(const vptq_ctx *ctx, vptq_model *m, bool quiet, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_checkpoint_vocab(&m->ckpt, ctx, &m->vocab, err));
+    vptq_status st = check_vocab(ctx, m, quiet, err);
+    if (!st)
+        st = vptq_tokenizer_open(ctx, &m->vocab, &m->tokenizer, err);
+    if (st)
+        vptq_vocab_release(&m->vocab);
+    return st;
+}
+
 /* ---- open and release ---- */
 
 vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
@@ -131,14 +173,11 @@ vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
     VPTQ_TRY(vptq_checkpoint_open(ctx, path, opt, &m->ckpt, err));
     m->desc = &m->ckpt.desc;
     VPTQ_TRY(find_weights(m, err));
-    if (!opt || (!opt->fault && !opt->quiet))
+    const bool quiet = opt && (opt->quiet || opt->fault);
+    if (!quiet)
         vptq_model_warn_of_unused(ctx, &m->ckpt);
-    if (!need_tokenizer)
-        return VPTQ_OK;
-    VPTQ_TRY(vptq_checkpoint_vocab(&m->ckpt, ctx, &m->vocab, err));
-    st = vptq_tokenizer_open(ctx, &m->vocab, &m->tokenizer, err);
-    if (st)
-        vptq_vocab_release(&m->vocab);
+    if (need_tokenizer)
+        st = open_tokenizer(ctx, m, quiet, err);
 out:
     if (st)
         vptq_model_release(m);

@@ -91,10 +91,10 @@ typedef struct vptq_model {
 } vptq_model;
 
 /* Opens a model and checks that every tensor is present with its shape.  Without
- * `need_tokenizer` the tokenizer is not read and stays NULL; with it, a model without a
- * tokenizer is an error.  Do not move or copy the model: desc points into it.  With opt->fault
- * set, missing tensors and wrong shapes are reported there and stay NULL; such a model can be
- * inspected but not run. */
+ * `need_tokenizer` the tokenizer is not read and stays NULL; with it, a model without one, or
+ * with that of a larger vocabulary, is an error.  Do not move or copy the model: desc points
+ * into it.  With opt->fault set, missing tensors and wrong shapes are reported there and stay
+ * NULL; such a model can be inspected but not run. */
 vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
                             const vptq_checkpoint_options *opt, bool need_tokenizer,
                             vptq_model *m, vptq_err *err) VPTQ_MUST_CHECK;

@@ -172,6 +172,22 @@ static vptq_status too_small(const allocation *a, uint64_t least, vptq_err *err)
                      a->q->opt->bits, (double)least / (double)a->weights);
 }
 
+/* The number that `most` bits of the matrices allow is rounded up, so that it can be given. */
+static vptq_status check_largest(const allocation *a, uint64_t most, vptq_err *err)
+{
+    const vptq_quantizer *q = a->q;
+    const bool file = q->opt->budget == VPTQ_BUDGET_FILE;
+    const double bits = (double)most + (file ? (double)q->plain_bits : 0);
+    const double weights = (double)a->weights + (file ? (double)q->plain_weights : 0);
+    const double largest = ceil(1e4 * bits / weights) / 1e4;
+    if (q->opt->bits <= largest)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "a budget of %g bits per weight%s is above the largest that the settings "
+                     "to choose from can use, %.4f",
+                     q->opt->bits, file ? " of the file" : "", largest);
+}
+
 /* ---- one setting for all ---- */
 
 /* Sums rate r over all matrices and chooses it for them; false if it is not valid for one. */
@@ -194,12 +210,13 @@ static bool sum_rate(const allocation *a, uint32_t r, vptq_allocate_option *sum)
 static vptq_status choose_uniform(allocation *a, vptq_err *err)
 {
     vptq_allocate_option sum, best = {.bits = UINT64_MAX, .cost = (double)INFINITY};
-    uint64_t least = UINT64_MAX;
+    uint64_t least = UINT64_MAX, most = 0;
     uint32_t rate = NO_RATE;
     for (uint32_t r = 0; r < a->choices; r++) {
         if (!sum_rate(a, r, &sum))
             continue;
         least = sum.bits < least ? sum.bits : least;
+        most = sum.bits > most ? sum.bits : most;
         if (sum.bits <= a->budget && sum.cost < best.cost) {
             best = sum;
             rate = r;
@@ -210,6 +227,7 @@ static vptq_status choose_uniform(allocation *a, vptq_err *err)
                          "none of the settings to choose from is valid for every matrix");
     if (rate == NO_RATE)
         return too_small(a, least, err);
+    VPTQ_CHECK(check_largest(a, most, err));
     sum_rate(a, rate, &sum);
     return VPTQ_OK;
 }
@@ -221,6 +239,7 @@ static vptq_status choose(allocation *a, vptq_err *err)
         return choose_uniform(a, err);
     if (a->budget < least)
         return too_small(a, least, err);
+    VPTQ_CHECK(check_largest(a, vptq_allocate_most(&a->problem), err));
     return vptq_allocate(&a->problem, a->budget, a->q->dev->ctx->mem, a->choice, err);
 }
 

@@ -98,6 +98,12 @@ expect_same parts.jsonl whole.json
 # ---- refused ----
 expect_error 2 'a divergence is measured on windows without overlap, but stride is 64 and context 128' \
     ablate -q --dry-run --stride 64
+expect_error 2 'stride 129 is longer than the context of 128' ablate -q --dry-run --stride 129
+expect_error 2 'stride 513 is longer than the context of 512' \
+    "$eval" ablate -q -m "$model" --text "$text" --dry-run --stride 513
+expect_error 2 '^vptq-eval: --weights has no effect with -H' ablate -q --dry-run -H h --weights plain
+expect_error 2 '^vptq-eval: --windows has no effect with -H' \
+    "$eval" ablate -q -m "$model" --text "$text" -o x -H h -n 4
 expect_error 2 "two tasks with the name 'choices'" ablate -q --dry-run --task choices=items.jsonl
 expect_error 2 'task choices: expected NAME=FILE with a name of at most 63 bytes' ablate -q --dry-run --task choices
 expect_error 2 "at least 2 tokens of output" ablate -q --dry-run --serve 1,4,1

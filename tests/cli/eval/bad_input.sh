@@ -37,12 +37,9 @@ bad 1 "outside.i32: token 0 has the id 512" ppl -m "$model" --tokens outside.i32
 bad 1 "--mem (200.0 KiB) is too small" ppl -m "$model" --text "$text" --mem 200K -q
 bad 1 "tokenizer" generate -m "$SRC/tests/golden/tiny_qwen2" -p x -q
 foreign=(-m "$SRC/tests/fuzz/corpus/gguf/llama" --tokenizer "$model/tokenizer.json" -q)
-bad 1 "tokenizer.json: token [0-9]* has the id [0-9]*, the model's vocabulary has 16 entries" \
-    generate "${foreign[@]}" -p Once
-bad 1 "tiny.utf8: token [0-9]* has the id [0-9]*, the model's vocabulary has 16 entries" \
-    ppl "${foreign[@]}" --text "$text" --context 16
-bad 1 "tiny.utf8: token [0-9]* has the id [0-9]*, the model's vocabulary has 16 entries" \
-    ppl "${foreign[@]}" --text "$text" --documents '<|endoftext|>' --context 512
+other="tokenizer.json: the tokenizer has 512 tokens, the model's vocabulary 16 entries; it belongs to another model"
+bad 1 "$other" generate "${foreign[@]}" -p Once
+bad 1 "$other" ppl "${foreign[@]}" --text "$text" --context 16
 bad 2 "temperature" generate -m "$model" -p x --temperature=-1 -q
 bad 2 "top-p" generate -m "$model" -p x --top-p 1.5 -q
 bad 1 "no-such-model" error -m "$model" --base no-such-model -q

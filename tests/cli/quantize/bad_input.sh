@@ -14,6 +14,37 @@ expect_error 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$
 expect_error 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w
 [ ! -e w ] || fail "a work directory was made"
 
+# Options without effect.
+for option in "--allocate kl" "--allocate-text x" "--allocate-tokens x" "--allocate-windows 2" "--allocate-length 64"; do
+    # shellcheck disable=SC2086 # two words
+    expect_error 2 "^vptq-quantize: ${option% *} needs -b BITS$" run -o w $option
+done
+for option in "--allocate-text x" "--allocate-windows 2"; do
+    # shellcheck disable=SC2086 # two words
+    expect_error 2 "^vptq-quantize: ${option% *} needs --allocate kl$" run -o w -b 3 $option
+done
+for option in "--windows 4" "--length 64" "--rows" "--holdout 0.1" "--weights plain"; do
+    # shellcheck disable=SC2086 # two words
+    expect_error 2 "^vptq-quantize: ${option% *} has no effect with -H: it belongs to a calibration text$" \
+        run -o w $option
+done
+expect_error 2 "^vptq-quantize: --weights has no effect with -H" run -o w --tune e2e -c "$text" -n 4 --weights plain
+expect_error 2 "^vptq-quantize: --correction needs --sequential$" run -o w --correction 1
+expect_error 2 "^vptq-quantize: --correction needs --sequential$" \
+    "$BIN/vptq-quantize" -m "$hf" -c "$text" -o w --correction 0
+[ ! -e w ] || fail "a work directory was made"
+
+# A budget that no setting can use up; the number in the message is one that can be given.
+for mode in uniform proxy; do
+    expect_error 2 "^vptq-quantize: a budget of 16 bits per weight is above the largest .* can use, [0-9.]*$" \
+        run --dry-run -b 16 --allocate $mode
+    largest=$(sed -n 's/.* can use, //p' err.txt)
+    run --dry-run -b "$largest" --allocate $mode > out.txt
+    expect_error 2 "is above the largest" run --dry-run -b "$(awk "BEGIN { print $largest + 0.0001 }")" --allocate $mode
+done
+expect_error 2 "a budget of 16 bits per weight of the file is above the largest" run --dry-run -b 16 --budget file
+run --dry-run -b "$(sed -n 's/.* can use, //p' err.txt)" --budget file > out.txt
+
 # A directory with something else in it is not touched.
 mkdir other
 touch other/config.json

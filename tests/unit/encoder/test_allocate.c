@@ -129,6 +129,7 @@ static void test_ties(void **state)
     const vptq_allocate_problem p = {.count = 2, .first = first, .options = options};
     size_t choice[2];
     assert_int_equal(vptq_allocate_least(&p), 9);
+    assert_int_equal(vptq_allocate_most(&p), 16);
     assert_ok(vptq_allocate(&p, 100, NULL, choice, &err), &err);
     assert_int_equal(choice[0], 1);
     assert_int_equal(choice[1], 0);

@@ -167,7 +167,7 @@ static void add_vectors(void **state, const char *golden, const char *const *nam
     vptq_tensor_set_release(&set);
 }
 
-/* Opens m and expects its log; %s in it stands for the path of m. */
+/* Opens m and expects its log, where % stands for the path of m. */
 static void expect_log(void **state, bool quiet, const char *format, vptq_model *m)
 {
     char path[PATH], log[PATH] = "", expected[PATH];
@@ -338,6 +338,74 @@ static void test_model_with_tokenizer(void **state)
     vptq_model_release(&m);
 }
 
+/* Copies stories260K, whose tokenizer has 512 tokens, to m, with another number of entries in
+ * its vocabulary, and opens it. */
+static vptq_status open_resized(void **state, const char *stories, uint32_t entries, bool quiet,
+                                char log[PATH], vptq_err *err)
+{
+    static const char *const files[] = {"config.json", "tokenizer.json"};
+    const vptq_ctx logged = {.threads = 1, .log = take_log, .user = log};
+    const vptq_checkpoint_options opt = {.quiet = quiet};
+    char path[PATH], dir[PATH], key[32];
+    vptq_tensor_set set;
+    vptq_model m;
+    scratch_path(dir, state, "m");
+    assert_ok(vptq_dir_make(dir, err), err);
+    for (int i = 0; i < 2; i++) {
+        vtest_path(path, PATH, stories, files[i]);
+        vtest_copy_file(path, dir, files[i]);
+    }
+    snprintf(key, sizeof key, "\"vocab_size\":%4u", entries);
+    patch(state, "m/config.json", "\"vocab_size\": 512", key);
+    vptq_tensor_set_init(&set, NULL);
+    vtest_path(path, PATH, stories, "model.safetensors");
+    assert_ok(vptq_safetensors_read(path, &set, NULL, err), err);
+    uint16_t *embedding = vtest_alloc((size_t)entries * 64, sizeof *embedding);
+    for (size_t i = 0; i < set.count; i++)
+        if (!strcmp(set.tensors[i].name, VPTQ_EMBEDDING_NAME)) {
+            memset(embedding, 0, (size_t)entries * 64 * sizeof *embedding);
+            set.tensors[i].shape[0] = entries;
+            set.tensors[i].data = (const uint8_t *)embedding;
+            set.tensors[i].bytes = (size_t)entries * 64 * sizeof *embedding;
+        }
+    scratch_path(path, state, "m/model.safetensors");
+    assert_ok(vptq_safetensors_save(path, set.tensors, set.count, NULL, 0, err), err);
+    free(embedding);
+    vptq_tensor_set_release(&set);
+    log[0] = 0;
+    const vptq_status st = vptq_model_open(&logged, dir, &opt, true, &m, err);
+    if (!st)
+        vptq_model_release(&m);
+    return st;
+}
+
+/* A tokenizer of another size belongs to another model, unless the embedding is padded. */
+static void test_size_of_tokenizer(void **state)
+{
+    static const uint32_t padded[] = {512, 576, 960}, others[] = {513, 600, 1024};
+    char stories[PATH], log[PATH], size[32];
+    vptq_err err = {0};
+    if (!vtest_data(stories, sizeof stories, "models/stories260K-hf/config.json"))
+        skip();
+    *strrchr(stories, '/') = '\0';
+    for (int i = 0; i < 3; i++) {
+        assert_ok(open_resized(state, stories, padded[i], false, log, &err), &err);
+        assert_string_equal(log, "");
+        assert_ok(open_resized(state, stories, others[i], true, log, &err), &err);
+        assert_string_equal(log, "");
+        assert_ok(open_resized(state, stories, others[i], false, log, &err), &err);
+        snprintf(size, sizeof size, "vocabulary %u entries", others[i]);
+        assert_int_equal(strncmp(log, "1 ", 2), 0);
+        assert_non_null(
+            strstr(log, "tokenizer.json: the tokenizer has 512 tokens, the model's"));
+        assert_non_null(strstr(log, size));
+        assert_non_null(strstr(log, "; it may belong to another model\n"));
+    }
+    assert_fails(open_resized(state, stories, 511, false, log, &err), VPTQ_E_MISMATCH, &err,
+                 "tokenizer.json: the tokenizer has 512 tokens, the model's vocabulary 511 "
+                 "entries; it belongs to another model");
+}
+
 /* ---- reading ---- */
 
 static void read_all(const vptq_weight *w, vptq_device *dev, size_t step, float x[MAX_WEIGHTS])
@@ -494,7 +562,8 @@ VTEST_MAIN(cmocka_unit_test(test_families), scratch_test(test_optional_bias),
            scratch_test(test_denied_bias), scratch_test(test_unused_tensors),
            scratch_test(test_missing_tensors), scratch_test(test_wrong_shapes_and_types),
            cmocka_unit_test(test_missing_tokenizer),
-           cmocka_unit_test(test_model_with_tokenizer), scratch_test(test_reading_in_steps),
+           cmocka_unit_test(test_model_with_tokenizer), scratch_test(test_size_of_tokenizer),
+           scratch_test(test_reading_in_steps),
            scratch_test(test_quantized_kinds_read_the_same), scratch_test(test_bits_per_weight),
            cmocka_unit_test(test_demo_model), cmocka_unit_test(test_gemv_rows),
            scratch_test(test_out_of_memory))
