@@ -92,11 +92,27 @@ def refused(pattern, begun=(), status=1):
     return check
 
 
-def harmless(r, good):
-    """The result of the good input, without a warning."""
+def same_result(r, good):
     if r.status != 0 or (TIMES.sub("", r.out), r.made) != (TIMES.sub("", good.out), good.made):
         return f"expected the result of the good input: {r.told()}"
+    return None
+
+
+def harmless(r, good):
+    """The result of the good input, without a warning."""
+    if same_result(r, good):
+        return same_result(r, good)
     return f"expected no warning: {r.err}" if ": warning: " in r.err and ": warning: " not in good.err else None
+
+
+def warned(pattern):
+    """The result of the good input, with a warning that has the pattern."""
+
+    def check(r, good):
+        found = re.search(": warning: .*" + pattern, r.err)
+        return same_result(r, good) if found else f"expected a warning {pattern!r}: {r.told()}"
+
+    return check
 
 
 def without(name):

@@ -7,7 +7,7 @@ import struct
 import forge
 import inputs
 from changes import BAD, both, fifo, json_file, link, replace, sparse, write
-from net import Kind, harmless, refused, shown
+from net import Kind, harmless, refused, shown, warned
 
 TOKENS = "eval ppl -q -m {} --text B/text --tokens-only"
 
@@ -167,7 +167,7 @@ tokenizer.row(
             {**t["added_tokens"][0], "id": 48 + i, "content": "a" * (i % 400 + 2) + str(i)} for i in range(10**5)
         ),
     ),
-    harmless,
+    warned("tokenizer.json: the tokenizer has 100048 tokens"),
 )
 tokenizer.row(
     "pieces with control characters",
