@@ -230,7 +230,8 @@ static vptq_status pack_row(vptq_ablate_job *m, vptq_err *err)
                                  .embeddings = VPTQ_DTYPE_COUNT,
                                  .force = true};
     VPTQ_CHECK(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
-    VPTQ_CHECK(vptq_digest_model(m->a->dev->ctx, m->packed, NULL, &d, err));
+    const vptq_checkpoint_options quiet = {.quiet = true};
+    VPTQ_CHECK(vptq_digest_model(m->a->dev->ctx, m->packed, &quiet, &d, err));
     if (json_object_set_new(m->doc, "packed_bytes", json_integer((json_int_t)r.bytes)) ||
         json_object_set_new(m->doc, "digest", json_string(d.digest)) ||
         !vptq_ablate_set_real(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
