@@ -389,7 +389,8 @@ static vptq_status open_original(vptq_ablation *a, double *bits, vptq_err *err)
 static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
 {
     double bits;
-    VPTQ_CHECK(vptq_ablate_rows(a->dev->ctx, a->opt, &a->report->arena, &a->rows, &a->report->count, err));
+    VPTQ_CHECK(vptq_ablate_rows(a->dev->ctx, a->opt, &a->report->arena, &a->rows,
+                                &a->report->count, err));
     VPTQ_CHECK(open_original(a, &bits, err));
     VPTQ_CHECK(vptq_ablate_plan_figures(a, err));
     a->report->rows =
