@@ -260,6 +260,7 @@ define cc
 	$(Q)mkdir -p $(@D)
 	$(Q)$(if $(V),,echo "  CC    $<$(if $(1), $(1))";) $(CC) $(ALL_CFLAGS) $(if $(1),$(SIMD_$(1))) -MMD -MP -c $< -o $@
 endef
+$(OBJ)/formats/text_builtin.o: share/calibration.txt.zst
 $(OBJ)/%.o: %.c | $(B)/probe
 	$(call cc)
 $(OBJ)/%.none.o: %.c | $(B)/probe

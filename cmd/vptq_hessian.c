@@ -96,9 +96,6 @@ static int check_usage(const vptq_cli *cli, const hessian_args *a)
         return vptq_cli_missing_option(cli, "model");
     if (!a->output && !cli->common.dry_run)
         return vptq_cli_missing_option(cli, "output");
-    if (!vptq_cli_calibrate_given(&a->calibrate))
-        return vptq_cli_usage_error(cli,
-                                    "missing option: -c/--calibration TEXT or --tokens FILE");
     return CLI_OK;
 }
 

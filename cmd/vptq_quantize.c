@@ -1,6 +1,7 @@
 /* vptq-quantize: quantizes a model with Hessians and settings into a work directory. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cmd/cli/calibrate.h"
@@ -9,6 +10,10 @@
 
 typedef struct quantize_args {
     const char *model, *hessians, *held_out, *output, *tokenizer, *recipe;
+    int to; /* form of the output */
+    bool keep_work;
+    int argc;
+    char **argv;
     double kv_factor;
     bool sequential;
     double correction;
@@ -29,6 +34,32 @@ typedef struct quantize_args {
     double rate;
     int precision; /* index into "float|bf16" */
 } quantize_args;
+
+enum { TO_AUTO, TO_WORK, TO_HF, TO_ARCHIVE }; /* "auto|work|hf|archive" */
+
+/* Whether the output is a packed model: --to, or the ending of its name. */
+static bool is_packed(const quantize_args *a)
+{
+    const char *ending = a->output ? strrchr(a->output, '.') : NULL;
+    return a->to == TO_AUTO ? ending && !strcmp(ending, ".vptq") : a->to != TO_WORK;
+}
+
+/* Whether this run calibrates; a plan does without, unless a text is given. */
+static bool calibrates(const vptq_cli *cli, const quantize_args *a)
+{
+    return !a->hessians && (vptq_cli_calibrate_given(&a->calibrate) || !cli->common.dry_run);
+}
+
+/* Sets what a budget without Hessians and texts implies: what gives the best result. */
+static void take_defaults(const vptq_cli *cli, quantize_args *a)
+{
+    if (a->hessians || isnan(a->bits) || cli->common.dry_run ||
+        vptq_cli_calibrate_given(&a->calibrate))
+        return;
+    a->sequential = true;
+    if (!vptq_cli_given(cli, "allocate"))
+        a->allocate = VPTQ_ALLOCATE_KL;
+}
 
 /* Converts the options for calibrating in this run, without -H. */
 static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
@@ -167,14 +198,47 @@ static int tune(vptq_cli *cli, const quantize_args *a)
 
 /* ---- quantizing ---- */
 
+/* Writes the command as a shell reads it, cut where `text` ends. */
+static void quote_command(const quantize_args *a, char *text, size_t size)
+{
+    size_t n = (size_t)snprintf(text, size, "vptq-quantize");
+    for (int i = 1; i < a->argc && n < size; i++) {
+        const char *word = a->argv[i];
+        const bool plain =
+            *word && strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV"
+                                  "WXYZ0123456789-_./:=,+@%") == strlen(word);
+        n += (size_t)snprintf(text + n, size - n, plain ? " %s" : " '%s'", word);
+    }
+}
+
+/* Quantizes and packs. */
+static vptq_status convert(vptq_cli *cli, const quantize_args *a,
+                           const vptq_quantize_options *quantize, vptq_err *err)
+{
+    char command[4096];
+    const bool archive = a->to == TO_AUTO || a->to == TO_ARCHIVE;
+    const vptq_pack_options pack = {.output = a->output,
+                                    .tokenizer = a->tokenizer,
+                                    .form = archive ? VPTQ_PACK_ARCHIVE : VPTQ_PACK_HF,
+                                    .dtype = VPTQ_DTYPE_COUNT,
+                                    .embeddings = vptq_cli_given(cli, "embeddings")
+                                                      ? quantize->embeddings
+                                                      : VPTQ_DTYPE_COUNT,
+                                    .force = cli->common.force};
+    const vptq_convert_options opt = {quantize, &pack, command, a->keep_work};
+    quote_command(a, command, sizeof command);
+    return vptq_convert(cli->ctx, &opt, &cli->out, err);
+}
+
 static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *settings)
 {
     static const vptq_dtype embeddings[] = {VPTQ_F16, VPTQ_Q8_0, VPTQ_Q6_K};
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
     vptq_tune_options tuning;
-    const vptq_corpus_options text =
+    vptq_corpus_options text =
         vptq_cli_corpus(&a->texts, &a->tokens, false, a->calibrate.lossy);
+    vptq_cli_default_text(&text);
     vptq_quantize_options opt = {.model = a->model,
                                  .hessians = a->hessians,
                                  .held_out = a->held_out,
@@ -198,7 +262,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
                                  .predict = !strcmp(cli->common.backend, "cuda")};
 
     vptq_status st = VPTQ_OK;
-    if (vptq_cli_calibrate_given(&a->calibrate) && !a->hessians) {
+    if (calibrates(cli, a)) {
         st = take_calibration(cli, a, &calibrate, &opt.kv_factor, &err);
         opt.calibrate = &calibrate;
     }
@@ -207,7 +271,9 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
         opt.tune = &tuning;
     }
     if (!st)
-        st = vptq_quantize(cli->ctx, &opt, &cli->out, NULL, &err);
+        st = is_packed(a) && !cli->common.dry_run
+                 ? convert(cli, a, &opt, &err)
+                 : vptq_quantize(cli->ctx, &opt, &cli->out, NULL, &err);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -230,15 +296,13 @@ static int check_allocation(const vptq_cli *cli, const quantize_args *a)
 static int check_budget(const vptq_cli *cli, const quantize_args *a)
 {
     const bool kl = a->allocate == VPTQ_ALLOCATE_KL;
-    const bool text = a->texts.count + a->tokens.count > 0;
-
     if (check_allocation(cli, a) != CLI_OK)
         return CLI_USAGE;
 
     if (a->budget == VPTQ_BUDGET_FILE && isnan(a->bits))
         return vptq_cli_usage_error(cli, "--budget file needs -b BITS");
-    if (a->budget != VPTQ_BUDGET_FILE && vptq_cli_given(cli, "embeddings"))
-        return vptq_cli_usage_error(cli, "--embeddings needs --budget file");
+    if (a->budget != VPTQ_BUDGET_FILE && !is_packed(a) && vptq_cli_given(cli, "embeddings"))
+        return vptq_cli_usage_error(cli, "--embeddings needs --budget file or -o OUT.vptq");
     if (isnan(a->bits))
         return CLI_OK;
     if (!(a->bits > 0))
@@ -246,12 +310,9 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
     if (vptq_cli_settings_rate(&a->settings))
         return vptq_cli_usage_error(cli, "--bits and --%s exclude each other",
                                     vptq_cli_settings_rate(&a->settings));
-    if (kl && !a->hessians && !(vptq_cli_calibrate_given(&a->calibrate) && a->output))
+    if (kl && !a->hessians && !(calibrates(cli, a) && a->output))
         return vptq_cli_usage_error(cli, "--allocate kl needs -H HDIR, or -c TEXT and -o WORK "
                                          "(--allocate proxy needs neither)");
-    if (kl && !text)
-        return vptq_cli_usage_error(
-            cli, "--allocate kl needs --allocate-text FILE or --allocate-tokens FILE");
     if (kl && (a->windows == 0 || a->length < 2))
         return vptq_cli_usage_error(cli, "--allocate kl needs windows of at least 2 tokens");
     return CLI_OK;
@@ -261,19 +322,15 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
 static int check_calibration(const vptq_cli *cli, const quantize_args *a)
 {
     const bool text = vptq_cli_calibrate_given(&a->calibrate);
-    if (!cli->common.dry_run && !a->hessians && !text)
-        return vptq_cli_usage_error(
-            cli,
-            "missing option: -H/--hessians HDIR (from vptq-hessian) or -c/--calibration TEXT");
     if (a->hessians && text && a->tune < 0)
         return vptq_cli_usage_error(
             cli, "-H and a calibration text exclude each other, except with --tune");
-    if ((!text || a->hessians) && a->calibrate.outputs)
+    if (!calibrates(cli, a) && a->calibrate.outputs)
         return vptq_cli_usage_error(
             cli,
             "--outputs needs a calibration text (-c TEXT); with -H those of HDIR are used, "
             "or none with --outputs 0");
-    if ((!text || a->hessians) && a->sequential)
+    if (!calibrates(cli, a) && a->sequential)
         return vptq_cli_usage_error(
             cli, "--sequential needs a calibration text (-c TEXT) and no -H");
     if (vptq_cli_given(cli, "correction") && !a->sequential)
@@ -283,7 +340,7 @@ static int check_calibration(const vptq_cli *cli, const quantize_args *a)
 
 static int dispatch(vptq_cli *cli, void *arg)
 {
-    const quantize_args *a = arg;
+    quantize_args *a = arg;
     vptq_settings *settings;
     vptq_err err = {0};
 
@@ -295,6 +352,7 @@ static int dispatch(vptq_cli *cli, void *arg)
         return tune(cli, a);
     if (!a->model)
         return vptq_cli_missing_option(cli, "model");
+    take_defaults(cli, a);
     if (check_calibration(cli, a) != CLI_OK)
         return CLI_USAGE;
     if (!cli->common.dry_run && !a->output)
@@ -328,8 +386,13 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "kv-factor", CLI_DOUBLE, &a->kv_factor, "C",
          "factor of the token weights of k_proj and v_proj, or of all linear layers if they "
          "are guided; 0 = none (default: that of HDIR)"},
-        {'o', "output", CLI_STRING, &a->output, "WORK",
-         "work directory to create or to continue"},
+        {'o', "output", CLI_STRING, &a->output, "WORK|OUT",
+         "work directory to create or to continue; or a packed model, OUT.vptq"},
+        {0, "to", CLI_CHOICE, &a->to, "auto|work|hf|archive",
+         "form of the output: a work directory, a packed directory or an archive; auto: by the "
+         "ending .vptq"},
+        {0, "keep-work", CLI_FLAG, &a->keep_work, NULL,
+         "keep the work directory OUT.work when the packed model is written"},
         {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)"},
         {0, "tokenizer", CLI_STRING, &a->tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "recipe", CLI_INPUT, &a->recipe, "FILE",
@@ -346,12 +409,15 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "one setting for all; per matrix, by predicted loss and size, or by its effect on the "
          "output"},
         {0, "allocate-text", CLI_INPUTS, &a->texts, "FILE",
-         "text for measuring sensitivities; must differ from the evaluation text"},
+         "text for measuring sensitivities; must differ from the evaluation text (default: the "
+         "one that ships with the tools)"},
         {0, "allocate-tokens", CLI_INPUTS, &a->tokens, "FILE",
          "token ids instead, int32 little endian"},
         {0, "allocate-windows", CLI_U64, &a->windows, "N", "number of its windows"},
         {0, "allocate-length", CLI_U64, &a->length, "N", "tokens per window"},
-        CLI_HEADING("Calibrate in this run, without -H"),
+        CLI_HEADING(
+            "Calibrate in this run, without -H (without -c: on a text that ships with the "
+            "tools)"),
         {0, "sequential", CLI_FLAG, &a->sequential, NULL,
          "fit each linear layer to the outputs of the quantized layers before it"},
         {0, "correction", CLI_DOUBLE, &a->correction, "X",
@@ -383,7 +449,9 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
 int main(int argc, char **argv)
 {
     const vptq_tune_options tuning = vptq_tune_defaults();
-    quantize_args a = {.calibrate = CLI_CALIBRATE_DEFAULTS,
+    quantize_args a = {.argc = argc,
+                       .argv = argv,
+                       .calibrate = CLI_CALIBRATE_DEFAULTS,
                        .kv_factor = NAN,
                        .correction = NAN,
                        .layers = {0, UINT32_MAX},
@@ -400,7 +468,8 @@ int main(int argc, char **argv)
     vptq_cli cli = {
         .tool = "vptq-quantize",
         .summary = "Vector-quantizes the linear layers of a model, matrix by matrix.",
-        .usage = "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
+        .usage = "vptq-quantize -m MODEL -b BITS -o OUT.vptq [SETTINGS]\n"
+                 "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
                  "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
                  "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"
                  "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"

@@ -59,9 +59,16 @@ void vptq_text_inputs_free(vptq_mem *mem, struct vptq_text_input **inputs)
 
 /* ---- bytes ---- */
 
+static bool is_builtin(const char *path)
+{
+    return strcmp(path, VPTQ_BUILTIN_TEXT) == 0;
+}
+
 const char *vptq_text_file_name(const char *path)
 {
-    return strcmp(path, "-") == 0 ? "standard input" : path;
+    return strcmp(path, "-") == 0 ? "standard input"
+           : is_builtin(path)     ? "the built-in text"
+                                  : path;
 }
 
 static bool is_pipe(const char *path)
@@ -112,6 +119,12 @@ static vptq_status get_bytes(const vptq_ctx *ctx, const char *path, vptq_text_ki
     const struct vptq_text_input *input = find_input(ctx, path);
     const bool pipe = is_pipe(path);
     bool mapped = false;
+    if (is_builtin(path) && kind != VPTQ_TEXT_BYTES) {
+        VPTQ_CHECK(vptq_text_builtin(&t->own, err));
+        t->data = t->own.data;
+        t->size = t->own.len;
+        return VPTQ_OK;
+    }
     if (input && input->kept) {
         t->data = input->content.data;
         t->size = input->content.len;

@@ -2,6 +2,8 @@
  * which is standard input, plain or compressed with gzip or zstd.  Compression is recognized by
  * the first bytes, never by the name.
  *
+ * "builtin" is the text that ships with the program; a file of that name is "./builtin".
+ *
  * A pipe can be read only once.  Its content is kept with the context, and opening the same
  * path again returns it. */
 #ifndef VPTQ_FORMATS_TEXT_FILE_H
@@ -19,7 +21,8 @@ typedef enum {
 } vptq_text_kind;
 
 typedef struct vptq_text_file {
-    const char *name; /* for messages: the path, which is not copied, or "standard input" */
+    const char
+        *name; /* for messages: the path, which is not copied, or as vptq_text_file_name */
     const char *data; /* without a byte order mark; not terminated */
     size_t size;
     /* internal */
@@ -41,7 +44,10 @@ void vptq_text_file_close(vptq_text_file *t); /* harmless after a failure */
 /* Frees what a context keeps (vptq_ctx.inputs). */
 void vptq_text_inputs_free(vptq_mem *mem, struct vptq_text_input **inputs);
 
-/* "standard input" for "-", else the path. */
+/* Decompresses the built-in text (text_builtin.c). */
+vptq_status vptq_text_builtin(vptq_buf *out, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* For messages: "standard input" for "-", "the built-in text", or the path. */
 const char *vptq_text_file_name(const char *path);
 
 #endif

@@ -189,7 +189,9 @@ VPTQ_API void vptq_human_seconds(char text[32], double seconds); /* "3 min 20 s"
 
 /* A text as files.  All ids are joined in order, texts before token files.  Texts, recipes,
  * tasks and records may be compressed with gzip or zstd; these and token files may be pipes, or
- * "-": standard input.  A context reads a pipe once and keeps what it gave. */
+ * "-": standard input.  A context reads a pipe once and keeps what it gave.  VPTQ_BUILTIN_TEXT
+ * is the text that ships with the library; a file of that name is "./builtin". */
+#define VPTQ_BUILTIN_TEXT "builtin"
 typedef struct vptq_corpus_options {
     const char *const *texts; /* [text_count] UTF-8 files, each tokenized on its own */
     size_t text_count;
@@ -463,6 +465,7 @@ typedef struct vptq_pack_options {
     bool lm_head;          /* vptq_pack: also store a tied output head, for package `vptq` */
     bool partial;          /* accept a work directory whose run has not finished */
     bool force, dry_run;
+    const char *card; /* vptq_pack: README.md, in place of the original's; NULL = that one */
 } vptq_pack_options;
 
 /* Writes a work directory, or any quantized model, as a packed directory or an archive. */
@@ -471,6 +474,20 @@ VPTQ_CALL vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *op
 /* Writes any model as a plain Hugging Face directory or a GGUF file, with its tokenizer. */
 VPTQ_CALL vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt,
                                   const vptq_output *out, vptq_err *err);
+
+/* From a model to a packed one, with a model card (README.md). */
+typedef struct vptq_convert_options {
+    const vptq_quantize_options *quantize; /* its `work`, `force` and `dry_run` are not used */
+    const vptq_pack_options *pack; /* its `input`, `card` and `dry_run` are not used; `force`
+                                      replaces the output and work of other settings */
+    const char *command;           /* as it was typed, for the card; NULL = not known */
+    bool keep_work;                /* keep the work directory, OUTPUT.work, afterwards */
+} vptq_convert_options;
+
+/* Quantizes into OUTPUT.work, which the same call continues after an interruption, packs it and
+ * removes it.  VPTQ_E_EXISTS before any work if the output exists and may not be replaced. */
+VPTQ_CALL vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt,
+                                   const vptq_output *out, vptq_err *err);
 
 /* Lists every matrix and tensor of a model with its bits.  `open` may be NULL. */
 VPTQ_CALL vptq_status vptq_list(const vptq_ctx *ctx, const char *path,

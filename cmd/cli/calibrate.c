@@ -1,6 +1,15 @@
 /* Converts the calibration options. */
 #include "cmd/cli/calibrate.h"
 
+void vptq_cli_default_text(vptq_corpus_options *corpus)
+{
+    static const char *const builtin[] = {VPTQ_BUILTIN_TEXT};
+    if (corpus->text_count + corpus->token_count)
+        return;
+    corpus->texts = builtin;
+    corpus->text_count = 1;
+}
+
 int vptq_cli_calibrate_unused(const vptq_cli *cli, bool text)
 {
     static const char *const names[] = {"weights", "windows", "length", "rows", "holdout"};
@@ -23,6 +32,7 @@ vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
                                   .holdout = isnan(c->holdout) ? 0 : c->holdout,
                                   .checkpoint_seconds = 60,
                                   .outputs = c->outputs};
+    vptq_cli_default_text(&o->corpus);
     if (c->windows < 1 || c->length < 2)
         return vptq_fail(
             err, VPTQ_E_ARG,

@@ -20,8 +20,10 @@ typedef struct vptq_cli_calibrate {
         .windows = 128, .length = CLI_UNSET, .weights = "sink", .holdout = (double)NAN         \
     }
 #define CLI_CALIBRATE_OPTIONS(c)                                                               \
-    CLI_OPTION('c', "calibration", CLI_INPUTS, &(c)->texts, "TEXT",                            \
-               "UTF-8 text, plain, gzip or zstd; '-' = standard input; may be repeated"),      \
+    CLI_OPTION(                                                                                \
+        'c', "calibration", CLI_INPUTS, &(c)->texts, "TEXT",                                   \
+        "UTF-8 text, plain, gzip or zstd; '-' = standard input, builtin = the one that ships " \
+        "with the tools; may be repeated"),                                                    \
         CLI_OPTION(0, "tokens", CLI_INPUTS, &(c)->tokens, "FILE",                              \
                    "token ids (int32, little endian) instead of a text; may be repeated"),     \
         CLI_OPTION('n', "windows", CLI_U64, &(c)->windows, "N",                                \
@@ -45,6 +47,9 @@ static inline bool vptq_cli_calibrate_given(const vptq_cli_calibrate *c)
 {
     return c->texts.count || c->tokens.count;
 }
+
+/* Makes the text that ships with the tools the one of an empty corpus. */
+void vptq_cli_default_text(vptq_corpus_options *corpus);
 
 /* Refuses options that do nothing with Hessians that were collected before.  `text`: some are
  * those of a text to tune on.  CLI_OK or CLI_USAGE. */

@@ -194,6 +194,19 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
     return create_temporary(w, err);
 }
 
+vptq_status vptq_dir_remove(const char *path, const char *inner, vptq_err *err)
+{
+    size_t entries;
+    if (!vptq_dir_is_flat(path, inner, &entries))
+        return vptq_fail(err, VPTQ_E_IO,
+                         "cannot remove directory '%s': it does not hold only plain files",
+                         path);
+    errno = 0;
+    if (!vptq_dir_remove_flat(path, inner))
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove directory '%s'", path);
+    return VPTQ_OK;
+}
+
 void vptq_dir_writer_abort(vptq_dir_writer *w)
 {
     if (!w->tmp[0])

@@ -121,6 +121,10 @@ vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
  */
 vptq_status vptq_path_make_parent(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Removes a directory that holds only plain files, and maybe one directory of them named
+ * `inner` (NULL = none); fails, and removes nothing, if it holds anything else. */
+vptq_status vptq_dir_remove(const char *path, const char *inner, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Fails unless a directory that is filled file by file may be begun or continued at `path`: it
  * is missing, or holds `manifest`, or only the lock and temporary manifests of a run killed
  * early.  Otherwise VPTQ_E_MISMATCH: "'PATH' is not WHAT: it holds 'FILE' and no MANIFEST". */

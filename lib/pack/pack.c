@@ -460,6 +460,8 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
     vptq_package *o = p->out;
     VPTQ_TRY(list_tensors(p, &r->plain, err));
     VPTQ_TRY(add_config(p, opt->dtype, err));
+    if (opt->card)
+        VPTQ_TRY(vptq_package_add_file(o, "README.md", opt->card, strlen(opt->card), err));
     VPTQ_TRY(vptq_package_add_companions(o, p->c, opt->tokenizer,
                                          opt->dry_run ? NULL : opt->output, err));
     r->quantized = (uint32_t)(p->c->quantized_count + p->uniform_count + p->additive_count);

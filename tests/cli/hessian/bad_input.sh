@@ -5,7 +5,6 @@ text=$(data text/tinystories/tiny.utf8)
 run() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" --weights plain -q "$@"; }
 
 expect_error 2 "missing option: -m/--model MODEL" "$BIN/vptq-hessian" -c "$text" -o x
-expect_error 2 "missing option: -c/--calibration TEXT" run -o x
 expect_error 2 "missing option: -o/--output HDIR" run -c "$text"
 expect_error 2 "'-l'\|--length\|window" run -c "$text" -o x -l 1
 expect_error 2 "model does not go with --show" "$BIN/vptq-hessian" --show h -m "$model"

@@ -112,8 +112,6 @@ expect_exit 2 quantize -o kl -b 0.1 -H h 2>err.txt
 expect_line err.txt 'below the smallest possible, '
 expect_exit 2 quantize --dry-run -b 3 --allocate kl --allocate-text "$text" 2>err.txt
 expect_line err.txt '^vptq-quantize: --allocate kl needs -H HDIR, or -c TEXT and -o WORK (--allocate proxy needs neither)$'
-expect_exit 2 quantize --dry-run -b 3 -H h --allocate kl 2>err.txt
-expect_line err.txt 'needs --allocate-text FILE or --allocate-tokens FILE'
 expect_exit 2 quantize --dry-run -b 3 -k 64 --allocate uniform 2>err.txt
 expect_line err.txt 'bits and --centroids exclude each other'
 expect_exit 2 quantize --dry-run -b 0 --allocate uniform 2>err.txt

@@ -8,7 +8,7 @@ run() { "$BIN/vptq-quantize" -m "$model" -H h -q "$@"; }
 
 expect_error 2 "power of two" run -o w -k 100
 expect_error 2 "layers 4-5" run -o w --layers 4-5
-expect_error 2 "missing option: -H/--hessians HDIR" "$BIN/vptq-quantize" -m "$model" -o w
+expect_error 2 "--embeddings needs --budget file or -o OUT.vptq" run -o w -b 3 --embeddings q8
 expect_error 2 "missing option: -o/--output WORK" run
 expect_error 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$model" -H nothing -o w
 expect_error 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w

@@ -28,8 +28,8 @@ static void test_whole_numbers(void **state)
 static void test_sizes(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"",    "K",         "1X",  "1KK", "1.5G",
-                                      "-1K", "16777216T", "1 K", "1Ki"};
+    static const char *const bad[] = {"",    "K",   "1X",        "1KK", "1.5",
+                                      ".5G", "-1K", "16777216T", "1 K", "1Ki"};
     uint64_t x = 77;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_false(vptq_cli_parse_size(bad[i], &x));
@@ -39,6 +39,7 @@ static void test_sizes(void **state)
     assert_true(vptq_cli_parse_size("3k", &x) && x == 3072);
     assert_true(vptq_cli_parse_size("3KiB", &x) && x == 3072);
     assert_true(vptq_cli_parse_size("2MB", &x) && x == 2u << 20);
+    assert_true(vptq_cli_parse_size("1.5G", &x) && x == UINT64_C(3) << 29);
     assert_true(vptq_cli_parse_size("2G", &x) && x == UINT64_C(2) << 30);
     assert_true(vptq_cli_parse_size("16777215T", &x) && x == UINT64_C(16777215) << 40);
 }

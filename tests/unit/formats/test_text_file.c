@@ -585,7 +585,29 @@ static void test_json(void **state)
                  "t.json: line 1, column 7: not valid JSON: unable to decode byte 0xff");
 }
 
-VTEST_MAIN(scratch_test(test_valid), scratch_test(test_not_utf8),
+/* The text that ships with the tools is text, and has every kind in its first half. */
+static void test_builtin(void **state)
+{
+    static const char *const parts[] = {
+        "\nUser: ", "\nAssistant: ", "\nstatic ", "\nimport ", "\xe3\x81\xae" /* Japanese */,
+        "\xd0\xb8" /* Russian */};
+    vptq_text_file t;
+    vptq_err err = {0};
+    (void)state;
+    assert_ok(
+        vptq_text_file_open(&plain, VPTQ_BUILTIN_TEXT, VPTQ_TEXT_UTF8, SIZE_MAX, &t, &err),
+        &err);
+    assert_string_equal(t.name, "the built-in text");
+    assert_in_range(t.size, 1200000, 1700000);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        assert_non_null(memmem(t.data, t.size / 2, parts[i], strlen(parts[i])));
+    vptq_text_file_close(&t);
+    assert_fails(
+        vptq_text_file_open(&plain, VPTQ_BUILTIN_TEXT, VPTQ_TEXT_BYTES, SIZE_MAX, &t, &err),
+        VPTQ_E_IO, &err, "builtin");
+}
+
+VTEST_MAIN(scratch_test(test_builtin), scratch_test(test_valid), scratch_test(test_not_utf8),
            scratch_test(test_named_kinds), scratch_test(test_repair_is_logged),
            scratch_test(test_compressed), scratch_test(test_compressed_bytes),
            scratch_test(test_damaged), scratch_test(test_limit), scratch_test(test_ratio),

@@ -190,15 +190,16 @@ static void test_not_finite(void **state)
 }
 
 /* A file that cannot be written is a warning. */
-static void test_no_directory(void **state)
+static void test_not_a_directory(void **state)
 {
-    char missing[PATH];
+    char file[PATH];
     rig g;
     rig_open(&g, 1);
-    vtest_path(missing, sizeof missing, *state, "missing");
+    vtest_path(file, sizeof file, *state, "file");
+    vtest_write_file(file, "", 0);
     vptq_self_text_args a = args(&g, *state);
     int32_t *want = write_text(&a);
-    a.dir = missing;
+    a.dir = file;
     int32_t *ids = write_text(&a);
     assert_memory_equal(ids, want, WINDOWS * LENGTH * sizeof *ids);
     assert_non_null(strstr(g.warning, "the text is not kept"));
@@ -299,5 +300,5 @@ static void test_files(void **state)
 
 VTEST_MAIN(scratch_test(test_lengths), scratch_test(test_first_token), scratch_test(test_fewer),
            scratch_test(test_interrupted), scratch_test(test_not_finite),
-           scratch_test(test_no_directory), scratch_test(test_out_of_memory),
+           scratch_test(test_not_a_directory), scratch_test(test_out_of_memory),
            scratch_test(test_files))
