@@ -458,6 +458,11 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     VPTQ_TRY(collect_locked(&c, result, err));
     fill_result(&c, result);
 out:
+    if (st == VPTQ_E_CANCELLED)
+        vptq_fail(err, st,
+                  "interrupted; %u of %u layers finished, run the same command to continue",
+                  result->layers_reused + result->layers_done,
+                  c.meta[VPTQ_PART_MAIN].last_layer - c.meta[VPTQ_PART_MAIN].first_layer + 1);
     result->seconds = vptq_seconds() - start;
     vptq_lock_release(&lock);
     vptq_mem_free(dev->ctx->mem, c.finished);

@@ -488,7 +488,13 @@ static vptq_status run_all(vptq_ablation *a, vptq_err *err)
     for (size_t i = 0; i < r->count; i++) {
         vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s", i + 1, r->count,
                  a->rows[i].name);
-        VPTQ_TRY(run_row(a, &a->rows[i], &r->rows[i], err));
+        st = run_row(a, &a->rows[i], &r->rows[i], err);
+        if (st == VPTQ_E_CANCELLED)
+            vptq_fail(err, st,
+                      "interrupted; %zu of %zu rows finished, run the same command to continue",
+                      i, r->count);
+        if (st)
+            goto out;
         log_row(a, &r->rows[i], i + 1);
     }
 out:

@@ -356,7 +356,7 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     predict_file(&q, result);
 out:
     result->seconds = vptq_seconds() - start;
-    if (st == VPTQ_E_CANCELLED && result->matrices > 0)
+    if (st == VPTQ_E_CANCELLED && !opt->dry_run)
         vptq_fail(err, st,
                   "interrupted; %u of %u matrices finished, run the same command to continue",
                   result->matrices, (q.last - q.first + 1) * VPTQ_LINEAR_COUNT);

@@ -68,6 +68,7 @@ stopped()
     [ "$status" -eq "$want" ] || fail "status $status after $signal"
 }
 stopped INT 130 'row 2 of 5: v4$'
+expect_line err.txt 'interrupted; 1 of 5 rows finished, run the same command to continue$'
 stopped KILL 137 'row 4 of 5: outliers$'
 for format in md csv json html; do
     ablate -q -o whole --format $format >whole.$format

@@ -277,7 +277,9 @@ static void test_continues_in_either_part(void **state)
         stopped.stop_at = at;
         vptq_status st = vcollect_run(&r, two, stopped, &result, &err);
         if (at < 2 * VCOLLECT_WINDOWS) /* the last report comes when everything is done */
-            assert_fails(st, VPTQ_E_CANCELLED, &err, "interrupted");
+            assert_fails(st, VPTQ_E_CANCELLED, &err,
+                         "interrupted; 1 of 2 layers finished, run the same command to "
+                         "continue");
         vcollect_must(&r, two, divided, &result);
         expect_same_parts(r.one, two);
     }

@@ -541,7 +541,12 @@ static void test_stopped_in_every_step(void **state)
         opt.work = work;
         vptq_status st = run(&ctx, &opt, NULL, &result, &err);
         assert_true(s.seen);
-        assert_true(st == VPTQ_E_CANCELLED || (st == VPTQ_OK && strstr(steps[i], "1 down")));
+        if (st != VPTQ_OK || !strstr(steps[i], "1 down")) {
+            char want[64];
+            snprintf(want, sizeof want, "interrupted; %u of 14 matrices finished",
+                     result.matrices);
+            assert_fails(st, VPTQ_E_CANCELLED, &err, want);
+        }
         assert_int_equal(mem.used, 0);
         rows r = {0};
         assert_ok(run_plain(&opt, &r, &err), &err);
