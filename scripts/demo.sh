@@ -87,6 +87,8 @@ stage hessian "$bin/vptq-hessian" -m "$model" -c "$calib" -o "$run/hessians" -n 
 stage ppl-original "$bin/vptq-eval" ppl -m "$model" --text "$evaltext" \
     --windows "$eval_windows" --format json
 stage text-original "$bin/vptq-eval" generate -m "$model" -p "$prompt" -n 32
+# What the original takes in 16 bits: many models come in fewer, as this one.
+stage size-float16 "$bin/vptq-pack" --unpack "$model" -o "$run/float16" --dtype f16 --dry-run -q --format json
 measure=()
 if [ -n "${measured_on-}" ]; then
     measure=(--allocate-text "$calib" --allocate-windows 1 --allocate-length "$measured_on")
@@ -124,14 +126,22 @@ row() {
         "$(field "ppl-$2" ppl_stderr)" "$(field "ppl-$2" bits_per_weight)" "$(size "$3")" \
         "$(field "ppl-$2" tokens_per_second)"
 }
+# The original in 16 bits, with which packed sizes compare.
+float16_row() {
+    local bytes
+    bytes=$(tail -n 1 "$run/size-float16.out" | sed 's/.*"total_bytes": \([0-9]*\).*/\1/')
+    printf '%-22s %20s %8.3f %12s\n' "original in float16" "the same" 16 \
+        "$(awk "BEGIN { printf \"%.1f MB\", $bytes / 1e6 }")"
+}
 first_words() { head -c 300 "$run/text-$1.out" | tr '\n' ' '; }
 
 echo
-echo "$(basename "$model"), Hessians from $windows windows of 2048 tokens${effort[*]:+, ${effort[*]}}"
-echo "perplexity over $(field ppl-original windows) windows of 2048 tokens of held-out text"
+echo "$(basename "$model"), Hessians from $windows windows${effort[*]:+, ${effort[*]}}"
+echo "perplexity over $(field ppl-original windows) windows of $(field ppl-original context) tokens of held-out text"
 echo
 printf '%-22s %20s %8s %12s %9s\n' "" perplexity "bits/w" "weights" "tokens/s"
 row original original "$model"
+float16_row
 for i in "${!variants[@]}"; do
     row "${variants[i]}" "packed-$i" "$run/packed-$i"
 done
