@@ -21,6 +21,7 @@ last=${*: -1}
 case "$(basename "$0") $*" in
 *--digest*) sed -n "$((${last##*-} + 1))p" <<<"$DIGESTS" ;;
 *" ppl "*) echo '{"ppl": 20.0, "ppl_stderr": 0.1, "windows": 8, "bits_per_weight": 3.0, "tokens_per_second": 9.0}' ;;
+*--unpack*) echo '{"total_bytes": 269030550, "seconds": 0}' ;;
 vptq-pack*) mkdir -p "$3" && echo weights >"$3/model.safetensors" ;;
 esac
 TOOL
@@ -35,6 +36,7 @@ two=$(sed -n '2s/ .*//p' recorded.txt)
 other=vptq1:$(printf '%064d' 7)
 
 demo "$one"$'\n'"$two" || fail "the recorded digests: $(cat err.txt)"
+expect_line out.txt '^original in float16  *the same  *16.000  *269.0 MB$'
 expect_line out.txt "^-b 3.1 --allocate kl: $one, as recorded$"
 expect_line out.txt "^-b 4.1 --allocate kl: $two, as recorded$"
 expect_exit 1 demo "$one"$'\n'"$other"
