@@ -3,6 +3,7 @@
 # Knobs, all optional:
 #   DEVELOPER=1                   warnings are errors
 #   SANITIZE=address,undefined    instrumented build, kept apart from the plain one
+#   STATIC=1                      tools that need no shared library (`make static`)
 #   EXTRA_CFLAGS=...              added to the compiler's flags (a configuration of its own)
 #   V=1                           show the commands
 #   CUDA=auto|1                   also the CUDA backend: if a working nvcc is found, or required
@@ -12,7 +13,7 @@
 #   CROSS=aarch64-linux-gnu-      a cross build with the compiler of that prefix
 #   SYSROOT=DIR                   where its libraries are (default: build/sysroot, scripts/sysroot.sh)
 #   UNDER='COMMAND ARGUMENTS'     runs programs of a cross build (default: qemu-user)
-#   PREFIX, DESTDIR               where `install` puts things
+#   PREFIX, LIBDIR, DESTDIR       where `install` puts things
 #   TEXT=, MODEL=                 inputs of `make demo`
 #   T=, RUNS=                     tests to run, or seconds and executions of `make fuzz`
 #
@@ -21,6 +22,7 @@
 
 CLANG_FORMAT ?= clang-format
 PREFIX       ?= /usr/local
+LIBDIR       ?= $(PREFIX)/lib
 DESTDIR      ?=
 CROSS        ?=
 
@@ -91,6 +93,14 @@ SAN      := -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
 SAN_LINK := $(if $(findstring clang,$(CC)),,$(if $(findstring address,$(SANITIZE)),-static-libasan))
 HARDEN   :=
 endif
+ifeq ($(STATIC),1)
+CONFIG      := $(CONFIG)-static
+# libcrypto has functions for sockets, which nothing calls but the linker warns of.
+STATIC_LINK := -static-pie -s $(if $(shell $(LD) --help | grep -e --no-warnings),-Wl$(comma)--no-warnings)
+ifneq ($(filter-out 0,$(CUDA)),)
+$(error STATIC=1: the CUDA backend needs shared libraries)
+endif
+endif
 ifneq ($(strip $(EXTRA_CFLAGS)$(filter-out $(CROSS)gcc,$(CC))),)
 CONFIG := $(CONFIG)-$(firstword $(shell printf '%s' '$(CC) $(EXTRA_CFLAGS)' | cksum))
 endif
@@ -149,7 +159,7 @@ PKG       := $(if $(CROSS),PKG_CONFIG_SYSROOT_DIR=$(SYSROOT) PKG_CONFIG_LIBDIR=$
 MISSING   := $(shell for p in $(PACKAGES); do $(PKG) --exists $$p 2>/dev/null || echo $$p; done)
 ifeq ($(MISSING),)
 PKG_CFLAGS := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(PACKAGES)))
-PKG_LIBS   := $(shell $(PKG) --libs $(PACKAGES))
+PKG_LIBS   := $(shell $(PKG) $(if $(STATIC_LINK),--static) --libs $(PACKAGES))
 endif
 
 # The objects of libvptq.a are those of libvptq.so: with hidden symbols -fPIC costs no speed.
@@ -225,17 +235,21 @@ BENCH_BIN := $(BENCH:%=$(B)/tests/bench/bench_%)
 
 # --- products ------------------------------------------------------------------------------
 
-.PHONY: all lib tools
+.PHONY: all lib tools static
 all: tools
 lib: $(LIBVPTQ) $(SHARED)
 
 # README, demo and scripts call the tools of the plain build.
 tools: $(TOOLS:%=$(BIN)/%) $(TOOLS:%=$(RUN_BIN)/%)
-ifeq ($(SANITIZE)$(CROSS),)
+ifeq ($(SANITIZE)$(CROSS)$(STATIC),)
 	$(Q)mkdir -p build/bin
 	$(Q)for t in $(TOOLS); do cmp -s $(BIN)/$$t build/bin/$$t || \
 		{ cp $(BIN)/$$t build/bin/$$t.new && mv build/bin/$$t.new build/bin/$$t; } || exit 1; done
 endif
+
+static:
+	+$(Q)$(MAKE) STATIC=1 tools
+	@echo "build/$(CONFIG:%-static=%)-static/bin has the static tools"
 
 $(B)/probe: Makefile
 	$(Q)mkdir -p $(@D)
@@ -271,6 +285,20 @@ $(OBJ)/%.avx512.o: %.c | $(B)/probe
 	$(call cc,avx512)
 $(OBJ)/%.neon.o: %.c | $(B)/probe
 	$(call cc,neon)
+
+ifneq ($(STATIC_LINK),)
+$(OBJ)/lib/backend/cpu/blas.o: private override EXTRA_CFLAGS += -DVPTQ_STATIC
+endif
+
+# What --version prints.
+COMMIT   := $(shell scripts/commit.sh)
+FEATURES := $(strip $(filter-out none,$(SIMD_LEVELS)) $(if $(HAVE_CUDA),cuda) $(if $(STATIC_LINK),static) \
+                    $(subst $(comma),$(space),$(SANITIZE)))
+$(OBJ)/version: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q)echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' >$@
+$(OBJ)/cmd/cli/version.o: $(OBJ)/version
+$(OBJ)/cmd/cli/version.o: private override EXTRA_CFLAGS += -DVPTQ_COMMIT='"$(COMMIT)"' -DVPTQ_FEATURES='"$(or $(FEATURES),none)"'
 
 EMU_PARTS := cuda_emu cuda_emu_stacks cuda_emu_device cuda_emu_memory cuda_emu_faults cuda_emu_streams cuda_emu_mma \
              cuda_emu_alignment cuda_emu_graphs
@@ -310,7 +338,7 @@ $(LIBVPTQ) $(LIBCLI) $(LIBTEST) $(LIBEMU): | $(B)/probe
 
 define link
 	$(Q)mkdir -p $(@D)
-	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) $(SAN_LINK) -pie -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS)
+	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) $(SAN_LINK) $(or $(STATIC_LINK),-pie) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS)
 endef
 
 $(SHARED): $(LIBVPTQ)
@@ -530,7 +558,8 @@ ANALYZER_FLAGS = $(STANDARD) -O1 -fopenmp -I. $(PKG_CFLAGS) -mavx2 -mfma -mf16c 
                  -Wno-analyzer-use-of-uninitialized-value -Wno-analyzer-null-dereference -Wno-analyzer-null-argument \
                  -Wno-analyzer-malloc-leak
 LINT_SRC := $(LIB_SRC) $(CLI_SRC) $(EVAL_SRC) $(TOOL_SRC)
-SH_FILES := $(sort $(wildcard scripts/*.sh tests/cli/*.sh tests/cli/*/*.sh tests/bench/*.sh) .ci/run)
+SH_FILES := $(sort $(wildcard scripts/*.sh tests/cli/*.sh tests/cli/*/*.sh tests/bench/*.sh packaging/*.sh examples/*.sh examples/*/*.sh) \
+            .ci/run)
 
 format:
 	$(Q)$(CLANG_FORMAT) -i $(C_FILES)
@@ -566,12 +595,12 @@ symbols: $(LIBVPTQ) $(SHARED) $(BIN)/vptq-eval
 
 # --- installing ----------------------------------------------------------------------------
 
-.PHONY: install uninstall
-BINDIR := $(DESTDIR)$(PREFIX)/bin
-LIBDIR := $(DESTDIR)$(PREFIX)/lib
-INCDIR := $(DESTDIR)$(PREFIX)/include
-PCDIR  := $(LIBDIR)/pkgconfig
-MANDIR := $(DESTDIR)$(PREFIX)/share/man/man1
+.PHONY: install install-tools install-lib uninstall
+BINDIR   := $(DESTDIR)$(PREFIX)/bin
+TO_LIB   := $(DESTDIR)$(LIBDIR)
+INCDIR   := $(DESTDIR)$(PREFIX)/include
+PCDIR    := $(TO_LIB)/pkgconfig
+MANDIR   := $(DESTDIR)$(PREFIX)/share/man/man1
 PAGES  := $(sort $(wildcard docs/man/*.1.scd))
 SCDOC  := $(shell command -v scdoc 2>/dev/null)
 
@@ -584,7 +613,7 @@ $(B)/man/%: docs/man/%.scd
 
 define PC_FILE
 prefix=$(PREFIX)
-libdir=$${prefix}/lib
+libdir=$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))
 includedir=$${prefix}/include
 
 Name: vptq
@@ -596,16 +625,19 @@ Libs.private: -fopenmp -lm -ldl$(if $(HAVE_CUDA), -lcudart_static -lrt -lpthread
 Cflags: -I$${includedir}
 endef
 
-install: tools lib $(if $(SCDOC),man)
-	$(Q)mkdir -p $(BINDIR) $(LIBDIR) $(INCDIR) $(PCDIR)
-	$(Q)install -m 755 $(TOOLS:%=$(BIN)/%) $(BINDIR)/
-	$(Q)install -m 644 $(LIBVPTQ) $(LIBDIR)/
-	$(Q)install -m 755 $(SHARED) $(LIBDIR)/
-	$(Q)ln -sf $(notdir $(SHARED)) $(LIBDIR)/$(SONAME)
-	$(Q)ln -sf $(SONAME) $(LIBDIR)/libvptq.so
+install: install-tools install-lib
+install-lib: lib
+	$(Q)mkdir -p $(TO_LIB) $(INCDIR) $(PCDIR)
+	$(Q)install -m 644 $(LIBVPTQ) $(TO_LIB)/
+	$(Q)install -m 755 $(SHARED) $(TO_LIB)/
+	$(Q)ln -sf $(notdir $(SHARED)) $(TO_LIB)/$(SONAME)
+	$(Q)ln -sf $(SONAME) $(TO_LIB)/libvptq.so
 	$(Q)install -m 644 lib/vptq.h $(INCDIR)/
 	$(file >$(B)/vptq.pc,$(PC_FILE))
 	$(Q)install -m 644 $(B)/vptq.pc $(PCDIR)/
+install-tools: tools $(if $(SCDOC),man)
+	$(Q)mkdir -p $(BINDIR)
+	$(Q)install -m 755 $(TOOLS:%=$(BIN)/%) $(BINDIR)/
 ifneq ($(SCDOC),)
 	$(Q)mkdir -p $(MANDIR)
 	$(Q)install -m 644 $(PAGES:docs/man/%.scd=$(B)/man/%) $(MANDIR)/
@@ -614,8 +646,12 @@ else
 endif
 uninstall:
 	$(Q)rm -f $(TOOLS:%=$(BINDIR)/%) $(PAGES:docs/man/%.scd=$(MANDIR)/%) $(INCDIR)/vptq.h \
-		$(PCDIR)/vptq.pc $(LIBDIR)/libvptq.a $(LIBDIR)/libvptq.so $(LIBDIR)/$(SONAME) \
-		$(LIBDIR)/$(notdir $(SHARED))
+		$(PCDIR)/vptq.pc $(TO_LIB)/libvptq.a $(TO_LIB)/libvptq.so $(TO_LIB)/$(SONAME) \
+		$(TO_LIB)/$(notdir $(SHARED))
+
+# --- release -------------------------------------------------------------------------------
+
+include packaging/release.mk
 
 # --- about ---------------------------------------------------------------------------------
 
@@ -624,6 +660,7 @@ help:
 	@printf '%s\n' \
 	'make               the four tools, in build/bin' \
 	'make lib           build/CONFIG/libvptq.a and libvptq.so' \
+	'make static        tools that need no shared library, in build/CONFIG-static/bin' \
 	'make demo          convert a real model end to end (TEXT=, MODEL= override)' \
 	'make check         every test and check, plain and sanitized; ends with a count' \
 	'make check-long    the tests that check runs in part, whole' \
@@ -651,6 +688,7 @@ help:
 	'make cpu-bench     the same of the processor (T=STEP..)' \
 	'make gpu-kit       four calls for a machine with nothing but a driver, in build/gpu-kit' \
 	'make man           manual pages, in build/CONFIG/man (scdoc)' \
+	'make dist          the source archive of HEAD, in build/packages' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \
 	'make clean         remove build/' \

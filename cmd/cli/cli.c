@@ -212,7 +212,7 @@ static void fill_common(vptq_cli *cli)
         {0, "no-progress", CLI_FLAG, NULL, NULL, "show no progress"},
         {'h', "help", CLI_FLAG, &c->help, NULL, "show this help"},
         {'V', "version", CLI_FLAG, &c->version, NULL,
-         "show the version (with --verbose: compiler and libraries)"},
+         "show version, commit and features (with --verbose: compiler and libraries)"},
     };
     memcpy(cli->state->common, table, sizeof table);
 }

@@ -1,4 +1,4 @@
-/* Help and version texts from the option table. */
+/* Help text from the option table. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -138,43 +138,4 @@ void vptq_cli_print_help(const vptq_cli *cli)
     }
     if (cli->examples)
         printf("\n%s\n", cli->examples);
-}
-
-/* Log callback: prints the description of the chosen backend. */
-static void print_choice(void *user, vptq_log_level level, const char *text)
-{
-    (void)user;
-    (void)level;
-    printf("%s\n", text);
-}
-
-static void print_device(const vptq_cli *cli)
-{
-    vptq_err err = {VPTQ_OK, ""};
-    vptq_ctx *ctx = NULL;
-    vptq_backend_info info;
-    const vptq_ctx_options options = {.backend = cli->common.backend, .log = print_choice};
-    vptq_status st = vptq_ctx_open(&options, &ctx, &err);
-    if (!st)
-        st = vptq_ctx_backend(ctx, &info, &err);
-    if (st)
-        vptq_err_context(&err, "backend %s", cli->common.backend);
-    if (st)
-        printf("%s\n", err.text);
-    else if (*info.libraries)
-        printf("libraries: %s\n", info.libraries);
-    vptq_ctx_close(ctx);
-}
-
-void vptq_cli_print_version(const vptq_cli *cli)
-{
-    printf("%s %s\n", cli->tool, VPTQ_VERSION);
-    if (!cli->common.verbose)
-        return;
-#if defined(__clang__)
-    printf("compiler: clang %s\n", __clang_version__);
-#elif defined(__GNUC__)
-    printf("compiler: gcc %s\n", __VERSION__);
-#endif
-    print_device(cli);
 }

@@ -16,6 +16,24 @@ enum { NAMES = sizeof names / sizeof *names };
 
 static const char core_variable[] = "OPENBLAS_CORETYPE";
 
+#ifdef VPTQ_STATIC
+/* A loaded library would bring a second libc. */
+static const char not_loaded[] = "static tools load no libraries";
+
+static void *load(const char *name)
+{
+    (void)name;
+    return NULL;
+}
+#else
+static const char not_loaded[] = "libopenblas.so.0 was not found";
+
+static void *load(const char *name)
+{
+    return dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+}
+#endif
+
 /* Loads the library with a core type that fits the SIMD level. SkylakeX is the name that
  * OpenBLAS has for plain AVX-512 (F, BW, DQ, VL). The environment variable is set only if the
  * user has not set it, and only while the library loads. */
@@ -28,7 +46,7 @@ static void *blas_load(vptq_simd simd)
         setenv(core_variable, "SkylakeX", 1);
     /* Never unloaded: its threads and buffers do not survive that. */
     for (size_t i = 0; !library && i < NAMES; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+        library = load(names[i]);
     if (choose)
         unsetenv(core_variable);
     return library;
@@ -101,7 +119,7 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, int threads, vptq_er
         const char *why = dlerror();
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "OpenBLAS cannot be loaded (Debian: libopenblas0-openmp): %s",
-                         why ? why : "libopenblas.so.0 was not found");
+                         why ? why : not_loaded);
     }
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (!blas_symbol(blas->library, wanted[i].name, wanted[i].function,

@@ -13,6 +13,8 @@ for words in vptq-hessian vptq-quantize vptq-pack "vptq-eval ppl" "vptq-eval kld
     expect_exit 0 "$BIN/$tool" ${command:+"$command"} --version >out 2>err
     [ ! -s err ] || fail "$words --version writes to stderr"
     expect_line out "^$tool [0-9]*\.[0-9]*\.[0-9]*$"
+    expect_line out '^commit: \([0-9a-f]\{12\}+\{0,1\}\|unknown\)$'
+    expect_line out '^features: [a-z0-9]'
 done
 expect_exit 0 "$BIN/vptq-eval" --help >out
 expect_line out '^  ppl '

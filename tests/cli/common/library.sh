@@ -21,7 +21,7 @@ command -v pkg-config >stdout.tmp || skip "needs pkg-config"
 env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make -s -C "$SRC" install "PREFIX=$PWD/usr" >install.log 2>&1 ||
     fail "make install: $(tail -n 5 install.log)"
 (cd usr && find . ! -type d ! -path './share/*' | sort) >installed
-version=$("$BIN/vptq-pack" --version | sed 's/.* //')
+version=$("$BIN/vptq-pack" --version | sed -n '1s/.* //p')
 sort >expected <<END
 ./bin/vptq-eval
 ./bin/vptq-hessian

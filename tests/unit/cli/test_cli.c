@@ -231,6 +231,8 @@ static void test_help(void **state)
 static void test_version(void **state)
 {
     expect(run(*state, "-V"), 0, "vptq-test " VPTQ_VERSION "\n", "");
+    expect(run(*state, "-V"), 0, "\ncommit: ", "");
+    expect(run(*state, "-V"), 0, "\nfeatures: ", "");
     expect(run(*state, "--version --verbose --backend ref"), 0, "compiler: ", "");
     expect(run(*state, "--version --verbose --backend ref"), 0, "backend ref: ", "");
 }
