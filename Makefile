@@ -600,7 +600,8 @@ BINDIR   := $(DESTDIR)$(PREFIX)/bin
 TO_LIB   := $(DESTDIR)$(LIBDIR)
 INCDIR   := $(DESTDIR)$(PREFIX)/include
 PCDIR    := $(TO_LIB)/pkgconfig
-MANDIR   := $(DESTDIR)$(PREFIX)/share/man/man1
+SHAREDIR := $(DESTDIR)$(PREFIX)/share
+MANDIR   := $(SHAREDIR)/man/man1
 PAGES  := $(sort $(wildcard docs/man/*.1.scd))
 SCDOC  := $(shell command -v scdoc 2>/dev/null)
 
@@ -635,9 +636,10 @@ install-lib: lib
 	$(Q)install -m 644 lib/vptq.h $(INCDIR)/
 	$(file >$(B)/vptq.pc,$(PC_FILE))
 	$(Q)install -m 644 $(B)/vptq.pc $(PCDIR)/
-install-tools: tools $(if $(SCDOC),man)
+install-tools: tools completions $(if $(SCDOC),man)
 	$(Q)mkdir -p $(BINDIR)
 	$(Q)install -m 755 $(TOOLS:%=$(BIN)/%) $(BINDIR)/
+	$(Q)for f in $(COMPLETIONS); do install -D -m 644 $(B)/share/$$f $(SHAREDIR)/$$f || exit 1; done
 ifneq ($(SCDOC),)
 	$(Q)mkdir -p $(MANDIR)
 	$(Q)install -m 644 $(PAGES:docs/man/%.scd=$(B)/man/%) $(MANDIR)/
@@ -647,7 +649,7 @@ endif
 uninstall:
 	$(Q)rm -f $(TOOLS:%=$(BINDIR)/%) $(PAGES:docs/man/%.scd=$(MANDIR)/%) $(INCDIR)/vptq.h \
 		$(PCDIR)/vptq.pc $(TO_LIB)/libvptq.a $(TO_LIB)/libvptq.so $(TO_LIB)/$(SONAME) \
-		$(TO_LIB)/$(notdir $(SHARED))
+		$(TO_LIB)/$(notdir $(SHARED)) $(COMPLETIONS:%=$(SHAREDIR)/%)
 
 # --- release -------------------------------------------------------------------------------
 
@@ -688,6 +690,7 @@ help:
 	'make cpu-bench     the same of the processor (T=STEP..)' \
 	'make gpu-kit       four calls for a machine with nothing but a driver, in build/gpu-kit' \
 	'make man           manual pages, in build/CONFIG/man (scdoc)' \
+	'make completions   for bash, zsh and fish, in build/CONFIG/share' \
 	'make dist          the source archive of HEAD, in build/packages' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \

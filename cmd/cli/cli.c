@@ -199,7 +199,7 @@ static void fill_common(vptq_cli *cli)
     vptq_cli_common *c = &cli->common;
     const vptq_cli_option table[CLI_COMMON_COUNT] = {
         {'t', "threads", CLI_U32, &c->threads, "N", "threads, 0 = all processors"},
-        {0, "backend", CLI_STRING, &c->backend, "NAME", "auto, cuda, cpu or ref"},
+        {0, "backend", CLI_STRING, &c->backend, "auto|cuda|cpu|ref", "what computes"},
         {0, "seed", CLI_U64, &c->seed, "N", "seed of all random choices"},
         {0, "mem", CLI_SIZE, &c->mem, "SIZE",
          "cap on working memory, like 512M or 1.5G (K, M, G, T: powers of 1024), 0 = none"},

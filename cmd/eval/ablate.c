@@ -173,7 +173,7 @@ int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
          "of the "
          "paper)"},
         {0, "only", CLI_STRINGS, &c.only, "ROW", "name or number of a row, or numbers A-B"},
-        {0, "encoder", CLI_STRING, &c.encoder, "NAME", "best or upstream, for all rows"},
+        {0, "encoder", CLI_STRING, &c.encoder, "best|upstream", "encoder of all rows"},
         {0, "set", CLI_STRINGS, &c.set, "KEY=VALUE",
          "a setting of vptq-quantize for all rows; their own take precedence"},
         CLI_HEADING("Perplexity"),
