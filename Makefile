@@ -692,6 +692,8 @@ help:
 	'make man           manual pages, in build/CONFIG/man (scdoc)' \
 	'make completions   for bash, zsh and fish, in build/CONFIG/share' \
 	'make dist          the source archive of HEAD, in build/packages' \
+	'make wheel         the static tools as a Python package, in build/packages' \
+	'make sbom          what static tools consist of (SPDX), in build/CONFIG/vptq.spdx.json' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \
 	'make clean         remove build/' \

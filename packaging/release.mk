@@ -20,3 +20,19 @@ $(B)/completions.done: $(TOOLS:%=$(RUN_BIN)/%) $(wildcard packaging/completions*
 dist:
 	$(Q)packaging/dist.sh $(VERSION) $(DIST)
 	@echo $(DIST)
+
+# Static tools as a Python package; the libraries in them come with their licenses, where Debian has them.
+LIB_DOCS := libjansson-dev libpcre2-dev libzstd-dev libxxhash-dev libutf8proc-dev libssl-dev libc6-dev
+LICENSES := LICENSE $(foreach lib,$(LIB_DOCS),$(patsubst %,$(lib)=%,$(wildcard /usr/share/doc/$(lib)/copyright))) \
+            $(patsubst %,libgomp=%,$(firstword $(wildcard /usr/share/doc/gcc-*-base/copyright)))
+.PHONY: wheel run-wheel
+wheel:
+	+$(Q)$(MAKE) STATIC=1 run-wheel
+run-wheel: sbom
+	+$(Q)rm -rf $(B)/stage && $(MAKE) -s install-tools DESTDIR=$(CURDIR)/$(B)/stage PREFIX=
+	$(Q)python3 packaging/wheel.py $(B)/stage $(PACKAGES_DIR) vptq-tools $(VERSION) manylinux_2_17_$(ARCH) README.md \
+		$(B)/vptq.spdx.json $(LICENSES)
+
+.PHONY: sbom
+sbom: | $(B)/probe
+	$(Q)CC='$(CC)' PKG='$(PKG)' SYSROOT='$(if $(CROSS),$(SYSROOT))' packaging/sbom.sh $(VERSION) $(COMMIT) $(PACKAGES) >$(B)/vptq.spdx.json
