@@ -693,6 +693,7 @@ help:
 	'make completions   for bash, zsh and fish, in build/CONFIG/share' \
 	'make dist          the source archive of HEAD, in build/packages' \
 	'make wheel         the static tools as a Python package, in build/packages' \
+	'make deb           Debian packages of the last commit, in build/packages (scripts/deps.sh package)' \
 	'make sbom          what static tools consist of (SPDX), in build/CONFIG/vptq.spdx.json' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \

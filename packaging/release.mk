@@ -36,3 +36,8 @@ run-wheel: sbom
 .PHONY: sbom
 sbom: | $(B)/probe
 	$(Q)CC='$(CC)' PKG='$(PKG)' SYSROOT='$(if $(CROSS),$(SYSROOT))' packaging/sbom.sh $(VERSION) $(COMMIT) $(PACKAGES) >$(B)/vptq.spdx.json
+
+# Debian packages, built from the source archive.
+.PHONY: deb
+deb: dist
+	$(Q)packaging/deb.sh $(VERSION) $(DIST) $(PACKAGES_DIR)

