@@ -694,6 +694,7 @@ help:
 	'make dist          the source archive of HEAD, in build/packages' \
 	'make wheel         the static tools as a Python package, in build/packages' \
 	'make deb           Debian packages of the last commit, in build/packages (scripts/deps.sh package)' \
+	'make docs          manual pages and documents as HTML, in build/docs (cmark-gfm, mandoc)' \
 	'make sbom          what static tools consist of (SPDX), in build/CONFIG/vptq.spdx.json' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \

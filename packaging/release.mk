@@ -1,4 +1,5 @@
-# What a release consists of.  Products go to build/packages; the same commit gives the same bytes.
+# What a release consists of: completions, the source archive, the wheel, the Debian packages, the documents as
+# HTML and the list of their parts (SBOM).  Products go to build/packages; the same commit gives the same bytes.
 
 PACKAGES_DIR := build/packages
 DIST         := $(PACKAGES_DIR)/vptq-$(VERSION).tar.gz
@@ -41,3 +42,8 @@ sbom: | $(B)/probe
 .PHONY: deb
 deb: dist
 	$(Q)packaging/deb.sh $(VERSION) $(DIST) $(PACKAGES_DIR)
+
+# Manual pages and documents as HTML.
+.PHONY: docs
+docs: man
+	$(Q)packaging/docs.sh $(B)/man build/docs
