@@ -23,8 +23,9 @@ dist:
 	@echo $(DIST)
 
 # Static tools as a Python package; the libraries in them come with their licenses, where Debian has them.
-LIB_DOCS := libjansson-dev libpcre2-dev libzstd-dev libxxhash-dev libutf8proc-dev libssl-dev libc6-dev
-LICENSES := LICENSE $(foreach lib,$(LIB_DOCS),$(patsubst %,$(lib)=%,$(wildcard /usr/share/doc/$(lib)/copyright))) \
+LIB_DOCS := libjansson-dev libpcre2-dev libzstd-dev libxxhash-dev libutf8proc-dev libssl-dev zlib1g-dev libc6-dev
+LICENSES := LICENSE calibration-text=share/README.md calibration-articles=share/ARTICLES.txt \
+            $(foreach lib,$(LIB_DOCS),$(patsubst %,$(lib)=%,$(wildcard /usr/share/doc/$(lib)/copyright))) \
             $(patsubst %,libgomp=%,$(firstword $(wildcard /usr/share/doc/gcc-*-base/copyright)))
 .PHONY: wheel run-wheel
 wheel:

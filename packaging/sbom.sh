@@ -41,6 +41,7 @@ for name in "$@"; do
     jansson) facts=(jansson MIT https://github.com/akheron/jansson) ;;
     libpcre2-8) facts=(pcre2 BSD-3-Clause https://github.com/PCRE2Project/pcre2) ;;
     libzstd) facts=(zstd BSD-3-Clause https://github.com/facebook/zstd) ;;
+    zlib) facts=(zlib Zlib https://github.com/madler/zlib) ;;
     libxxhash) facts=(xxhash BSD-2-Clause https://github.com/Cyan4973/xxHash) ;;
     libutf8proc) facts=(utf8proc MIT https://github.com/JuliaStrings/utf8proc) ;;
     libcrypto) facts=(openssl Apache-2.0 https://github.com/openssl/openssl) ;;
