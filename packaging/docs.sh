@@ -47,11 +47,11 @@ body()
 rm -rf "$out"
 mkdir -p "$out/docs/man"
 cp "$here/docs.css" "$out/style.css"
-sources=(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md)
-mapfile -t -O 4 sources < <(find docs -name '*.md' | LC_ALL=C sort)
+sources=(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md examples/README.md)
+mapfile -t -O "${#sources[@]}" sources < <(find docs -name '*.md' | LC_ALL=C sort)
 for source in "${sources[@]}"; do
     target=$out/${source%.md}.html
-    [ "$source" != README.md ] || target=$out/index.html
+    case $source in *README.md) target=${target%README.html}index.html ;; esac
     mkdir -p "$(dirname "$target")"
     body "$source" | page "$(sed -n '/^# /{s/^# //p;q}' "$source")" "$(depth "$source")" >"$target"
 done
