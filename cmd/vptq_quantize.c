@@ -40,8 +40,13 @@ enum { TO_AUTO, TO_WORK, TO_HF, TO_ARCHIVE }; /* "auto|work|hf|archive" */
 /* Whether the output is a packed model: --to, or the ending of its name. */
 static bool is_packed(const quantize_args *a)
 {
-    const char *ending = a->output ? strrchr(a->output, '.') : NULL;
-    return a->to == TO_AUTO ? ending && !strcmp(ending, ".vptq") : a->to != TO_WORK;
+    static const char ending[] = ".vptq";
+    const size_t size = sizeof ending - 1;
+    size_t n = a->output ? strlen(a->output) : 0;
+    while (n > 0 && a->output[n - 1] == '/')
+        n--;
+    return a->to == TO_AUTO ? n > size && !memcmp(a->output + n - size, ending, size)
+                            : a->to != TO_WORK;
 }
 
 /* Whether this run calibrates; a plan does without, unless a text is given. */
@@ -53,9 +58,16 @@ static bool calibrates(const vptq_cli *cli, const quantize_args *a)
 /* Sets what a budget without Hessians and texts implies: what gives the best result. */
 static void take_defaults(const vptq_cli *cli, quantize_args *a)
 {
-    if (a->hessians || isnan(a->bits) || cli->common.dry_run ||
+    if (a->hessians || isnan(a->bits) || vptq_cli_given(cli, "layers") ||
         vptq_cli_calibrate_given(&a->calibrate))
         return;
+    if (cli->common.dry_run) { /* measuring takes a while: a plan is made without */
+        if (!vptq_cli_given(cli, "allocate") && !cli->common.quiet)
+            vptq_cli_say(cli->tool,
+                         "a run without -H and -c will choose by --allocate kl, which this "
+                         "plan does not measure");
+        return;
+    }
     a->sequential = true;
     if (!vptq_cli_given(cli, "allocate"))
         a->allocate = VPTQ_ALLOCATE_KL;
@@ -183,6 +195,9 @@ static int tune(vptq_cli *cli, const quantize_args *a)
                                     other);
     if (cli->common.dry_run)
         return vptq_cli_usage_error(cli, "--from has no --dry-run");
+    if (is_packed(a))
+        return vptq_cli_usage_error(
+            cli, "--from writes a work directory, which vptq-pack packs; -o WORK2");
     if (!a->output)
         return vptq_cli_missing_option(cli, "output");
     vptq_status st = take_tuning(cli, a, &opt, &err);
@@ -198,17 +213,47 @@ static int tune(vptq_cli *cli, const quantize_args *a)
 
 /* ---- quantizing ---- */
 
-/* Writes the command as a shell reads it, cut where `text` ends. */
-static void quote_command(const quantize_args *a, char *text, size_t size)
+/* Writes a word as a shell reads it; returns its length, or SIZE_MAX if it does not fit. */
+static size_t quote(const char *word, char *text, size_t size)
+{
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+        "./:=,+@%";
+    size_t n = 0;
+    if (*word && strspn(word, plain) == strlen(word)) {
+        n = (size_t)snprintf(text, size, "%s", word);
+        return n < size ? n : SIZE_MAX;
+    }
+    for (const char *c = word; n + 8 < size; c++) {
+        if (c == word)
+            text[n++] = '\'';
+        if (*c == '\'')
+            n += (size_t)snprintf(text + n, size - n, "'\\''");
+        else if (*c)
+            text[n++] = (unsigned char)*c < ' ' ? ' ' : *c;
+        else {
+            text[n++] = '\'';
+            text[n] = 0;
+            return n;
+        }
+    }
+    return SIZE_MAX;
+}
+
+/* Writes the command as a shell reads it; false if it does not fit. */
+static bool quote_command(const quantize_args *a, char *text, size_t size)
 {
     size_t n = (size_t)snprintf(text, size, "vptq-quantize");
-    for (int i = 1; i < a->argc && n < size; i++) {
-        const char *word = a->argv[i];
-        const bool plain =
-            *word && strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV"
-                                  "WXYZ0123456789-_./:=,+@%") == strlen(word);
-        n += (size_t)snprintf(text + n, size - n, plain ? " %s" : " '%s'", word);
+    for (int i = 1; i < a->argc; i++) {
+        if (n + 1 >= size)
+            return false;
+        text[n++] = ' ';
+        const size_t length = quote(a->argv[i], text + n, size - n);
+        if (length == SIZE_MAX)
+            return false;
+        n += length;
     }
+    return true;
 }
 
 /* Quantizes and packs. */
@@ -225,8 +270,8 @@ static vptq_status convert(vptq_cli *cli, const quantize_args *a,
                                                       ? quantize->embeddings
                                                       : VPTQ_DTYPE_COUNT,
                                     .force = cli->common.force};
-    const vptq_convert_options opt = {quantize, &pack, command, a->keep_work};
-    quote_command(a, command, sizeof command);
+    const bool fits = quote_command(a, command, sizeof command);
+    const vptq_convert_options opt = {quantize, &pack, fits ? command : NULL, a->keep_work};
     return vptq_convert(cli->ctx, &opt, &cli->out, err);
 }
 
@@ -338,6 +383,23 @@ static int check_calibration(const vptq_cli *cli, const quantize_args *a)
     return a->hessians ? vptq_cli_calibrate_unused(cli, text) : CLI_OK;
 }
 
+/* Checks options that belong to one form of the output. */
+static int check_form(const vptq_cli *cli, const quantize_args *a)
+{
+    if (is_packed(a) && vptq_cli_given(cli, "layers"))
+        return vptq_cli_usage_error(cli,
+                                    "--layers needs a work directory as output, and several "
+                                    "runs fill it; vptq-pack packs it");
+    if (is_packed(a) && a->to != TO_HF && a->output && *a->output &&
+        a->output[strlen(a->output) - 1] == '/')
+        return vptq_cli_usage_error(
+            cli, "-o %s: an archive is a file; --to hf writes a directory", a->output);
+    if (!is_packed(a) && a->keep_work)
+        return vptq_cli_usage_error(
+            cli, "--keep-work needs a packed model as output: -o OUT.vptq, or --to");
+    return CLI_OK;
+}
+
 static int dispatch(vptq_cli *cli, void *arg)
 {
     quantize_args *a = arg;
@@ -352,6 +414,8 @@ static int dispatch(vptq_cli *cli, void *arg)
         return tune(cli, a);
     if (!a->model)
         return vptq_cli_missing_option(cli, "model");
+    if (check_form(cli, a) != CLI_OK)
+        return CLI_USAGE;
     take_defaults(cli, a);
     if (check_calibration(cli, a) != CLI_OK)
         return CLI_USAGE;
@@ -404,10 +468,10 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "budget", CLI_CHOICE, &a->budget, "matrices|file",
          "what BITS is the average of: the quantized matrices, or all weights of the file"},
         {0, "embeddings", CLI_CHOICE, &a->embeddings, "f16|q8|q6",
-         "with --budget file: as vptq-pack --embeddings will be given"},
+         "of the packed model; with --budget file and -o WORK: as vptq-pack will be given"},
         {0, "allocate", CLI_CHOICE, &a->allocate, "uniform|proxy|kl",
          "one setting for all; per matrix, by predicted loss and size, or by its effect on the "
-         "output"},
+         "output (without -H and -c: kl)"},
         {0, "allocate-text", CLI_INPUTS, &a->texts, "FILE",
          "text for measuring sensitivities; must differ from the evaluation text (default: the "
          "one that ships with the tools)"},

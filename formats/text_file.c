@@ -66,15 +66,15 @@ static bool is_builtin(const char *path)
 
 const char *vptq_text_file_name(const char *path)
 {
-    return strcmp(path, "-") == 0 ? "standard input"
-           : is_builtin(path)     ? "the built-in text"
-                                  : path;
+    return strcmp(path, "-") == 0 ? "standard input" : path;
 }
 
+/* Also a device, which reading refuses. */
 static bool is_pipe(const char *path)
 {
     struct stat sb;
-    return strcmp(path, "-") == 0 || (stat(path, &sb) == 0 && S_ISFIFO(sb.st_mode));
+    return strcmp(path, "-") == 0 ||
+           (stat(path, &sb) == 0 && !S_ISREG(sb.st_mode) && !S_ISDIR(sb.st_mode));
 }
 
 /* Maps a regular file; *mapped is false for a compressed one, which is not mapped. */
@@ -119,7 +119,8 @@ static vptq_status get_bytes(const vptq_ctx *ctx, const char *path, vptq_text_ki
     const struct vptq_text_input *input = find_input(ctx, path);
     const bool pipe = is_pipe(path);
     bool mapped = false;
-    if (is_builtin(path) && kind != VPTQ_TEXT_BYTES) {
+    if (is_builtin(path) && (kind == VPTQ_TEXT_UTF8 || kind == VPTQ_TEXT_LOSSY)) {
+        t->name = "the built-in text";
         VPTQ_CHECK(vptq_text_builtin(&t->own, err));
         t->data = t->own.data;
         t->size = t->own.len;
@@ -189,11 +190,15 @@ static vptq_status fail_byte(const vptq_text_file *t, size_t at, size_t skipped,
                      t->name, at + skipped, where, byte);
 }
 
-/* Length of the longest beginning that is UTF-8 without zero bytes. */
-static size_t valid_length(const char *data, size_t size)
+/* Where the text from `from` on ends: at the first byte that is zero or not UTF-8.  *zero is
+ * the first zero byte from there on, if a call has found it; begin with 0. */
+static size_t valid_end(const vptq_text_file *t, size_t from, size_t *zero)
 {
-    const char *zero = size > 0 ? memchr(data, 0, size) : NULL;
-    return vptq_utf8_valid_prefix(data, zero ? (size_t)(zero - data) : size);
+    if (*zero <= from) {
+        const char *z = from < t->size ? memchr(t->data + from, 0, t->size - from) : NULL;
+        *zero = z ? (size_t)(z - t->data) : t->size;
+    }
+    return from + vptq_utf8_valid_prefix(t->data + from, *zero - from);
 }
 
 /* Replaces everything that is not text; `at`: the first such byte. */
@@ -202,16 +207,17 @@ static vptq_status repair(const vptq_ctx *ctx, const char *path, size_t at, vptq
 {
     vptq_status st = VPTQ_OK;
     struct vptq_text_input *input;
-    size_t count = 0, from = 0;
+    size_t count = 0, from = 0, zero = 0;
     vptq_buf repaired;
     vptq_buf_init(&repaired, ctx->mem);
     VPTQ_TRY(get_input(ctx, path, &input, err));
     VPTQ_TRY(vptq_buf_reserve(&repaired, t->size, err));
     for (; at < t->size; count++) {
+        VPTQ_TRY(vptq_check_cancel(ctx, err));
         VPTQ_TRY(vptq_buf_add(&repaired, t->data + from, at - from, err));
         VPTQ_TRY(vptq_buf_add(&repaired, "\xef\xbf\xbd", 3, err));
         from = at + vptq_utf8_invalid_part(t->data + at, t->size - at);
-        at = from + valid_length(t->data + from, t->size - from);
+        at = valid_end(t, from, &zero);
     }
     VPTQ_TRY(vptq_buf_add(&repaired, t->data + from, t->size - from, err));
     if (!input || !input->logged)
@@ -235,7 +241,7 @@ out:
 static vptq_status check_text(const vptq_ctx *ctx, const char *path, vptq_text_kind kind,
                               vptq_text_file *t, vptq_err *err)
 {
-    size_t skipped = 0;
+    size_t skipped = 0, zero = 0;
     if (t->size >= 2 && (!memcmp(t->data, "\xff\xfe", 2) || !memcmp(t->data, "\xfe\xff", 2)))
         return fail_utf16(t, err);
     if (t->size >= 3 && !memcmp(t->data, "\xef\xbb\xbf", 3))
@@ -244,7 +250,7 @@ static vptq_status check_text(const vptq_ctx *ctx, const char *path, vptq_text_k
     t->size -= skipped;
     if (kind == VPTQ_TEXT_JSON)
         return VPTQ_OK;
-    const size_t valid = valid_length(t->data, t->size);
+    const size_t valid = valid_end(t, 0, &zero);
     if (valid == t->size)
         return VPTQ_OK;
     if (kind == VPTQ_TEXT_LOSSY)

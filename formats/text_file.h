@@ -21,8 +21,8 @@ typedef enum {
 } vptq_text_kind;
 
 typedef struct vptq_text_file {
-    const char
-        *name; /* for messages: the path, which is not copied, or as vptq_text_file_name */
+    const char *name; /* for messages: the path, which is not copied, "standard input", or
+                              "the built-in text" */
     const char *data; /* without a byte order mark; not terminated */
     size_t size;
     /* internal */
@@ -47,7 +47,7 @@ void vptq_text_inputs_free(vptq_mem *mem, struct vptq_text_input **inputs);
 /* Decompresses the built-in text (text_builtin.c). */
 vptq_status vptq_text_builtin(vptq_buf *out, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* For messages: "standard input" for "-", "the built-in text", or the path. */
+/* "standard input" for "-", else the path. */
 const char *vptq_text_file_name(const char *path);
 
 #endif

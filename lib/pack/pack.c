@@ -527,6 +527,30 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     return st;
 }
 
+vptq_status vptq_pack_check_output(const vptq_ctx *ctx, const char *model,
+                                   const vptq_pack_options *opt, vptq_err *err)
+{
+    const vptq_checkpoint_options open = {
+        .tokenizer = opt->tokenizer, .shapes_only = true, .quiet = true};
+    vptq_model m;
+    VPTQ_CHECK(vptq_package_check_embeddings(opt, err));
+    VPTQ_CHECK(vptq_model_open(ctx, model, &open, false, &m, err));
+    const vptq_status st = vptq_package_check_path(&m.ckpt, opt->output, err);
+    vptq_model_release(&m);
+    if (st)
+        return st;
+    if (opt->form == VPTQ_PACK_ARCHIVE) {
+        vptq_file_writer file;
+        VPTQ_CHECK(vptq_file_writer_open(opt->output, opt->force, &file, err));
+        vptq_file_writer_abort(&file);
+    } else {
+        vptq_dir_writer dir;
+        VPTQ_CHECK(vptq_dir_writer_open(opt->output, NULL, opt->force, &dir, err));
+        vptq_dir_writer_abort(&dir);
+    }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_digest_portable(const vptq_ctx *ctx, const vptq_checkpoint *c,
                                  vptq_digest_result *r, vptq_err *err)
 {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/backend/cpu/bytes.h"
 #include "lib/base/rng.h"
 #include "tests/support/devices.h"
 
@@ -254,15 +255,47 @@ static void check_product(void *arg, const vptq_device *dev, bool is_ref)
 static void products_are_exact(void **state)
 {
     (void)state;
-    static const size_t shapes[][3] = {{1, 1, 1},    {1, 5, 64},   {2, 3, 7},    {3, 4, 31},
-                                       {4, 33, 32},  {5, 16, 100}, {8, 17, 129}, {9, 20, 191},
-                                       {65, 35, 66}, {70, 40, 260}};
+    static const size_t shapes[][3] = {{1, 1, 1},     {1, 5, 64},   {2, 3, 7},    {3, 4, 31},
+                                       {4, 33, 32},   {5, 16, 100}, {8, 17, 129}, {9, 20, 191},
+                                       {33, 64, 130}, {65, 35, 66}, {70, 40, 260}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int extreme = 0; extreme < 2; extreme++) {
             problem a = problem_make(shapes[i][0], shapes[i][1], shapes[i][2], extreme);
             devices_each_emu(check_product, &a);
             problem_free(&a);
         }
+}
+
+/* The kernels of a level, also those that a processor with VNNI does not use. */
+static void kernels_of_all_levels(void **state)
+{
+    enum { ROWS = 8, MOST = 300 };
+    (void)state;
+    for (size_t in = 1; in <= MOST; in += in < 70 ? 1 : 37) {
+        problem a = problem_make(ROWS, ROWS, in, in % 2);
+        for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++) {
+            if (!devices_have_simd(simd))
+                continue;
+            const vptq_bytes_kernels *k = vptq_bytes_kernels_get((vptq_simd)simd);
+            vptq_bytes_tile t = {.bytes = a.row};
+            for (size_t i = 0; i < VPTQ_BYTES_TOKENS; i++) {
+                t.codes[i] = (const uint8_t *)a.codes + i * a.row;
+                t.q[i] = a.q + i * a.row;
+            }
+            for (int all = 0; all < 2; all++) {
+                memset(t.sum, 0x55, sizeof t.sum);
+                (all ? k->all : k->one)(&t);
+                for (size_t i = 0; i < (all ? VPTQ_BYTES_TOKENS : 1); i++)
+                    for (size_t o = 0; o < VPTQ_BYTES_OUT; o++) {
+                        int32_t want = 0;
+                        for (size_t j = 0; j < a.row; j++)
+                            want += t.q[i][j] * ((int32_t)t.codes[o][j] - 128);
+                        assert_int_equal(t.sum[i][o], want);
+                    }
+            }
+        }
+        problem_free(&a);
+    }
 }
 
 /* The widest rows, whose sums nearly fill 32 bits. */
@@ -313,5 +346,6 @@ static void any_threads_give_the_same_bits(void **state)
 
 VTEST_MAIN(cmocka_unit_test(rows_are_quantized_by_their_largest),
            cmocka_unit_test(a_product_by_hand), cmocka_unit_test(products_are_exact),
+           cmocka_unit_test(kernels_of_all_levels),
            cmocka_unit_test(the_widest_rows_do_not_overflow),
            cmocka_unit_test(any_threads_give_the_same_bits))

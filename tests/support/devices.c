@@ -49,7 +49,13 @@ static bool have_emulator(void)
 
 bool devices_have_simd(int simd)
 {
-    return !devices_only() && vptq_cpu_has((vptq_simd)simd);
+    return !devices_only() &&
+           (simd == DEVICES_AMX ? vptq_cpu_amx() : vptq_cpu_has((vptq_simd)simd));
+}
+
+static const char *level_name(int simd)
+{
+    return simd == DEVICES_AMX ? "amx" : vptq_simd_name((vptq_simd)simd);
 }
 
 /* Orders in which the emulator runs threads, by seed.  The plain build compares several; with
@@ -63,11 +69,12 @@ enum { FIRST_ORDER = 0, EACH_ORDERS = 2, CHECK_ORDERS = 3 };
 
 /* ---- running ---- */
 
-void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
+void devices_open(devices_one *d, const char *name, int simd, int threads)
 {
     vptq_err err;
     d->ctx = (vptq_ctx){.threads = threads};
-    setenv("VPTQ_SIMD", vptq_simd_name(simd), 1);
+    if (simd != DEVICES_AMX) /* which only a process without a choice of its own has */
+        setenv("VPTQ_SIMD", level_name(simd), 1);
     name = strcmp(name, "emu") == 0 ? devices_gpu() : name;
     assert_ok(vptq_device_open(&d->ctx, name, &d->dev, &err), &err);
     unsetenv("VPTQ_SIMD");
@@ -94,10 +101,10 @@ void devices_each(devices_fn fn, void *arg)
     devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
     fn(arg, &d.dev, true);
     devices_close(&d);
-    for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++) {
+    for (int simd = VPTQ_SIMD_NONE; simd <= DEVICES_AMX; simd++) {
         if (!devices_have_simd(simd))
             continue;
-        devices_open(&d, "cpu", (vptq_simd)simd, 2);
+        devices_open(&d, "cpu", simd, 2);
         fn(arg, &d.dev, false);
         devices_close(&d);
     }
@@ -121,7 +128,7 @@ void devices_each_emu(devices_fn fn, void *arg)
     cuda_emu_seed(0);
 }
 
-static void *run_on(const devices_op *op, const char *name, vptq_simd simd, int threads)
+static void *run_on(const devices_op *op, const char *name, int simd, int threads)
 {
     devices_one d;
     void *out = malloc(op->count * op->size + 1);
@@ -176,15 +183,15 @@ void devices_check(const devices_op *op, void *out)
     void *want = run_on(op, "ref", VPTQ_SIMD_NONE, 1);
 
     void *none = NULL;
-    for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++) {
+    for (int simd = VPTQ_SIMD_NONE; simd <= DEVICES_AMX; simd++) {
         if (!devices_have_simd(simd))
             continue;
-        void *one = run_on(op, "cpu", (vptq_simd)simd, 1);
+        void *one = run_on(op, "cpu", simd, 1);
         compare(op, one, want);
         if (none && memcmp(one, none, op->count * op->size))
-            fail_msg("%s rounds differently than none", vptq_simd_name((vptq_simd)simd));
+            fail_msg("%s rounds differently than none", level_name(simd));
         for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
-            void *many = run_on(op, "cpu", (vptq_simd)simd, threads[i]);
+            void *many = run_on(op, "cpu", simd, threads[i]);
             assert_memory_equal(many, one, op->count * op->size);
             free(many);
         }

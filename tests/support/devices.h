@@ -18,7 +18,7 @@ typedef struct devices_one {
     vptq_ctx ctx;
     vptq_device dev;
 } devices_one;
-void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads);
+void devices_open(devices_one *d, const char *name, int simd, int threads);
 void devices_close(devices_one *d);
 
 /* The device that tests of the CUDA backend open: "emu", or the one of VPTQ_TEST_GPU=only. */
@@ -28,7 +28,8 @@ bool devices_have_gpu(void);
 /* Whether VPTQ_TEST_GPU=only is set. */
 bool devices_only(void);
 /* Whether this level of cpu is tested: the machine has it, and cpu is tested at all.  Tests try
- * all up to VPTQ_SIMD_NEON. */
+ * all up to VPTQ_SIMD_NEON; devices_each and devices_check also the widest one with AMX. */
+enum { DEVICES_AMX = VPTQ_SIMD_NEON + 1 };
 bool devices_have_simd(int simd);
 /* Skips the calling test if so: for tests of cpu, or of what only the emulator can do. */
 void devices_skip_if_only(void);

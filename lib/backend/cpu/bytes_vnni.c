@@ -25,7 +25,7 @@ typedef struct sums {
     const uint32_t *codes;
     size_t words, rows; /* of a row of codes; rows that exist, up to BLOCK */
     const uint32_t *panel[2];
-    _Alignas(64) int32_t sum[BLOCK][BLOCK];
+    int32_t (*sum)[BLOCK]; /* [BLOCK][BLOCK], aligned to 64 */
 } sums;
 
 static size_t least(size_t a, size_t b)
@@ -271,7 +271,9 @@ VNNI_TARGET static void block(const vptq_multiply_bytes_args *a, const vptq_byte
 {
     const size_t token = panel * PANEL, size = p->words * PANEL;
     const size_t panels = a->rows - token > PANEL ? 2 : 1;
-    sums t = {.codes = a->codes + out * (VPTQ_BYTES_ROW(a->in) / 4),
+    _Alignas(64) int32_t sum[BLOCK][BLOCK];
+    sums t = {.sum = sum,
+              .codes = a->codes + out * (VPTQ_BYTES_ROW(a->in) / 4),
               .words = VPTQ_BYTES_ROW(a->in) / 4,
               .rows = least(a->out - out, BLOCK),
               .panel = {p->word + panel * size, p->word + (panel + 1) * size}};

@@ -12,8 +12,8 @@ expect_line out.txt '^35 matrices, 2\.9'
 expect_number "$(json_get ppl ppl.json)" '<' 60
 "$BIN/vptq-pack" -q --unpack a/one.vptq -o plain >out.txt
 expect_line plain/README.md '^base_model: "stories260K-hf"$'
-expect_line plain/README.md '^| license of the original | not stated where its weights were'
-expect_line plain/README.md '^| calibration | up to 4 windows of builtin, layer after layer |$'
+expect_line plain/README.md '^| license of the original | not found next to its weights'
+expect_line plain/README.md '^| calibration | up to 4 windows of the built-in text, layer after layer |$'
 expect_line plain/README.md "^    vptq-quantize -q -m $model -b 3 -n 4 -l 64 -o a/one.vptq\$"
 digest=$("$BIN/vptq-pack" -q --digest a/one.vptq | cut -d ' ' -f 1)
 grep -q "digest | .$digest" plain/README.md || fail "$digest: $(cat plain/README.md)"
@@ -25,6 +25,27 @@ expect_error 1 "vptq-quantize: 'a/one.vptq' already exists (--force replaces it)
 [ "$(ls a)" = one.vptq ] || fail "$(ls a)"
 convert -o a/one.vptq --force
 
+# What cannot be written is an error before any work.
+mkdir x.vptq
+expect_error 1 "cannot replace 'x.vptq': is a directory" "$BIN/vptq-quantize" -q -m "$model" -b 3 -f -o x.vptq
+mkdir -p deep/inner/most
+expect_error 1 "'deep': it does not hold only plain files" \
+    "$BIN/vptq-quantize" -q -m "$model" -b 3 -f --to hf -o deep
+expect_error 2 "named" "$BIN/vptq-quantize" -q -m named -b 3 -f --to hf -o named
+expect_error 2 "the name of the output is empty" "$BIN/vptq-quantize" -q -m named -b 3 --to hf -o ''
+expect_error 2 "a/: an archive is a file; --to hf writes a directory" \
+    "$BIN/vptq-quantize" -q -m named -b 3 --to archive -o a/
+expect_error 2 "--layers needs a work directory" "$BIN/vptq-quantize" -m named -b 3 -o y.vptq --layers 0-0
+expect_error 2 "--keep-work needs a packed model" "$BIN/vptq-quantize" -m named -b 3 -o y --keep-work
+expect_error 2 "--from writes a work directory" \
+    "$BIN/vptq-quantize" --from w --tune e2e -c builtin -o y.vptq
+for work in *.work .work; do [ ! -e "$work" ] || fail "$work"; done
+
+# A plan does not measure, and says so.
+"$BIN/vptq-quantize" -m "$model" -b 3 -o y.vptq --dry-run >out.txt 2>err.txt
+expect_line err.txt 'a run without -H and -c will choose by --allocate kl'
+[ ! -e y.vptq ] || fail "a plan wrote something"
+
 # With what an interrupted run left, the same command continues.
 convert -o b.vptq --keep-work
 [ -e b.vptq.work/report.jsonl ] || fail "no work directory"
@@ -33,6 +54,16 @@ rm b.vptq b.vptq.work/report.jsonl b.vptq.work/layer_004_*
 [ ! -e b.vptq.work ] || fail "the work directory is still there"
 [ "$("$BIN/vptq-pack" -q --digest b.vptq | cut -d ' ' -f 1)" = "$digest" ] || fail "another result"
 
+# The same after a kill at any moment.
+for seconds in 0.2 0.6 1.2; do
+    timeout -s KILL "$seconds" "$BIN/vptq-quantize" -q -m "$model" -b 3 -n 4 -l 64 -o "it's.vptq" >out.txt 2>err.txt || true
+done
+convert -o "it's.vptq"
+[ ! -e "it's.vptq.work" ] || fail "the work directory is still there"
+[ "$("$BIN/vptq-pack" -q --digest "it's.vptq" | cut -d ' ' -f 1)" = "$digest" ] || fail "another result"
+"$BIN/vptq-pack" -q --unpack "it's.vptq" -o its >out.txt
+expect_line its/README.md "^    vptq-quantize -q -m $model -b 3 -n 4 -l 64 -o 'it'.''s.vptq'\$"
+
 # A packed directory, the license of the original, and a text of one's own.
 head -c 9000 "$(data text/tinystories/tiny.utf8)" >"my text"
 "$BIN/vptq-quantize" -q -m named -b 3 -c "my text" -n 4 -l 64 --to hf -o packed >out.txt
@@ -40,6 +71,15 @@ expect_line packed/README.md '^license: apache-2.0$'
 expect_line packed/README.md '^| calibration | up to 4 windows of my text |$'
 expect_line packed/README.md "^    vptq-quantize -q -m named -b 3 -c 'my text' -n 4 -l 64 --to hf -o packed\$"
 "$BIN/vptq-pack" -q --check packed >out.txt
+
+# Names and licenses: a snapshot in a cache, a long page with other line ends.
+snapshot=hub/models--some--stories/snapshots/0123abc
+mkdir -p "$snapshot"
+cp named/config.json named/model.safetensors named/tokenizer.json "$snapshot"
+{ printf -- '---\r\nlicense: "mit"\r\n---\r\n'; head -c 100000 "$(data text/tinystories/tiny.utf8)"; } >"$snapshot/README.md"
+(cd "$snapshot" && "$BIN/vptq-quantize" -q -m . -b 3 -n 4 -l 64 --to hf -o "$OLDPWD/cached" >"$OLDPWD/out.txt")
+expect_line cached/README.md '^base_model: "some/stories"$'
+expect_line cached/README.md '^license: mit$'
 
 # The built-in text has a name, and one file may have it, too.
 "$BIN/vptq-hessian" -q -m "$model" -n 4 -l 64 --layers 0-0 -o h1 >out.txt

@@ -585,6 +585,27 @@ static void test_json(void **state)
                  "t.json: line 1, column 7: not valid JSON: unable to decode byte 0xff");
 }
 
+/* Repairing takes time in proportion to the text. */
+static void test_many_repairs(void **state)
+{
+    enum { PAIRS = 1 << 21 };
+    char *text = malloc(2 * PAIRS);
+    vptq_text_file t;
+    vptq_err err = {0};
+    for (size_t i = 0; i < PAIRS; i++) {
+        text[2 * i] = 'a';
+        text[2 * i + 1] = '\xe9';
+    }
+    assert_ok(open_text(state, text, 2 * PAIRS, VPTQ_TEXT_LOSSY, &t, &err), &err);
+    assert_int_equal(t.size, 4 * PAIRS);
+    assert_memory_equal(t.data + t.size - 8,
+                        "a\xef\xbf\xbd"
+                        "a\xef\xbf\xbd",
+                        8);
+    vptq_text_file_close(&t);
+    free(text);
+}
+
 /* The text that ships with the tools is text, and has every kind in its first half. */
 static void test_builtin(void **state)
 {
@@ -607,7 +628,8 @@ static void test_builtin(void **state)
         VPTQ_E_IO, &err, "builtin");
 }
 
-VTEST_MAIN(scratch_test(test_builtin), scratch_test(test_valid), scratch_test(test_not_utf8),
+VTEST_MAIN(scratch_test(test_builtin), scratch_test(test_many_repairs),
+           scratch_test(test_valid), scratch_test(test_not_utf8),
            scratch_test(test_named_kinds), scratch_test(test_repair_is_logged),
            scratch_test(test_compressed), scratch_test(test_compressed_bytes),
            scratch_test(test_damaged), scratch_test(test_limit), scratch_test(test_ratio),
