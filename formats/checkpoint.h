@@ -47,7 +47,7 @@ typedef struct vptq_checkpoint_options {
 
 typedef struct vptq_checkpoint {
     vptq_checkpoint_kind kind;
-    const char *path; /* as given */
+    const char *path; /* as given, or the snapshot of a name on the hub (hf/hub.h) */
     vptq_arena arena;
     vptq_model_desc desc;
     vptq_tensor_set set; /* plain tensors; PACKED and ARCHIVE: every tensor of the files */

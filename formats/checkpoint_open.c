@@ -5,7 +5,9 @@
 #include "formats/checkpoint_internal.h"
 #include "formats/gguf/model.h"
 #include "formats/hf/config.h"
-#include "formats/hf/safetensors.h"
+#include "formats/hf/hub.h"
+#include "formats/hf/weights.h"
+#include "formats/lfs.h"
 #include "formats/llama2c.h"
 #include "lib/base/text.h"
 
@@ -48,7 +50,10 @@ static vptq_status detect(const char *path, vptq_checkpoint_kind *kind, vptq_err
         return detect_dir(path, kind, err);
     /* gives a missing or unreadable file the system's error message */
     VPTQ_CHECK(vptq_map_open(path, &map, err));
+    const vptq_status st = vptq_lfs_check(path, map.data, map.size, "weights", err);
     vptq_map_release(&map);
+    if (st)
+        return st;
     if (vptq_gguf_is(path))
         *kind = VPTQ_CKPT_GGUF;
     else if (vptq_archive_is(path))
@@ -106,7 +111,7 @@ static vptq_status open_dir(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
     if (!packed)
         VPTQ_CHECK(refuse_other_methods(c->path, c->config, err));
     VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
-    VPTQ_CHECK(vptq_safetensors_read_dir(c->path, &c->set, err));
+    VPTQ_CHECK(vptq_hf_read_weights(c->path, &c->set, err));
     VPTQ_CHECK(name_embedding(c, err));
     if (packed)
         return vptq_checkpoint_read_matrices(shapes_only, c, err);
@@ -151,15 +156,16 @@ static vptq_status open_base(const vptq_ctx *ctx, const char *path, const char *
                              vptq_checkpoint *c, vptq_err *err)
 {
     vptq_checkpoint_kind kind;
-    char found[17];
-    VPTQ_CHECK(detect(path, &kind, err));
+    char dir[VPTQ_HUB_PATH], found[17];
+    VPTQ_CHECK(vptq_hub_find(path, ctx->mem, dir, err));
+    VPTQ_CHECK(detect(dir, &kind, err));
     if (!is_plain(kind))
         return vptq_fail(err, VPTQ_E_FORMAT, "'%s' is a %s, expected a plain model", path,
                          vptq_checkpoint_kind_name(kind));
     vptq_checkpoint *base = vptq_arena_zalloc(&c->arena, 1, sizeof *base, err);
     if (!base)
         return VPTQ_E_NOMEM;
-    VPTQ_CHECK(vptq_checkpoint_open(ctx, path, NULL, base, err));
+    VPTQ_CHECK(vptq_checkpoint_open(ctx, dir, NULL, base, err));
     c->base = base; /* from here on released with c */
     VPTQ_CHECK(vptq_checkpoint_fingerprint(base, ctx, found, err));
     if (strcmp(found, fingerprint) == 0)
@@ -296,12 +302,14 @@ vptq_status vptq_checkpoint_open(const vptq_ctx *ctx, const char *path,
 {
     static const vptq_checkpoint_options none = {0};
     vptq_status st = VPTQ_OK;
+    char found[VPTQ_HUB_PATH];
     opt = opt ? opt : &none;
     *c = (vptq_checkpoint){.fault = opt->fault, .fault_arg = opt->fault_arg};
     vptq_arena_init(&c->arena, ctx->mem);
     vptq_tensor_set_init(&c->set, ctx->mem);
-    VPTQ_TRY(detect(path, &c->kind, err));
-    c->path = vptq_arena_strdup(&c->arena, path, err);
+    VPTQ_TRY(vptq_hub_find(path, ctx->mem, found, err));
+    VPTQ_TRY(detect(found, &c->kind, err));
+    c->path = vptq_arena_strdup(&c->arena, found, err);
     if (!c->path)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(open_kind(ctx, opt, c, err));

@@ -20,7 +20,8 @@
  *     vptq_ctx_close(ctx);
  *
  * MODEL.  A path to a model is one of: a Hugging Face directory, a GGUF file, a llama2.c .bin
- * file, a packed VPTQ directory, a .vptq archive, or a work directory of vptq_quantize.
+ * file, a packed VPTQ directory, a .vptq archive, or a work directory of vptq_quantize.  If no
+ * such path exists, ORG/NAME or ORG/NAME@REVISION is one in the local Hugging Face cache.
  *
  * Lifetime.  Handles (vptq_ctx, vptq_model, ...) are made by an _open, _load or _new function
  * and freed by the matching _close or _free, which accepts NULL.  A context outlives everything

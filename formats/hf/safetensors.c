@@ -1,4 +1,4 @@
-/* Reads safetensors files and directories of them. */
+/* Reads safetensors files. */
 #include "formats/hf/safetensors.h"
 
 #include <errno.h>
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "formats/json.h"
+#include "formats/lfs.h"
 #include "lib/base/le.h"
 #include "lib/base/text.h"
 
@@ -31,20 +32,11 @@ static vptq_status bad_entry(const char *path, const char *name, const char *wha
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%.200s': %s", path, name, what);
 }
 
-/* Whether this is the pointer that `git clone` leaves for a large file without Git LFS. */
-static bool is_lfs_pointer(const vptq_map *map)
-{
-    static const char start[] = "version https://git-lfs.github.com/spec/";
-    return map->size >= sizeof start - 1 && memcmp(map->data, start, sizeof start - 1) == 0;
-}
-
 /* Finds the length of the header and checks it against the file. */
 static vptq_status find_header(const char *path, const vptq_map *map, size_t *len,
                                vptq_err *err)
 {
-    if (is_lfs_pointer(map))
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: is a Git LFS pointer, not the weights; run 'git lfs pull'", path);
+    VPTQ_CHECK(vptq_lfs_check(path, map->data, map->size, "weights", err));
     if (map->size < LENGTH_BYTES)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu bytes are too few for a safetensors file",
                          path, map->size);
@@ -279,122 +271,6 @@ out:
     json_decref(header);
     vptq_map_release(&map);
     return st;
-}
-
-/* Reads DIR/NAME after checking that the name cannot leave the directory. */
-static vptq_status read_shard(const char *dir, const char *name, vptq_tensor_set *set,
-                              vptq_err *err)
-{
-    char path[4096];
-    if (!*name || strlen(name) > NAME_MAX || strchr(name, '/') || strcmp(name, ".") == 0 ||
-        strcmp(name, "..") == 0)
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s/" VPTQ_SAFETENSORS_INDEX
-                         ": '%.200s' is not the name of a file in the directory",
-                         dir, name);
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
-    return vptq_safetensors_read(path, set, NULL, err);
-}
-
-/* Checks that each tensor of the index is in the shard it names. */
-static vptq_status check_index(const char *index_path, json_t *weights,
-                               const vptq_tensor_set *set, vptq_err *err)
-{
-    const char *name;
-    json_t *file;
-    json_object_foreach(weights, name, file)
-    {
-        const vptq_tensor *t = vptq_tensor_find(set, name);
-        const char *shard = json_string_value(file);
-        if (!t || strcmp(vptq_path_base(t->file), shard) != 0)
-            return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%.200s' is not in %.200s",
-                             index_path, name, shard);
-    }
-    return VPTQ_OK;
-}
-
-/* Reads every shard once, in the order the index first names them. */
-static vptq_status read_shards(const char *dir, const char *index_path, json_t *weights,
-                               vptq_tensor_set *set, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_strmap seen = {0};
-    const char *name;
-    json_t *file;
-    VPTQ_TRY(vptq_strmap_init(&seen, set->arena.mem, 0, err));
-    json_object_foreach(weights, name, file)
-    {
-        bool fresh = false;
-        const char *shard = json_string_value(file);
-        if (!shard)
-            VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
-                               "%s: the file of tensor '%.200s' is not a string", index_path,
-                               name));
-        VPTQ_TRY(vptq_strmap_add(&seen, shard, strlen(shard), 0, &fresh, err));
-        if (fresh)
-            VPTQ_TRY(read_shard(dir, shard, set, err));
-    }
-    VPTQ_TRY(vptq_tensor_set_finish(set, err));
-    VPTQ_TRY(check_index(index_path, weights, set, err));
-out:
-    vptq_strmap_release(&seen);
-    return st;
-}
-
-static vptq_status read_by_index(const char *dir, const char *index_path, vptq_tensor_set *set,
-                                 vptq_err *err)
-{
-    json_t *index = NULL;
-    VPTQ_CHECK(vptq_json_load(index_path, MAX_HEADER, &index, err));
-    json_t *weights = json_object_get(index, "weight_map");
-    vptq_status st =
-        json_is_object(weights)
-            ? read_shards(dir, index_path, weights, set, err)
-            : vptq_fail(err, VPTQ_E_FORMAT, "%s: 'weight_map' is not an object", index_path);
-    json_decref(index);
-    return st;
-}
-
-/* Names the other weight file of the directory, if there is one, and the way out. */
-static vptq_status no_weights(const char *dir, char **names, size_t count, vptq_err *err)
-{
-    for (size_t i = 0; i < count; i++)
-        if (vptq_text_before(names[i], ".bin") || vptq_text_before(names[i], ".pth") ||
-            vptq_text_before(names[i], ".bin.index.json"))
-            return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: has no *.safetensors file, only %.200s; convert it with "
-                             "transformers: save_pretrained(DIR, safe_serialization=True)",
-                             dir, names[i]);
-    return vptq_fail(err, VPTQ_E_FORMAT, "%s: has no *.safetensors file", dir);
-}
-
-static vptq_status read_all_files(const char *dir, vptq_tensor_set *set, vptq_err *err)
-{
-    char **names = NULL;
-    size_t count = 0, found = 0;
-    VPTQ_CHECK(vptq_dir_list(dir, &set->arena, &names, &count, err));
-    for (size_t i = 0; i < count; i++)
-        if (vptq_text_before(names[i], ".safetensors")) {
-            VPTQ_CHECK(read_shard(dir, names[i], set, err));
-            found++;
-        }
-    if (!found)
-        return no_weights(dir, names, count, err);
-    return vptq_tensor_set_finish(set, err);
-}
-
-vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set, vptq_err *err)
-{
-    char index_path[4096], single_path[4096];
-    VPTQ_CHECK(vptq_path_join(index_path, sizeof index_path, dir, VPTQ_SAFETENSORS_INDEX, err));
-    VPTQ_CHECK(
-        vptq_path_join(single_path, sizeof single_path, dir, VPTQ_SAFETENSORS_SINGLE, err));
-    if (vptq_path_exists(index_path))
-        return read_by_index(dir, index_path, set, err);
-    if (!vptq_path_exists(single_path))
-        return read_all_files(dir, set, err);
-    VPTQ_CHECK(vptq_safetensors_read(single_path, set, NULL, err));
-    return vptq_tensor_set_finish(set, err);
 }
 
 /* ---- checksums ---- */

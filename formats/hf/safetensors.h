@@ -1,7 +1,7 @@
 /* Internal: safetensors files: an 8-byte little-endian header length, a JSON header {name:
  * {dtype, shape, data_offsets}}, then the bytes.
  *
- * Reading maps single files or all files of a directory.  Checks the header length against the
+ * Reading maps the file.  Checks the header length against the
  * file and 100 MB, offsets (inside the file, without gap or overlap), bytes against shape and
  * type, and unique names.  Writing is atomic and pads the header to 8 bytes. */
 #ifndef VPTQ_FORMATS_HF_SAFETENSORS_H
@@ -31,11 +31,6 @@ vptq_status vptq_metadata_count(const char *path, const vptq_metadata_list *list
  * the strings of __metadata__, in the set's arena. */
 vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set,
                                   vptq_metadata_list *meta, vptq_err *err) VPTQ_MUST_CHECK;
-
-/* Reads all tensors of a Hugging Face directory: the shards of the index, else
- * model.safetensors, else every *.safetensors file in name order. */
-vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set,
-                                      vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Hex digits of a checksum, with the 0 after them. */
 enum { VPTQ_SAFETENSORS_SUM = 17 };

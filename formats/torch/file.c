@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/lfs.h"
 #include "formats/torch/pickle.h"
 #include "formats/torch/zip.h"
 #include "lib/base/text.h"
@@ -241,6 +242,21 @@ out:
     return st;
 }
 
+/* Names the contents that look like a PyTorch file to the user and are not a zip. */
+static vptq_status check_content(const char *path, const vptq_map *map, vptq_err *err)
+{
+    /* PROTO 2, LONG1 of 10 bytes: the magic number that opened files before PyTorch 1.6 */
+    static const uint8_t old[] = {0x80, 2,    0x8a, 10,   0x6c, 0xfc, 0x9c,
+                                  0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
+    VPTQ_CHECK(vptq_lfs_check(path, map->data, map->size, "weights", err));
+    if (map->size < sizeof old || memcmp(map->data, old, sizeof old) != 0)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: is in the format of PyTorch before 1.6, expected a zip file; convert "
+                     "it in Python: torch.save(torch.load(FILE, weights_only=True), FILE)",
+                     path);
+}
+
 vptq_status vptq_torch_read(const char *path, vptq_mem *mem, vptq_torch_file *t, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -254,6 +270,7 @@ vptq_status vptq_torch_read(const char *path, vptq_mem *mem, vptq_torch_file *t,
     if (!r.path)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(vptq_map_open(path, &t->map, err));
+    VPTQ_TRY(check_content(r.path, &t->map, err));
     VPTQ_TRY(vptq_zip_list(r.path, &t->map, &scratch, &r.zip, err));
     VPTQ_TRY(find_pickle(&r, &pickle, err));
     VPTQ_TRY(vptq_pickle_run(r.path, pickle->data, pickle->size, &scratch, &r.pickle, err));
@@ -279,4 +296,30 @@ const vptq_torch_item *vptq_torch_find(const vptq_torch_file *t, const char *nam
         if (strcmp(t->items[i].name, name) == 0)
             return &t->items[i];
     return NULL;
+}
+
+/* ---- models ---- */
+
+vptq_status vptq_torch_read_tensors(const char *path, vptq_tensor_set *set, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_torch_file t;
+    VPTQ_TRY(vptq_torch_read(path, set->arena.mem, &t, err));
+    const uintptr_t begin = (uintptr_t)t.map.data, size = t.map.size;
+    VPTQ_TRY(vptq_tensor_set_own_map(set, &t.map, err));
+    for (size_t i = 0; i < t.count; i++) {
+        vptq_tensor *x = &t.items[i].tensor;
+        if (t.items[i].kind != VPTQ_TORCH_TENSOR)
+            continue;
+        if (x->bytes && (uintptr_t)x->data - begin >= size)
+            VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                               "%s: tensor '%.200s' is not contiguous; save it with "
+                               ".contiguous()",
+                               path, x->name));
+        x->mapped = true;
+        VPTQ_TRY(vptq_tensor_set_add(set, x, err));
+    }
+out:
+    vptq_torch_release(&t);
+    return st;
 }

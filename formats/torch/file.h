@@ -1,8 +1,9 @@
-/* Internal: PyTorch .pt files (torch.save of a dictionary): a zip of stored entries with a
- * pickle NAME/data.pkl and the bytes of each storage in NAME/data/KEY.  Reads dictionaries of
- * numbers and tensors; other plain values become VPTQ_TORCH_OTHER, and everything that would
- * have to run code is refused by name (pickle.h).  Checks offsets and sizes against the file,
- * checksums of the entries used, byte order and unique keys. */
+/* Internal: PyTorch .pt files (torch.save of a dictionary, as a model's state_dict): a zip of
+ * stored entries with a pickle NAME/data.pkl and the bytes of each storage in NAME/data/KEY.
+ * Reads dictionaries of numbers and tensors; other plain values become VPTQ_TORCH_OTHER, and
+ * everything that would have to run code is refused by name (pickle.h).  Checks offsets and
+ * sizes against the file, checksums of the entries used, byte order and unique keys.  The
+ * format of torch.save before PyTorch 1.6, which is not a zip, is refused. */
 #ifndef VPTQ_FORMATS_TORCH_FILE_H
 #define VPTQ_FORMATS_TORCH_FILE_H
 
@@ -37,6 +38,11 @@ vptq_status vptq_torch_read(const char *path, vptq_mem *mem, vptq_torch_file *t,
 void vptq_torch_release(vptq_torch_file *t);
 /* NULL if there is no such item. */
 const vptq_torch_item *vptq_torch_find(const vptq_torch_file *t, const char *name);
+
+/* Adds the tensors of the file to a set, which then owns its mapping, and ignores other values;
+ * the caller finishes the set.  Refuses tensors in another order than C. */
+vptq_status vptq_torch_read_tensors(const char *path, vptq_tensor_set *set,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Writes a dictionary of numbers and tensors (types F32, F16, BF16, I64, BOOL; name, type,
  * dims, shape and data are used) that torch.load reads, also with weights_only.  Atomic. */

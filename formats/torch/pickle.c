@@ -178,6 +178,17 @@ static vptq_status fill(machine *m)
     return VPTQ_OK;
 }
 
+/* BUILD gives an object attributes.  Those of an ordered dictionary, as the versions of modules
+ * in a state_dict, are dropped. */
+static vptq_status drop_attributes(machine *m)
+{
+    const vptq_pickle_value *state = pop(m);
+    if (!state || state->kind != VPTQ_PICKLE_DICT || m->depth == 0 ||
+        m->values[m->stack[m->depth - 1]].kind != VPTQ_PICKLE_DICT)
+        return broken(m, "attributes of a value that is not an ordered dictionary");
+    return VPTQ_OK;
+}
+
 /* ---- memo ---- */
 
 static vptq_status put_memo(machine *m, uint64_t i)
@@ -422,6 +433,7 @@ static const opcode opcodes[256] = {
     ['e'] = {fill, 0, VPTQ_PICKLE_LIST},      /* APPENDS */
     ['s'] = {fill, 2, VPTQ_PICKLE_DICT},      /* SETITEM */
     ['u'] = {fill, 0, VPTQ_PICKLE_DICT},      /* SETITEMS */
+    ['b'] = {drop_attributes, 0, 0},          /* BUILD */
     ['q'] = {put, 1, 0},                      /* BINPUT */
     ['r'] = {put, 4, 0},                      /* LONG_BINPUT */
     ['h'] = {get, 1, 0},                      /* BINGET */

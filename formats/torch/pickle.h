@@ -1,6 +1,7 @@
 /* Internal: runs the pickle of a PyTorch file (protocols 2 to 5) on a machine that can build
  * only None, booleans, numbers, texts, lists, tuples, dictionaries (also OrderedDict) and
- * tensors over storages of float, half, bfloat16, long and bool.  Refuses every other global by
+ * tensors over storages of float, half, bfloat16, long and bool.  Drops attributes of
+ * dictionaries.  Refuses every other global by
  * name and every other opcode by code; nothing is ever called. */
 #ifndef VPTQ_FORMATS_TORCH_PICKLE_H
 #define VPTQ_FORMATS_TORCH_PICKLE_H

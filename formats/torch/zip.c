@@ -235,6 +235,7 @@ vptq_status vptq_zip_check(const vptq_zip *zip, vptq_zip_entry *e, vptq_err *err
                          "%s: entry '%.200s' is damaged: its CRC-32 is %08x, expected %08x",
                          zip->path, e->name, crc, e->crc);
     e->checked = true;
+    vptq_map_forget(e->data, e->size); /* models are larger than memory */
     return VPTQ_OK;
 }
 

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "formats/lfs.h"
 #include "formats/vocab/internal.h"
 
 static vptq_status wrong(const vptq_vocab *v, const char *what, const char *expected,
@@ -334,6 +335,7 @@ vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v,
     char *text = NULL, *config = NULL, name[4096];
     size_t len = 0, config_len = 0;
     VPTQ_TRY(vptq_file_read(path, VPTQ_TOKENIZER_LIMIT, mem, &text, &len, err));
+    VPTQ_TRY(vptq_lfs_check(path, text, len, "tokenizer", err));
     VPTQ_TRY(vptq_path_beside(name, sizeof name, path, "tokenizer_config.json", err));
     if (vptq_path_exists(name))
         VPTQ_TRY(vptq_file_read(name, VPTQ_TOKENIZER_LIMIT, mem, &config, &config_len, err));

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "formats/lfs.h"
 #include "formats/vocab/internal.h"
 #include "lib/base/text.h"
 #include "lib/base/utf8.h"
@@ -318,11 +319,13 @@ static vptq_status read_file(const char *path, uint32_t expect, vptq_mem *mem, v
     /* llama2.c begins with a small int32, the length of its longest piece; a protobuf with the
      * tag of its first piece, a list of ranks with base64. */
     bool llama2c = f.map.size >= 4 && f.map.data[2] == 0 && f.map.data[3] == 0;
-    vptq_status st =
-        f.map.size > 0 && f.map.data[0] == '{'
-            ? vptq_vocab_read_json(path, mem, v, err)
-            : vptq_vocab_make(path, llama2c ? vptq_vocab_fill_llama2c : vptq_vocab_fill_spm, &f,
-                              mem, v, err);
+    vptq_status st = vptq_lfs_check(path, f.map.data, f.map.size, "tokenizer", err);
+    if (!st)
+        st =
+            f.map.size > 0 && f.map.data[0] == '{'
+                ? vptq_vocab_read_json(path, mem, v, err)
+                : vptq_vocab_make(path, llama2c ? vptq_vocab_fill_llama2c : vptq_vocab_fill_spm,
+                                  &f, mem, v, err);
     vptq_map_release(&f.map);
     return st;
 }

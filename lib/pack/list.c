@@ -160,9 +160,9 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
         return st;
     listing l = {.c = &c};
     if (c.kind == VPTQ_CKPT_ARCHIVE)
-        VPTQ_TRY(vptq_archive_open(path, ctx->mem, &l.archive, err));
+        VPTQ_TRY(vptq_archive_open(c.path, ctx->mem, &l.archive, err));
     VPTQ_TRY(list_rows(ctx, &l, fn, arg, err));
-    VPTQ_TRY(vptq_package_path_bytes(ctx, path, total_bytes, err));
+    VPTQ_TRY(vptq_package_path_bytes(ctx, c.path, total_bytes, err));
     *bits_per_weight = l.weights > 0 ? l.bits / l.weights : 0;
 out:
     vptq_archive_close(l.archive);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/hf/hub.h"
 #include "lib/pack/pack.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
@@ -147,11 +148,13 @@ vptq_status vptq_check_report(vptq_device *dev, const char *path,
                               const vptq_checkpoint_options *open, const vptq_output *out,
                               uint32_t *errors, vptq_err *err)
 {
+    char found[VPTQ_HUB_PATH];
     vptq_check_result r;
     check_state s = {out, VPTQ_OK, err};
     char digests[48] = "";
 
-    VPTQ_CHECK(vptq_check_model(dev, path, open, print_finding, &s, &r, err));
+    VPTQ_CHECK(vptq_hub_find(path, dev->ctx->mem, found, err));
+    VPTQ_CHECK(vptq_check_model(dev, found, open, print_finding, &s, &r, err));
     VPTQ_CHECK(s.st);
     if (errors)
         *errors = r.errors;
@@ -160,7 +163,7 @@ vptq_status vptq_check_report(vptq_device *dev, const char *path,
     if (r.has_sums)
         snprintf(digests, sizeof digests, ", %" PRIu32 " files agree with SHA256SUMS",
                  r.digests);
-    else if (vptq_path_is_dir(path))
+    else if (vptq_path_is_dir(found))
         snprintf(digests, sizeof digests, ", no SHA256SUMS");
     return vptq_print_line(out, err, "%s: %" PRIu32 " error%s, %" PRIu32 " warning%s%s", path,
                            r.errors, r.errors == 1 ? "" : "s", r.warnings,

@@ -85,7 +85,7 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
     if (sequential && q->opt->calibrate->correction > 0)
         snprintf(calibration, sizeof calibration, "sequential, correction up to %.15g",
                  q->opt->calibrate->correction);
-    VPTQ_CHECK(resolve(q->opt->model, path, err));
+    VPTQ_CHECK(resolve(q->model.ckpt.path, path, err));
     VPTQ_CHECK(vptq_json_check_text("quantize.json", "the model's path", path, err));
     if (q->opt->tokenizer) {
         VPTQ_CHECK(resolve(q->opt->tokenizer, tokenizer, err));

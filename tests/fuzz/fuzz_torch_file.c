@@ -4,6 +4,21 @@
 #include "formats/torch/zip.h"
 #include "tests/fuzz/fuzz_input.h"
 
+/* As a model's weights: tensors in the mapping, which outlives the reader. */
+static void read_tensors(const char *path)
+{
+    vptq_tensor_set set;
+    vptq_tensor_set_init(&set, NULL);
+    if (!vptq_torch_read_tensors(path, &set, NULL) && !vptq_tensor_set_finish(&set, NULL))
+        for (size_t i = 0; i < set.count; i++)
+            if (set.tensors[i].bytes &&
+                (set.map_count != 1 || set.tensors[i].data < set.maps[0].data ||
+                 set.tensors[i].bytes >
+                     set.maps[0].size - (size_t)(set.tensors[i].data - set.maps[0].data)))
+                abort();
+    vptq_tensor_set_release(&set);
+}
+
 static void read_all(const char *path)
 {
     vptq_torch_file t;
@@ -20,6 +35,7 @@ static void read_all(const char *path)
     if (sum && !t.count)
         abort();
     vptq_torch_release(&t);
+    read_tensors(path);
 }
 
 static void build(const char *path, const uint8_t *data, size_t size)

@@ -7,6 +7,7 @@ changed it, with checksums and offsets computed anew unless the row sets them. F
 import ctypes
 import io
 import json
+import math
 import re
 import struct
 import zipfile
@@ -365,6 +366,32 @@ def edit_zip(path, change, compression=zipfile.ZIP_STORED):
         for name, data in entries.items():
             z.writestr(zipfile.ZipInfo(name), data, compression)
     path.write_bytes(out.getvalue())
+
+
+def pickled_tensors(shapes, dtype="Half"):
+    """The pickle of a dictionary of contiguous tensors [(name, shape)]; number i is in the storage "i"."""
+
+    def text(s):
+        return b"X" + struct.pack("<I", len(s.encode())) + s.encode()
+
+    def sizes(values):
+        return b"(" + b"".join(b"J" + struct.pack("<i", v) for v in values) + b"t"
+
+    out = b"\x80\x02}("
+    for i, (name, shape) in enumerate(shapes):
+        strides = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
+        out += text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage")
+        out += b"ctorch\n" + dtype.encode() + b"Storage\n" + text(str(i)) + text("cpu")
+        out += b"J" + struct.pack("<i", math.prod(shape)) + b"tQK\0" + sizes(shape) + sizes(strides) + b"\x89}tR"
+    return out + b"u."
+
+
+def zip_of(entries):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as z:
+        for name, data in entries.items():
+            z.writestr(zipfile.ZipInfo(name), data)
+    return out.getvalue()
 
 
 def edit_bytes(path, change):

@@ -195,6 +195,30 @@ def shards(folder):
     )
 
 
+def pytorch(folder):
+    """The same model as PyTorch saves it."""
+    model(folder)
+    s = forge.Safetensors((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors").unlink()
+    entries = {"m/data.pkl": forge.pickled_tensors(list(shapes()))}
+    for i, (name, _) in enumerate(shapes()):
+        begin, end = s.at(name)
+        entries[f"m/data/{i}"] = bytes(s.data[begin:end])
+    put(folder / "pytorch_model.bin", forge.zip_of(entries))
+
+
+def cached(folder):
+    """The same model in the cache of the Hugging Face hub."""
+    for part in "refs", "blobs", "snapshots":
+        (folder / part).mkdir(parents=True)
+    model(folder / "snapshots/abc")
+    for i, file in enumerate(sorted((folder / "snapshots/abc").iterdir())):
+        blob = f"{i:040x}"
+        file.rename(folder / "blobs" / blob)
+        file.symlink_to(f"../../blobs/{blob}")
+    put(folder / "refs/main", "abc")
+
+
 def llama2c():
     """A checkpoint of llama2.c of one layer with zeros, small enough to be listed."""
     dim, hidden, layers, heads, kv, vocab, length = 16, 24, 1, 2, 1, 48, 64
@@ -238,6 +262,8 @@ def make(good, tools):
     good.mkdir()
     model(good / "m")
     shards(good / "s")
+    pytorch(good / "bin")
+    cached(good / "models--o--m")
     quantized(good / "gq", "gptq")
     quantized(good / "aq", "awq")
     model(good / "spm")

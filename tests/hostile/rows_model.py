@@ -5,7 +5,7 @@ import struct
 
 import forge
 from changes import BAD, at, both, cut, fifo, folder, json_file, link, remove, setting, sparse, tensors, write
-from net import Kind, harmless, refused, shown
+from net import Kind, harmless, refused, shown, without
 
 LIST, PLAN, UNPACK = "pack --list {}", "quantize -m {} --dry-run", "pack -q --unpack {} -o out"
 GENERATE, TOKENS = "eval generate -q -m {} -p the -n 1", "eval ppl -q -m {} --text B/text --tokens-only"
@@ -288,6 +288,110 @@ index.row(
     refused("safetensors"),
 )
 index.row("a pipe as weights", both(remove(INDEX), fifo("x.safetensors")), refused("x.safetensors"))
+
+# --- PyTorch checkpoints and their index ---
+
+BIN = "pytorch_model.bin"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 548105171\n"
+kind = Kind("pytorch_model", "bin", LIST)
+
+
+def zipped(change):
+    return lambda t: forge.edit_zip(t / BIN, change)
+
+
+def pickled(raw):
+    return zipped(lambda z: z.update({"m/data.pkl": raw(z["m/data.pkl"]) if callable(raw) else raw}))
+
+
+kind.row("as it is", lambda t: None, harmless, PLAN, UNPACK, GENERATE)
+for name, raw in [
+    ("that runs a command", b"cos\nsystem\n(S'touch evil'\ntR."),
+    ("that runs a command by protocol 4", b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x0atouch evil\x85R."),
+    ("that runs a command by attributes", b"}cos\nsystem\nb."),
+    ("that evaluates", b"cbuiltins\neval\n(X\x01\0\0\0" + b"1tR."),
+    ("with a name of control characters", b"c\x1b[2J\x07\nx\n)R."),
+    ("of attributes of nothing", b"}" + b"}b" * 10**5 + b"b."),
+    ("with a list", b"]."),
+    ("of 2 MB", b"N" * (2 << 20)),
+    ("without an end", lambda p: p[:-1]),
+]:
+    kind.row(f"a pickle {name}", pickled(raw), refused(BIN))
+kind.row("an empty dictionary", pickled(b"}."), refused("model.embed_tokens"), PLAN)
+kind.row("a dictionary of dictionaries", pickled(b"}X\x01\0\0\0a}s."), refused("model.embed_tokens"), PLAN)
+for name, change in [
+    ("a transposed tensor", pickled(lambda p: p.replace(b"J\x10\0\0\0J\x01\0\0\0t\x89", b"J\x01\0\0\0J\x10\0\0\0t\x89", 1))),
+    ("a stride of 2^30", pickled(lambda p: p.replace(b"J\x10\0\0\0J\x01\0\0\0t\x89", b"J\0\0\0\x40J\x01\0\0\0t\x89", 1))),
+    ("a storage that is missing", zipped(lambda z: z.pop("m/data/0") and None)),
+    ("a storage of other length", zipped(lambda z: z.update({"m/data/0": b"1234"}))),
+    ("tensors of doubles", pickled(lambda p: p.replace(b"HalfStorage", b"DoubleStorage"))),
+    ("a tensor twice", pickled(lambda p: p.replace(b"layers.1.mlp.up", b"layers.0.mlp.up"))),
+    ("a deflated bomb", lambda t: forge.edit_zip(t / BIN, lambda z: z.update({"m/data/0": b"\0" * (64 << 20)}), 8)),
+    ("a wrong checksum", lambda t: forge.edit_bytes(t / BIN, lambda b: b.replace(b"lm_head", b"lm_hea_", 1))),
+    ("a Git LFS pointer", write(BIN, POINTER)),
+    ("the format before PyTorch 1.6", write(BIN, b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.cos\nsystem\n.")),
+    ("nothing", write(BIN, "")),
+    ("cut short", cut(BIN, -30)),
+    ("1 TiB of zeros", sparse(BIN, 1 << 40)),
+    ("a pipe", fifo(BIN)),
+    ("a folder", folder(BIN)),
+]:
+    kind.row(name, change, refused(BIN))
+for name, file in [
+    ("in the folder above", "../secret.txt"),
+    ("with an absolute path", "/etc/passwd"),
+    ("with control characters", BAD),
+    ("that is missing", "none.bin"),
+    ("config.json", "config.json"),
+]:
+    kind.row(
+        f"a shard {name}",
+        write(BIN + ".index.json", json.dumps({"weight_map": {"lm_head.weight": file}})),
+        refused(BIN + "|none.bin|config.json|cannot open"),
+    )
+kind.row(
+    "a shard that is the file",
+    write(BIN + ".index.json", json.dumps({"weight_map": {"lm_head.weight": BIN}})),
+    harmless,
+    PLAN,
+)
+weights.row("a Git LFS pointer", write("model.safetensors", POINTER), refused("Git LFS pointer"))
+weights.row("a tokenizer that is a Git LFS pointer", write("tokenizer.json", POINTER), refused("Git LFS"), TOKENS)
+
+# --- the cache of the Hugging Face hub ---
+
+kind = Kind("hub", "models--o--m", LIST)
+kind.row("as it is", lambda t: None, harmless, PLAN, UNPACK)
+for name, text in [
+    ("in the folder above", "../../secret"),
+    ("..", ".."),
+    ("with an absolute path", "/etc"),
+    ("with control characters", BAD),
+    ("of nothing", ""),
+    ("of 100 characters", "a" * 100),
+    ("of 10^6 characters", "a" * 10**6),
+    ("that is missing", "def"),
+    ("of two lines", "abc\nabc"),
+]:
+    kind.row(f"refs/main: a name {name}", write("refs/main", text), refused("refs/main|no complete snapshot"))
+for name, change in [("a pipe", fifo), ("a folder", folder)]:
+    kind.row(f"refs/main: {name}", change("refs/main"), refused("refs/main"))
+kind.row("refs/main: zeros for ever", link("refs/main", "/dev/zero"), refused("refs/main"))
+kind.row("refs/main: missing", remove("refs/main"), harmless)
+kind.row(
+    "snapshots with control characters in their names",
+    both(remove("refs/main"), folder("snapshots/" + BAD.replace("/", "")), folder("snapshots/b")),
+    refused("has several snapshots and no refs/main; .*: abc, b$"),
+)
+kind.row("a snapshot outside", both(link("snapshots/x", "/etc"), write("refs/main", "x")), refused("link"))
+kind.row("a snapshot of itself", both(link("snapshots/x", "x"), write("refs/main", "x")), refused("snapshot"))
+kind.row("a snapshot that is another", both(link("snapshots/x", "abc"), write("refs/main", "x")), refused("link"))
+kind.row(
+    "a file outside, unpacking",
+    link("snapshots/abc/notes.txt", "../../../secret.txt"),
+    without("notes.txt"),
+    UNPACK,
+)
 
 # --- what is in place of a file ---
 

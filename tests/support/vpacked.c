@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "formats/hf/safetensors.h"
+#include "formats/hf/weights.h"
 #include "formats/vptq/archive.h"
 #include "lib/base/bits.h"
 #include "lib/base/file.h"
@@ -191,7 +192,7 @@ bool vpacked_stories(vptq_tensor_set *set, json_t **config, char *path, size_t s
     if (!vtest_data(dir, sizeof dir, "golden/vptq_model_stories260K"))
         return false;
     vptq_tensor_set_init(set, NULL);
-    assert_ok(vptq_safetensors_read_dir(dir, set, &err), &err);
+    assert_ok(vptq_hf_read_weights(dir, set, &err), &err);
     vtest_path(path, size, dir, "config.json");
     assert_ok(vptq_json_load(path, 1 << 20, config, &err), &err);
     return true;

@@ -5,6 +5,7 @@
 
 #include "formats/checkpoint.h"
 #include "formats/hf/safetensors.h"
+#include "formats/hf/weights.h"
 #include "formats/vptq/archive.h"
 #include "lib/base/file.h"
 #include "tests/support/varchive.h"
@@ -321,7 +322,7 @@ static void test_tokenizer_inside_an_archive(void **state)
     add_to_archive(w, "tokenizer_config.json", config);
     vptq_tensor_set_init(&set, NULL);
     in(path, state, "packed");
-    assert_ok(vptq_safetensors_read_dir(path, &set, &err), &err);
+    assert_ok(vptq_hf_read_weights(path, &set, &err), &err);
     for (size_t i = 0; i < set.count; i++)
         assert_ok(varchive_add(w, &set.tensors[i], 3, &err), &err);
     assert_ok(vptq_archive_writer_commit(w, &err), &err);

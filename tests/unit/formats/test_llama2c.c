@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "formats/hf/safetensors.h"
+#include "formats/hf/weights.h"
 #include "formats/llama2c.h"
 #include "tests/support/vtest.h"
 
@@ -187,7 +188,7 @@ static void test_real_model(void **state)
     vptq_tensor_set_init(&theirs, NULL);
     assert_true(vptq_llama2c_is(bin));
     assert_ok(vptq_llama2c_read(bin, &ours, &d, &err), &err);
-    assert_ok(vptq_safetensors_read_dir(dir, &theirs, &err), &err);
+    assert_ok(vptq_hf_read_weights(dir, &theirs, &err), &err);
     assert_int_equal(ours.count, theirs.count);
     for (size_t i = 0; i < ours.count; i++) {
         vptq_tensor a = ours.tensors[i];

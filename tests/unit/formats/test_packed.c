@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "formats/hf/safetensors.h"
+#include "formats/hf/weights.h"
 #include "formats/vptq/packed.h"
 #include "lib/backend/backend.h"
 #include "tests/support/vtest.h"
@@ -295,7 +296,7 @@ static void test_model_configs(void **state)
         skip();
     vptq_tensor_set set;
     vptq_tensor_set_init(&set, NULL);
-    assert_ok(vptq_safetensors_read_dir(dir, &set, &err), &err);
+    assert_ok(vptq_hf_read_weights(dir, &set, &err), &err);
     vptq_packed_layout first[35];
     for (size_t f = 0; f < 3; f++) {
         json_t *config = NULL;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "formats/hf/safetensors.h"
+#include "formats/hf/weights.h"
 #include "tests/support/vtest.h"
 
 /* Writes DIR/NAME: a safetensors file with this header and `data_bytes` bytes 0, 1, 2, ... */
@@ -232,7 +233,7 @@ static void refuse_dir(const char *dir, const char *index, vptq_status code, con
     if (index)
         put_index(dir, index);
     vptq_tensor_set_init(&set, NULL);
-    assert_fails(vptq_safetensors_read_dir(dir, &set, &err), code, &err, part);
+    assert_fails(vptq_hf_read_weights(dir, &set, &err), code, &err, part);
     vptq_tensor_set_release(&set);
 }
 
@@ -241,7 +242,7 @@ static void accept_dir(const char *dir, size_t count)
     vptq_tensor_set set;
     vptq_err err = {0};
     vptq_tensor_set_init(&set, NULL);
-    assert_ok(vptq_safetensors_read_dir(dir, &set, &err), &err);
+    assert_ok(vptq_hf_read_weights(dir, &set, &err), &err);
     assert_int_equal(set.count, count);
     vptq_tensor_set_release(&set);
 }
@@ -251,10 +252,11 @@ static void test_directories(void **state)
     const char *dir = *state;
     char header[256];
     char weights[4096];
-    refuse_dir(dir, NULL, VPTQ_E_FORMAT, "has no *.safetensors file");
-    vtest_path(weights, sizeof weights, dir, "pytorch_model.bin");
+    refuse_dir(dir, NULL, VPTQ_E_FORMAT,
+               "has neither a *.safetensors file nor pytorch_model.bin");
+    vtest_path(weights, sizeof weights, dir, "weights.bin");
     vtest_write_file(weights, "", 0);
-    refuse_dir(dir, NULL, VPTQ_E_FORMAT, "only pytorch_model.bin; convert it");
+    refuse_dir(dir, NULL, VPTQ_E_FORMAT, "only weights.bin; convert it");
     put_file(dir, "s1.safetensors", one(header, "a"), 4);
     put_file(dir, "s2.safetensors", one(header, "b"), 4);
     accept_dir(dir, 2);
@@ -296,7 +298,7 @@ static vptq_status read_dir_counted(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_tensor_set set;
     vptq_tensor_set_init(&set, mem);
-    vptq_status st = vptq_safetensors_read_dir(arg, &set, err);
+    vptq_status st = vptq_hf_read_weights(arg, &set, err);
     vptq_tensor_set_release(&set);
     return st;
 }
@@ -396,7 +398,7 @@ static void check_letters(const char *dir)
     vptq_tensor_set set;
     vptq_err err = {0};
     vptq_tensor_set_init(&set, NULL);
-    assert_ok(vptq_safetensors_read_dir(dir, &set, &err), &err);
+    assert_ok(vptq_hf_read_weights(dir, &set, &err), &err);
     assert_int_equal(set.count, LETTERS);
     for (size_t i = 0; i < LETTERS; i++) {
         const vptq_tensor *t = &set.tensors[i];
@@ -479,7 +481,7 @@ static void test_real_file(void **state)
     if (!vtest_data(dir, sizeof dir, "models/stories260K-hf"))
         skip();
     vptq_tensor_set_init(&set, NULL);
-    assert_ok(vptq_safetensors_read_dir(dir, &set, &err), &err);
+    assert_ok(vptq_hf_read_weights(dir, &set, &err), &err);
     assert_int_equal(set.count, 2 + 5 * 9);
     assert_ok(vptq_tensor_need(&set, "model.embed_tokens.weight", 512, 64, &t, &err), &err);
     assert_int_equal(t->type, VPTQ_F16);

@@ -342,6 +342,11 @@ static void test_bad_pickles(void **state)
         {"}(Nu.", "items for a value that is not a list"},
         {"](NNu.", "items for a value that is not a list"},
         {"}NNs.", "a key that is not a string"},
+        {"}b.", "byte 1: attributes of a value that is not"},
+        {"N}b.", "attributes of a value that is not an ordered dictionary"},
+        {"}Nb.", "attributes of a value that is not an ordered dictionary"},
+        {"}(b.", "attributes of a value that is not an ordered dictionary"},
+        {"(}b.", "attributes of a value that is not an ordered dictionary"},
         {"h\7.", "it recalls a value that was not remembered"},
         {"h\1}.", "it recalls a value that was not remembered"},
         {"q\1.", "nothing to remember"},
@@ -368,7 +373,7 @@ static void test_bad_pickles(void **state)
     refuse_pickle(path, "cos\nsystem\n.", 12, VPTQ_E_UNSUPPORTED, "needs 'os.system'");
     refuse_pickle(path, "X\2\0\0\0osX\6\0\0\0system\x93.", 20, VPTQ_E_UNSUPPORTED,
                   "needs 'os.system'");
-    refuse_pickle(path, "}b.", 3, VPTQ_E_UNSUPPORTED, "opcode 0x62 at byte 1");
+    refuse_pickle(path, "}i.", 3, VPTQ_E_UNSUPPORTED, "opcode 0x69 at byte 1");
     refuse_pickle(path, "}X\1\0\0\0aNsX\1\0\0\0aNs.", 19, VPTQ_E_FORMAT, "duplicate key 'a'");
     refuse_pickle(path, "}X\1\0\0\0\0Ns.", 10, VPTQ_E_FORMAT, "a key that is not a string");
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/hf/weights.h"
 #include "formats/vptq/layer_file.h"
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
@@ -72,7 +73,7 @@ static void read_set(const char *dir, vptq_tensor_set *set)
 {
     vptq_err err = {0};
     vptq_tensor_set_init(set, NULL);
-    assert_ok(vptq_safetensors_read_dir(dir, set, &err), &err);
+    assert_ok(vptq_hf_read_weights(dir, set, &err), &err);
 }
 
 /* The largest half is 65504, and values up to 65520 round to it; bfloat16 has the same margin.

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "formats/hf/safetensors.h"
+#include "formats/hf/weights.h"
 #include "lib/pack/pack.h"
 #include "tests/support/vtest.h"
 
@@ -133,7 +134,7 @@ static void digest_changed(const char *dir, void (*change)(changed *c), vptq_dig
     changed *c = calloc(1, sizeof *c);
     assert_non_null(c);
     vptq_tensor_set_init(&set, NULL);
-    assert_ok(vptq_safetensors_read_dir(LLAMA, &set, &err), &err);
+    assert_ok(vptq_hf_read_weights(LLAMA, &set, &err), &err);
     assert_true(set.count < 128);
     memcpy(c->list, set.tensors, set.count * sizeof *c->list);
     c->count = set.count;
