@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/hf/hub.h"
 #include "lib/base/buf.h"
 #include "lib/base/file.h"
 #include "lib/pack/pack.h"
@@ -98,10 +99,9 @@ static vptq_status add_calibration(vptq_buf *b, const vptq_quantize_options *q, 
     return vptq_buf_printf(b, err, "%s |\n", c->sequential ? ", layer after layer" : "");
 }
 
-static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize_result *r,
-                              vptq_buf *b, vptq_err *err)
+static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize_options *q,
+                              const vptq_quantize_result *r, vptq_buf *b, vptq_err *err)
 {
-    const vptq_quantize_options *q = o->quantize;
     char license[MAX_NAME], name[MAX_PATH];
     find_license(q->model, license);
     name_original(q->model, name);
@@ -160,7 +160,7 @@ static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
     vptq_buf card;
     vptq_buf_init(&card, ctx->mem);
     VPTQ_TRY(vptq_quantize(ctx, quantize, out, &r, err));
-    VPTQ_TRY(write_card(opt, &r, &card, err));
+    VPTQ_TRY(write_card(opt, quantize, &r, &card, err));
     pack->card = card.data;
     VPTQ_TRY(vptq_pack(ctx, pack, out, err));
     if (!opt->keep_work)
@@ -173,10 +173,12 @@ out:
 vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt, const vptq_output *out,
                          vptq_err *err)
 {
-    char work[MAX_PATH];
+    char work[MAX_PATH], model[VPTQ_HUB_PATH];
     vptq_quantize_options quantize = *opt->quantize;
     vptq_pack_options pack = *opt->pack;
     VPTQ_CHECK(work_path(work, pack.output, err));
+    VPTQ_CHECK(vptq_hub_find(quantize.model, ctx->mem, model, err));
+    quantize.model = model;
     quantize.work = pack.input = work;
     quantize.force = pack.force;
     quantize.dry_run = pack.dry_run = false;

@@ -77,7 +77,9 @@ snapshot=hub/models--some--stories/snapshots/0123abc
 mkdir -p "$snapshot"
 cp named/config.json named/model.safetensors named/tokenizer.json "$snapshot"
 { printf -- '---\r\nlicense: "mit"\r\n---\r\n'; head -c 100000 "$(data text/tinystories/tiny.utf8)"; } >"$snapshot/README.md"
-(cd "$snapshot" && "$BIN/vptq-quantize" -q -m . -b 3 -n 4 -l 64 --to hf -o "$OLDPWD/cached" >"$OLDPWD/out.txt")
+(cd "$snapshot" && "$BIN/vptq-quantize" -q -m . -b 3 -n 4 -l 64 --to hf -o "$OLDPWD/here" >"$OLDPWD/out.txt")
+HF_HUB_CACHE=$PWD/hub "$BIN/vptq-quantize" -q -m some/stories -b 3 -n 4 -l 64 --to hf -o cached >out.txt
+expect_same <(grep -v '^    vptq' here/README.md) <(grep -v '^    vptq' cached/README.md)
 expect_line cached/README.md '^base_model: "some/stories"$'
 expect_line cached/README.md '^license: mit$'
 
