@@ -199,7 +199,7 @@ vptq_status vptq_hub_find(const char *path, vptq_mem *mem, char found[VPTQ_HUB_P
     char cache[VPTQ_HUB_PATH] = "";
     size_t n = strlen(path);
     if (n >= VPTQ_HUB_PATH)
-        return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);
+        return vptq_fail(err, VPTQ_E_IO, "path '%.80s...' is too long", path);
     memcpy(found, path, n + 1);
     if (vptq_path_exists(path)) {
         while (n > 1 && path[n - 1] == '/')

@@ -230,9 +230,13 @@ SIMD_INLINE int32_t total(sums s)
 /* The first n bytes, then zeros. */
 SIMD_INLINE bytes load_first(const void *p, size_t n)
 {
+#if SIMD_512
+    return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, p);
+#else
     uint8_t whole[sizeof(bytes)] = {0};
     memcpy(whole, p, n);
     return load(whole);
+#endif
 }
 
 /* The products of the last bytes of rows, which fill no piece. */

@@ -333,6 +333,7 @@ lib/ablate/figures.c
 lib/bench/serve_log.c
 lib/eval/task_table.c
 lib/eval/texts.c
+lib/pack/pack.c
 lib/pack/package.c
 lib/pack/sums.c
 lib/quantize/manifest.c
