@@ -47,7 +47,7 @@ body()
 rm -rf "$out"
 mkdir -p "$out/docs/man"
 cp "$here/docs.css" "$out/style.css"
-sources=(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md examples/README.md)
+sources=(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md examples/README.md share/README.md)
 mapfile -t -O "${#sources[@]}" sources < <(find docs -name '*.md' | LC_ALL=C sort)
 for source in "${sources[@]}"; do
     target=$out/${source%.md}.html
