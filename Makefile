@@ -200,7 +200,7 @@ EMU   := $(patsubst tests/emu/test_%.cc,%,$(sort $(wildcard tests/emu/test_*.cc)
 CU_SRC := $(sort $(wildcard lib/backend/cuda/*.cu))
 # A few tests of arithmetic, for scripts/check_arm.sh.
 ifeq ($(TESTS),short)
-UNIT_SRC := $(filter %/test_base_half.c %/test_base_rng.c %/test_base_file.c,$(UNIT_SRC))
+UNIT_SRC := $(filter %/test_base_half.c %/test_base_rng.c %/test_base_file.c %/test_base_dir.c,$(UNIT_SRC))
 OPS      := $(filter array_ops gather model nan ops,$(OPS))
 EMU      :=
 endif

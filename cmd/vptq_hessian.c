@@ -131,7 +131,7 @@ int main(int argc, char **argv)
         .tool = "vptq-hessian",
         .summary = "Collects second moments of the inputs of a model's linear layers from "
                    "calibration text.",
-        .usage = "vptq-hessian -m MODEL -c TEXT [-c TEXT..] -o HDIR [-n 128] [-l N]\n"
+        .usage = "vptq-hessian -m MODEL [-c TEXT..] -o HDIR [-n 128] [-l N]\n"
                  "vptq-hessian --merge HDIR HDIR.. -o HDIR\n"
                  "vptq-hessian --show HDIR\n"
                  "vptq-hessian --import PTDIR|NPYDIR|IMATRIX -o HDIR\n"

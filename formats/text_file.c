@@ -190,8 +190,8 @@ static vptq_status fail_byte(const vptq_text_file *t, size_t at, size_t skipped,
                      t->name, at + skipped, where, byte);
 }
 
-/* Where the text from `from` on ends: at the first byte that is zero or not UTF-8.  *zero is
- * the first zero byte from there on, if a call has found it; begin with 0. */
+/* The first byte, at or after `from`, that is zero or not UTF-8; the size if all are text.
+ * *zero keeps the first zero byte between calls; begin with 0. */
 static size_t valid_end(const vptq_text_file *t, size_t from, size_t *zero)
 {
     if (*zero <= from) {

@@ -43,15 +43,16 @@ static void find_license(const char *model, char license[MAX_NAME])
     license[n] = 0;
 }
 
-/* The name of the original: "org/name" of a snapshot in a Hugging Face cache, else the last
- * part of its path.  Quotes and control characters, which YAML and Markdown do not take, become
+/* The name of a model or text in the card: "org/name" of a snapshot in a Hugging Face cache,
+ * else the last part of its path.  Quotes and control characters, which YAML and Markdown do
+ * not take, become
  * "_". */
-static void name_original(const char *model, char name[MAX_PATH])
+static void card_name(const char *file, char name[MAX_PATH])
 {
     char path[MAX_PATH];
     const char *from = path;
-    if (!realpath(model, path))
-        snprintf(path, sizeof path, "%s", model);
+    if (!realpath(file, path))
+        snprintf(path, sizeof path, "%s", file);
     const char *cached = strstr(path, "/models--"), *org = NULL;
     size_t n;
     if (cached && strstr(cached, "/snapshots/")) {
@@ -93,7 +94,7 @@ static vptq_status add_calibration(vptq_buf *b, const vptq_quantize_options *q, 
         else if (!strcmp(path, "-"))
             snprintf(name, sizeof name, "standard input");
         else
-            name_original(path, name);
+            card_name(path, name);
         VPTQ_CHECK(vptq_buf_printf(b, err, "%s %s", i ? "," : "", name));
     }
     return vptq_buf_printf(b, err, "%s |\n", c->sequential ? ", layer after layer" : "");
@@ -104,7 +105,7 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
 {
     char license[MAX_NAME], name[MAX_PATH];
     find_license(q->model, license);
-    name_original(q->model, name);
+    card_name(q->model, name);
     VPTQ_CHECK(vptq_buf_printf(b, err, "---\nbase_model: \"%s\"\n", name));
     if (*license)
         VPTQ_CHECK(vptq_buf_printf(b, err, "license: %s\n", license));

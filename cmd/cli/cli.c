@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -143,6 +144,14 @@ static size_t own_option(const vptq_cli *cli, const char *name)
 bool vptq_cli_given(const vptq_cli *cli, const char *name)
 {
     return cli->state->entries[own_option(cli, name)].seen;
+}
+
+int vptq_cli_check_context(const vptq_cli *cli, uint64_t context)
+{
+    return context >= 2
+               ? CLI_OK
+               : vptq_cli_usage_error(cli, "--context %" PRIu64 ": expected at least 2 tokens",
+                                      context);
 }
 
 int vptq_cli_missing_option(const vptq_cli *cli, const char *name)

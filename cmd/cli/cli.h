@@ -155,6 +155,8 @@ bool vptq_cli_given(const vptq_cli *cli, const char *name);
 void vptq_cli_say(const char *tool, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 /* Usage errors found after parsing: each prints one and returns CLI_USAGE. */
 int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
+/* Refuses a --context below 2 tokens, the least that predict one; CLI_OK or CLI_USAGE. */
+int vptq_cli_check_context(const vptq_cli *cli, uint64_t context);
 /* "missing option: -m/--model MODEL"; `name` is in the command's own table. */
 int vptq_cli_missing_option(const vptq_cli *cli, const char *name);
 

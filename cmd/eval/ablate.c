@@ -106,6 +106,8 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
 static int check_usage(const vptq_cli *cli, const ablate_command *c)
 {
     const bool calibration = vptq_cli_calibrate_given(&c->calibrate);
+    if (vptq_cli_check_context(cli, c->context))
+        return CLI_USAGE;
     if (c->texts.count + c->tokens.count == 0)
         return vptq_cli_usage_error(cli, "missing option: --text FILE or --text-tokens FILE");
     if (c->hessians && vptq_cli_calibrate_unused(cli, calibration))

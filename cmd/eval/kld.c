@@ -34,6 +34,8 @@ static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_model *
 
 static int check_kld_usage(const vptq_cli *cli, const kld_command *c)
 {
+    if (vptq_cli_check_context(cli, c->context))
+        return CLI_USAGE;
     if (!c->base == !c->base_file)
         return vptq_cli_usage_error(
             cli, "missing option: --base MODEL or --base-file FILE (one of them)");

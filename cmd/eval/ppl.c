@@ -43,6 +43,8 @@ static int check_limit(const ppl_command *c, const vptq_ppl_result *results)
 
 static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
 {
+    if (vptq_cli_check_context(cli, c->context))
+        return CLI_USAGE;
     if (c->texts.count + c->tokens.count == 0)
         return vptq_cli_usage_error(cli, "missing option: --text FILE or --tokens FILE");
     if (c->documents && c->tokens.count)

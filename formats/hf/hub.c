@@ -85,7 +85,7 @@ static vptq_status absent(const repository *r, const char *cache, vptq_err *err)
         r->given, cache, r->name, r->revision[0] ? " --revision " : "", r->revision);
 }
 
-/* Reads the commit that refs/NAME names; "" if there is no such file. */
+/* Reads the commit that refs/NAME names; "" without that file. */
 static vptq_status read_ref(const repository *r, const char *name, vptq_mem *mem,
                             char commit[MAX_WORD + 1], vptq_err *err)
 {

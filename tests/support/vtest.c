@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "formats/json.h"
+#include "lib/base/file.h"
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
 #include "lib/base/text.h"
@@ -215,6 +216,23 @@ void vtest_expect_file(const char *path, const void *data, size_t size)
     assert_int_equal(n, size);
     assert_memory_equal(bytes, data, size);
     free(bytes);
+}
+
+void vtest_expect_text(const char *path, const char *text)
+{
+    vtest_expect_file(path, text, strlen(text));
+}
+
+size_t vtest_entries(const char *dir)
+{
+    vptq_arena arena;
+    char **names;
+    size_t count;
+    vptq_err err;
+    vptq_arena_init(&arena, NULL);
+    assert_ok(vptq_dir_list(dir, &arena, &names, &count, &err), &err);
+    vptq_arena_release(&arena);
+    return count;
 }
 
 void vtest_expect_same_file(const char *a, const char *b)

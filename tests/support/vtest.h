@@ -88,8 +88,12 @@ char *vtest_read_file(const char *path, size_t *size);
 /* Fail the test unless the file has exactly these bytes, or those of another file, or those of
  * the file of the same name in another directory. */
 void vtest_expect_file(const char *path, const void *data, size_t size);
+void vtest_expect_text(const char *path, const char *text);
 void vtest_expect_same_file(const char *a, const char *b);
 void vtest_expect_same_in(const char *dir_a, const char *dir_b, const char *name);
+
+/* Returns the number of names in a directory. */
+size_t vtest_entries(const char *dir);
 
 /* A .npy file, with its elements in C order. */
 typedef struct vtest_npy {

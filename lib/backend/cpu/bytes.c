@@ -14,7 +14,7 @@ enum {
     TOKENS = VPTQ_BYTES_TOKENS,
     BLOCK_OUT = VPTQ_BYTES_BLOCK, /* rows of codes of a task */
     BLOCK_TOKENS = 64,            /* tokens of a task */
-    MANY_VNNI = 9, /* tokens from which on packing them saves more than it costs */
+    MANY_VNNI = 9,                /* for so many tokens, panels pay */
     MANY_AMX = 8,
     CHUNK = 1 << 14 /* numbers that a thread quantizes at a time */
 };

@@ -52,4 +52,4 @@ env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make -s -C "$SRC" install-lib "PREFIX=$P
 cp "$examples/library/Makefile" "$examples/library/quantize.c" .
 PKG_CONFIG_PATH=$PWD/usr/lib/pkgconfig CFLAGS='-Wall -Wextra -Werror' env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make -s quantize
 LD_LIBRARY_PATH=$PWD/usr/lib ./quantize "$model" "$calibration" c.vptq >out 2>err || fail "$(cat err)"
-expect_line out '^35 matrices, [0-9.]* bits per weight, perplexity [0-9.]*$'
+expect_line out '^[0-9.]* bits per weight, perplexity [0-9.]*$'

@@ -25,6 +25,8 @@ bad 1 "short: the text has [0-9]* tokens, one window needs 512" \
 bad 1 "short: none of 1 documents has between 2 and 3 tokens" \
     ppl -m "$model" --text short --documents x --context 3 -q
 bad 2 "empty" ppl -m "$model" --text short --documents '' -q
+bad 2 "\-\-context 0: expected at least 2 tokens" ppl -m "$model" --text short --context 0 -q
+bad 2 "\-\-context 0: expected at least 2 tokens" kld -m "$model" --base "$model" --text short --context 0 -q
 bad 2 "context 1" ppl -m "$model" --text short --context 1 -q
 bad 2 "stride 65 is longer than the context of 64" ppl -m "$model" --text "$text" --context 64 --stride 65 -q
 bad 2 "stride 513 is longer than the context of 512" ppl -m "$model" --text "$text" --stride 513 -q
