@@ -63,7 +63,7 @@ static void take_defaults(const vptq_cli *cli, quantize_args *a)
         return;
     if (cli->common.dry_run) { /* measuring takes a while: a plan is made without */
         if (!vptq_cli_given(cli, "allocate") && !cli->common.quiet)
-            vptq_cli_say(cli->tool,
+            vptq_cli_say(cli,
                          "a run without -H and -c will choose by --allocate kl, which this "
                          "plan does not measure");
         return;

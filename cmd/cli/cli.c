@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "cmd/cli/internal.h"
+#include "cmd/cli/log.h"
 #include "cmd/cli/value.h"
 
 enum {
@@ -103,21 +104,38 @@ static int try_help(const vptq_cli *cli)
     return CLI_USAGE;
 }
 
-/* vptq_fail escapes, as it does for every sentence of the library. */
-static void say(const char *tool, const char *fmt, va_list ap)
+static vptq_cli_log *log_of(const vptq_cli *cli)
 {
-    char text[1024];
-    vptq_err shown;
-    vsnprintf(text, sizeof text, fmt, ap);
-    vptq_fail(&shown, VPTQ_OK, "%s", text);
-    fprintf(stderr, "%s: %s\n", tool, shown.text);
+    return cli->state ? cli->state->progress.log : NULL;
 }
 
-void vptq_cli_say(const char *tool, const char *fmt, ...)
+/* vptq_fail escapes, as it does for every sentence of the library. */
+static void say(const vptq_cli *cli, bool shown, const char *fmt, va_list ap)
+{
+    char text[1024];
+    vptq_err line;
+    const int n = snprintf(text, sizeof text, "%s: ", cli->tool);
+    vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
+    vptq_fail(&line, VPTQ_OK, "%s", text);
+    if (shown)
+        fprintf(stderr, "%s\n", line.text);
+    vptq_cli_log_line(log_of(cli), line.text);
+}
+
+void vptq_cli_say(const vptq_cli *cli, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    say(tool, fmt, ap);
+    say(cli, true, fmt, ap);
+    va_end(ap);
+}
+
+/* Says it on stderr only if it is `shown`, and in the log in any case. */
+VPTQ_PRINTF(3, 4) static void report(const vptq_cli *cli, bool shown, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    say(cli, shown, fmt, ap);
     va_end(ap);
 }
 
@@ -125,7 +143,7 @@ int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    say(cli->tool, fmt, ap);
+    say(cli, true, fmt, ap);
     va_end(ap);
     return try_help(cli);
 }
@@ -165,11 +183,13 @@ int vptq_cli_missing_option(const vptq_cli *cli, const char *name)
 static void on_log(void *user, vptq_log_level level, const char *text)
 {
     vptq_cli *cli = user;
-    int max_level = VPTQ_LOG_INFO + cli->common.verbose - cli->common.quiet;
-    if (cli->common.quiet > 1 || (int)level > max_level)
+    const int quiet = cli->common.quiet, most = VPTQ_LOG_INFO + cli->common.verbose;
+    const bool shown = quiet <= 1 && (int)level <= most - quiet;
+    if ((int)level > most)
         return;
-    vptq_cli_progress_clear(&cli->state->progress);
-    vptq_cli_say(cli->tool, "%s%s", level == VPTQ_LOG_WARN ? "warning: " : "", text);
+    if (shown)
+        vptq_cli_progress_clear(&cli->state->progress);
+    report(cli, shown, "%s%s", level == VPTQ_LOG_WARN ? "warning: " : "", text);
 }
 
 static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
@@ -219,6 +239,8 @@ static void fill_common(vptq_cli *cli)
         {'v', "verbose", CLI_COUNT, &c->verbose, NULL, "print more messages (-vv: even more)"},
         {0, "progress", CLI_FLAG, NULL, NULL, "show progress even if stderr is not a terminal"},
         {0, "no-progress", CLI_FLAG, NULL, NULL, "show no progress"},
+        {0, "log-file", CLI_STRING, &c->log_file, "FILE",
+         "append messages and progress to FILE, with the time in UTC, also under -q"},
         {'h', "help", CLI_FLAG, &c->help, NULL, "show this help"},
         {'V', "version", CLI_FLAG, &c->version, NULL,
          "show version, commit and features (with --verbose: compiler and libraries)"},
@@ -501,6 +523,7 @@ static vptq_status make_context(vptq_cli *cli, vptq_err *err)
 {
     vptq_cli_progress *p = &cli->state->progress;
     vptq_cli_progress_init(p, cli->common.progress, cli->common.quiet, cli->common.verbose);
+    VPTQ_CHECK(vptq_cli_log_open(cli->common.log_file, &p->log, err));
     if (p->mode == CLI_PROGRESS_LINE)
         setvbuf(stdout, NULL, _IOFBF, STDOUT_BUFFER);
     const vptq_ctx_options options = {.threads = (int)cli->common.threads,
@@ -515,19 +538,19 @@ static vptq_status make_context(vptq_cli *cli, vptq_err *err)
     return vptq_ctx_open(&options, &cli->ctx, err);
 }
 
-int vptq_cli_finish_stdout(const char *tool)
+int vptq_cli_finish_stdout(const vptq_cli *cli)
 {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
         return CLI_OK;
-    vptq_cli_say(tool, "cannot write to standard output: %s",
+    vptq_cli_say(cli, "cannot write to standard output: %s",
                  errno ? strerror(errno) : "write error");
     return CLI_FAILED;
 }
 
 static bool out_of_memory(const vptq_cli *cli, int *exit_code)
 {
-    vptq_cli_say(cli->tool, "out of memory");
+    vptq_cli_say(cli, "out of memory");
     *exit_code = CLI_FAILED;
     return false;
 }
@@ -548,7 +571,7 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
     if (cli->common.help || cli->common.version) {
         cli->common.help ? vptq_cli_print_help(cli) : vptq_cli_print_version(cli);
         free(sp.names);
-        *exit_code = vptq_cli_finish_stdout(cli->tool);
+        *exit_code = vptq_cli_finish_stdout(cli);
         return false;
     }
     cli->common.verbose = 0;
@@ -576,11 +599,12 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
 {
     bool can_force = !is_omitted(cli, "force");
     vptq_cli_progress_end(&cli->state->progress);
-    int code = vptq_cli_finish_stdout(cli->tool);
+    int code = vptq_cli_finish_stdout(cli);
+    if (st)
+        vptq_cli_say(cli, "%s%s", err && err->text[0] ? err->text : "failed",
+                     st == VPTQ_E_EXISTS && can_force ? " (--force replaces it)" : "");
     if (st == VPTQ_OK)
         return code;
-    vptq_cli_say(cli->tool, "%s%s", err && err->text[0] ? err->text : "failed",
-                 st == VPTQ_E_EXISTS && can_force ? " (--force replaces it)" : "");
     if (st == VPTQ_E_CANCELLED)
         return cancelled ? CLI_SIGNALLED + cancelled : CLI_INTERRUPTED;
     return st == VPTQ_E_ARG ? CLI_USAGE : CLI_FAILED;
@@ -596,8 +620,12 @@ void vptq_cli_release(vptq_cli *cli)
         free(list->items);
         *list = (vptq_cli_strings){0};
     }
-    if (cli->state)
+    if (cli->state) {
+        if (!vptq_cli_log_close(cli->state->progress.log) && cli->common.quiet <= 1)
+            fprintf(stderr, "%s: warning: the log file '%s' is incomplete: %s\n", cli->tool,
+                    cli->common.log_file, strerror(errno));
         free(cli->state->entries);
+    }
     free(cli->state);
     free(cli->args);
     vptq_ctx_close(cli->ctx);

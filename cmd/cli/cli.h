@@ -7,8 +7,8 @@
  *     vptq_cli cli = {.tool = "vptq-x", .options = options, .required = "model"};
  *     return vptq_cli_run(&cli, argc, argv, run, &o);
  * Options of every tool (-t, --backend, --seed, --mem, -f, --dry-run, -q, -v, --[no-]progress,
- * --format, -h, -V) are in vptq_cli_common; vptq_cli_parse adds them.  A command's own option
- * takes precedence: if it uses -v, the common one is --verbose only.
+ * --log-file, --format, -h, -V) are in vptq_cli_common; vptq_cli_parse adds them.  A command's
+ * own option takes precedence: if it uses -v, the common one is --verbose only.
  *
  * Results are printed to stdout, which is fully buffered while a progress line is shown: the
  * line is cleared before they appear. */
@@ -112,6 +112,7 @@ typedef struct vptq_cli_common {
     int quiet, verbose;
     int progress; /* -1 auto (terminal), 0 off, 1 on */
     int format;   /* vptq_cli_format */
+    const char *log_file;
 } vptq_cli_common;
 
 typedef struct vptq_cli {
@@ -151,8 +152,8 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
 /* Tells whether an option of the command's own table was given. */
 bool vptq_cli_given(const vptq_cli *cli, const char *name);
-/* Prints "TOOL: sentence" on stderr as one line, control characters escaped. */
-void vptq_cli_say(const char *tool, const char *fmt, ...) VPTQ_PRINTF(2, 3);
+/* Prints "TOOL: sentence" on stderr as one line, control characters escaped, and in the log. */
+void vptq_cli_say(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 /* Usage errors found after parsing: each prints one and returns CLI_USAGE. */
 int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 /* Refuses a --context below 2 tokens, the least that predict one; CLI_OK or CLI_USAGE. */

@@ -24,8 +24,8 @@ static int usage_error(const char *tool, const char *word, const vptq_cli_comman
                               : c[1].name   ? ","
                                             : " or",
                               c->name);
-    vptq_cli_say(tool, "%s%.128s%s (expected%s)", kind, word ? word : " command",
-                 word ? "'" : "", names);
+    vptq_cli_say(&(vptq_cli){.tool = tool}, "%s%.128s%s (expected%s)", kind,
+                 word ? word : " command", word ? "'" : "", names);
     fprintf(stderr, "try '%s --help'\n", tool);
     return CLI_USAGE;
 }
@@ -43,7 +43,7 @@ int vptq_cli_run_command(const char *tool, const char *summary,
                           argc, argv);
     if (!strcmp(word, "-h") || !strcmp(word, "--help")) {
         print_commands(tool, summary, commands);
-        return vptq_cli_finish_stdout(tool);
+        return vptq_cli_finish_stdout(&(vptq_cli){.tool = tool});
     }
     if (!strcmp(word, "-V") || !strcmp(word, "--version")) {
         /* Only common options: --verbose adds compiler and libraries. */

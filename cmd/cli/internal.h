@@ -5,7 +5,7 @@
 #include "cmd/cli/cli.h"
 #include "cmd/cli/progress.h"
 
-enum { CLI_COMMON_COUNT = 13, CLI_DEFAULT_SIZE = 64 };
+enum { CLI_COMMON_COUNT = 14, CLI_DEFAULT_SIZE = 64 };
 
 /* One accepted option; the letter is 0 if another option uses it. */
 typedef struct vptq_cli_entry {
@@ -28,7 +28,7 @@ void vptq_cli_restore_environment(void);
 /* As vptq_write_fn; `arg` is the progress line, which makes way. */
 vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vptq_err *err);
 /* Flushes stdout; prints a message and returns CLI_FAILED if a write to it failed. */
-int vptq_cli_finish_stdout(const char *tool);
+int vptq_cli_finish_stdout(const vptq_cli *cli);
 /* Tells whether a word is in a list "a|b"; not in NULL. */
 bool vptq_cli_lists(const char *list, const char *word);
 void vptq_cli_print_help(const vptq_cli *cli);

@@ -10,9 +10,9 @@
 
 #include "cmd/cli/cli.h"
 
-/* Seconds between redraws of the line, and between log lines. */
+/* Seconds between redraws of the line, between lines elsewhere, and in the file of a log. */
 static const double redraw_seconds = 1.0 / 6;
-static const double log_seconds = 1.0;
+static const double log_seconds = 1.0, file_seconds = 60;
 
 void vptq_cli_progress_init(vptq_cli_progress *p, int wish, int quiet, int verbose)
 {
@@ -108,17 +108,18 @@ void vptq_cli_progress_end(vptq_cli_progress *p)
     if (!p->running)
         return;
     double now = monotonic_seconds();
-    char took[32], rate[32];
+    char took[32], rate[32], of[32] = "", text[256];
     vptq_cli_progress_clear(p);
     fflush(stdout);
-    if (p->mode != CLI_PROGRESS_OFF) {
-        vptq_human_seconds(took, now - p->start);
-        bool known = rate_text(rate, p, now) > 0;
-        fprintf(stderr, "%s: %" PRIu64, p->stage, p->done);
-        if (p->done < p->total)
-            fprintf(stderr, " of %" PRIu64, p->total);
-        fprintf(stderr, " in %s%s%s%s\n", took, known ? " (" : "", rate, known ? ")" : "");
-    }
+    vptq_human_seconds(took, now - p->start);
+    const bool known = rate_text(rate, p, now) > 0;
+    if (p->done < p->total)
+        snprintf(of, sizeof of, " of %" PRIu64, p->total);
+    snprintf(text, sizeof text, "%s: %" PRIu64 "%s in %s%s%s%s", p->stage, p->done, of, took,
+             known ? " (" : "", rate, known ? ")" : "");
+    if (p->mode != CLI_PROGRESS_OFF)
+        fprintf(stderr, "%s\n", text);
+    vptq_cli_log_line(p->log, text);
     p->running = false;
 }
 
@@ -128,23 +129,41 @@ static void begin(vptq_cli_progress *p, const char *stage, double now)
     p->running = true;
     p->start = now;
     p->first = p->done;
-    p->shown = now;
-    if (p->mode != CLI_PROGRESS_LOG)
-        return;
-    fprintf(stderr, "%s:", stage);
+    p->shown = p->logged = now;
+    char first[32] = "", total[32] = "", text[256];
     if (p->first)
-        fprintf(stderr, " %" PRIu64, p->first);
-    if (p->first && p->total)
-        fputs(" of", stderr);
+        snprintf(first, sizeof first, " %" PRIu64 "%s", p->first, p->total ? " of" : "");
     if (p->total)
-        fprintf(stderr, " %" PRIu64, p->total);
-    fputs(" ...\n", stderr);
+        snprintf(total, sizeof total, " %" PRIu64, p->total);
+    snprintf(text, sizeof text, "%s:%s%s ...", p->stage, first, total);
+    if (p->mode == CLI_PROGRESS_LOG)
+        fprintf(stderr, "%s\n", text);
+    vptq_cli_log_line(p->log, text);
+}
+
+/* Reports a stage that goes on, where it is due. */
+static void report(vptq_cli_progress *p, double now, bool fresh, const char *detail)
+{
+    char text[512];
+    if (p->log && now - p->logged >= file_seconds) {
+        vptq_cli_progress_text(text, sizeof text, p, now, detail, 0);
+        vptq_cli_log_line(p->log, text);
+        p->logged = now;
+    }
+    if (p->mode == CLI_PROGRESS_LINE && (fresh || now - p->shown >= redraw_seconds)) {
+        draw(p, now, detail);
+        p->shown = now;
+    } else if (p->mode == CLI_PROGRESS_LOG && p->every && now - p->shown >= log_seconds) {
+        vptq_cli_progress_text(text, sizeof text, p, now, detail, 0);
+        fprintf(stderr, "%s\n", text);
+        p->shown = now;
+    }
 }
 
 void vptq_cli_progress_update(vptq_cli_progress *p, const char *stage, uint64_t done,
                               uint64_t total, const char *detail)
 {
-    if (p->mode == CLI_PROGRESS_OFF)
+    if (p->mode == CLI_PROGRESS_OFF && !p->log)
         return;
     double now = monotonic_seconds();
     bool same = !strncmp(p->stage, stage, sizeof p->stage - 1);
@@ -161,13 +180,5 @@ void vptq_cli_progress_update(vptq_cli_progress *p, const char *stage, uint64_t 
         vptq_cli_progress_end(p);
         return;
     }
-    if (p->mode == CLI_PROGRESS_LINE && (fresh || now - p->shown >= redraw_seconds)) {
-        draw(p, now, detail);
-        p->shown = now;
-    } else if (p->mode == CLI_PROGRESS_LOG && p->every && now - p->shown >= log_seconds) {
-        char text[512];
-        vptq_cli_progress_text(text, sizeof text, p, now, detail, 0);
-        fprintf(stderr, "%s\n", text);
-        p->shown = now;
-    }
+    report(p, now, fresh, detail);
 }

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cmd/cli/log.h"
+
 typedef enum { CLI_PROGRESS_OFF, CLI_PROGRESS_LINE, CLI_PROGRESS_LOG } vptq_cli_progress_mode;
 
 typedef struct vptq_cli_progress {
@@ -19,7 +21,9 @@ typedef struct vptq_cli_progress {
     double start;   /* monotonic seconds when the stage began */
     uint64_t first; /* `done` at that time */
     uint64_t done, total;
-    double shown; /* time of the last output */
+    double shown;      /* time of the last output */
+    vptq_cli_log *log; /* also gets the lines of a log, and one a minute; NULL = none */
+    double logged;     /* time of its last line */
 } vptq_cli_progress;
 
 /* `wish`: -1 = a line on a terminal, log lines elsewhere; 0 = off; 1 = a line anywhere. */

@@ -88,7 +88,7 @@ out:
     int code = vptq_cli_finish(cli, st, &err);
     if (code != CLI_OK || r.mean_kld <= c->max_kld)
         return code;
-    vptq_cli_say("vptq-eval", "divergence %.6f is above --max-kld %g", r.mean_kld, c->max_kld);
+    vptq_cli_say(cli, "divergence %.6f is above --max-kld %g", r.mean_kld, c->max_kld);
     return CLI_CHECK_FAILED;
 }
 

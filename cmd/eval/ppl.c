@@ -26,14 +26,15 @@ static const char *measurement_name(const ppl_command *c, size_t i)
 }
 
 /* Returns CLI_CHECK_FAILED if a perplexity is above --max-ppl. */
-static int check_limit(const ppl_command *c, const vptq_ppl_result *results)
+static int check_limit(const vptq_cli *cli, const ppl_command *c,
+                       const vptq_ppl_result *results)
 {
     int code = CLI_OK;
     size_t count = measurement_count(c);
     for (size_t i = 0; i < count; i++) {
         if (results[i].ppl <= c->max_ppl)
             continue;
-        vptq_cli_say("vptq-eval", "%s%sperplexity %.4f is above --max-ppl %g",
+        vptq_cli_say(cli, "%s%sperplexity %.4f is above --max-ppl %g",
                      count > 1 ? measurement_name(c, i) : "", count > 1 ? ": " : "",
                      results[i].ppl, c->max_ppl);
         code = CLI_CHECK_FAILED;
@@ -103,7 +104,7 @@ out:
     vptq_model_free(model);
     int code = vptq_cli_finish(cli, st, &err);
     if (code == CLI_OK)
-        code = check_limit(c, results);
+        code = check_limit(cli, c, results);
     free(results);
     return code;
 }

@@ -70,19 +70,19 @@ static vptq_status take_tasks(const tasks_command *c, task_list *l, vptq_err *er
 }
 
 /* Returns CLI_CHECK_FAILED if a figure of a task is below its minimum. */
-static int check_limits(const tasks_command *c, const task_list *l)
+static int check_limits(const vptq_cli *cli, const tasks_command *c, const task_list *l)
 {
     int code = CLI_OK;
     for (size_t i = 0; i < c->tasks.count; i++) {
         const vptq_task_result *r = &l->results[i];
         if (r->model.acc < c->min_acc) {
-            vptq_cli_say("vptq-eval", "%s: accuracy %.4f is below --min-acc %g", l->names[i],
+            vptq_cli_say(cli, "%s: accuracy %.4f is below --min-acc %g", l->names[i],
                          r->model.acc, c->min_acc);
             code = CLI_CHECK_FAILED;
         }
         if (c->base && r->agreement.same < c->min_agreement) {
-            vptq_cli_say("vptq-eval", "%s: agreement %.4f is below --min-agreement %g",
-                         l->names[i], r->agreement.same, c->min_agreement);
+            vptq_cli_say(cli, "%s: agreement %.4f is below --min-agreement %g", l->names[i],
+                         r->agreement.same, c->min_agreement);
             code = CLI_CHECK_FAILED;
         }
     }
@@ -124,7 +124,7 @@ out:
     vptq_model_free(model);
     int code = vptq_cli_finish(cli, st, &err);
     if (code == CLI_OK && !cli->common.dry_run)
-        code = check_limits(c, &l);
+        code = check_limits(cli, c, &l);
     free(l.results);
     free(l.tasks);
     free(l.names);

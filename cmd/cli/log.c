@@ -1,0 +1,63 @@
+/* Appends messages to the file of --log-file. */
+#include "cmd/cli/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static FILE *open_file(const char *path)
+{
+    const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "a");
+    const int reason = errno;
+    if (!file && fd >= 0)
+        close(fd);
+    errno = reason;
+    return file;
+}
+
+vptq_status vptq_cli_log_open(const char *path, vptq_cli_log **log, vptq_err *err)
+{
+    *log = NULL;
+    if (!path)
+        return VPTQ_OK;
+    FILE *file = open_file(path);
+    if (!file)
+        return vptq_fail(err, VPTQ_E_IO, "cannot open the log file '%s': %s", path,
+                         errno == ELOOP ? "it is a link" : strerror(errno));
+    *log = malloc(sizeof **log);
+    if (!*log) {
+        fclose(file);
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    }
+    **log = (vptq_cli_log){.file = file};
+    return VPTQ_OK;
+}
+
+void vptq_cli_log_line(vptq_cli_log *log, const char *text)
+{
+    char stamp[32] = "";
+    struct tm utc;
+    const time_t now = time(NULL);
+    if (!log || log->error)
+        return;
+    if (gmtime_r(&now, &utc))
+        strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    if (fprintf(log->file, "%s %s\n", stamp, text) < 0 || fflush(log->file))
+        log->error = errno;
+}
+
+bool vptq_cli_log_close(vptq_cli_log *log)
+{
+    if (!log)
+        return true;
+    const bool closed = !fclose(log->file);
+    const int error = log->error ? log->error : errno;
+    const bool whole = closed && !log->error;
+    free(log);
+    errno = error;
+    return whole;
+}

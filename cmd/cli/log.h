@@ -1,0 +1,23 @@
+/* Internal to cmd/cli: the file of --log-file, to which messages and progress are appended, one
+ * line each: "2026-01-31T23:59:59Z text". */
+#ifndef VPTQ_CMD_CLI_LOG_H
+#define VPTQ_CMD_CLI_LOG_H
+
+#include <stdio.h>
+
+#include "lib/vptq.h"
+
+typedef struct vptq_cli_log {
+    FILE *file;
+    int error; /* errno of the first line that could not be written: none follows it */
+} vptq_cli_log;
+
+/* Opens the file for appending; *log stays NULL without a path.  Refuses a link, as for other
+ * files that are changed in place. */
+vptq_status vptq_cli_log_open(const char *path, vptq_cli_log **log, vptq_err *err);
+/* Appends a line, which has no control characters, if there is a log. */
+void vptq_cli_log_line(vptq_cli_log *log, const char *text);
+/* Closes and frees it, if there is one; false with errno if a line could not be written. */
+bool vptq_cli_log_close(vptq_cli_log *log);
+
+#endif
