@@ -10,10 +10,9 @@
 
 typedef struct quantize_args {
     const char *model, *hessians, *held_out, *output, *tokenizer, *recipe;
+    const char *config, *save_config;
     int to; /* form of the output */
     bool keep_work;
-    int argc;
-    char **argv;
     double kv_factor;
     bool sequential;
     double correction;
@@ -108,9 +107,9 @@ enum { TUNING_OPTIONS = sizeof tuning_options / sizeof *tuning_options };
 /* Returns a given option that a run with --from has no use for, or NULL. */
 static const char *misplaced(const vptq_cli *cli)
 {
-    static const char *const shared[] = {"model",   "output",  "tokenizer", "calibration",
-                                         "tokens",  "windows", "length",    "rows",
-                                         "holdout", "from",    "tune",      "lossy"};
+    static const char *const shared[] = {
+        "model", "output",  "tokenizer", "calibration", "tokens", "windows", "length",
+        "rows",  "holdout", "from",      "tune",        "lossy",  "config",  "save-config"};
     for (const vptq_cli_option *o = cli->options; o->name || o->help; o++) {
         bool used = false;
         if (!o->name || !vptq_cli_given(cli, o->name))
@@ -181,6 +180,12 @@ static vptq_status take_tuning(const vptq_cli *cli, const quantize_args *a,
     return VPTQ_OK;
 }
 
+static vptq_status save_config(const vptq_cli *cli, const quantize_args *a, vptq_err *err)
+{
+    return a->save_config ? vptq_cli_save_config(cli, "save-config", a->save_config, err)
+                          : VPTQ_OK;
+}
+
 static int tune(vptq_cli *cli, const quantize_args *a)
 {
     vptq_err err = {0};
@@ -206,6 +211,8 @@ static int tune(vptq_cli *cli, const quantize_args *a)
     opt.work = a->output;
     opt.tokenizer = a->tokenizer;
     opt.force = cli->common.force;
+    if (!st)
+        st = save_config(cli, a, &err);
     if (!st)
         st = vptq_tune(cli->ctx, &opt, &cli->out, NULL, &err);
     return vptq_cli_finish(cli, st, &err);
@@ -241,14 +248,14 @@ static size_t quote(const char *word, char *text, size_t size)
 }
 
 /* Writes the command as a shell reads it; false if it does not fit. */
-static bool quote_command(const quantize_args *a, char *text, size_t size)
+static bool quote_command(const vptq_cli *cli, char *text, size_t size)
 {
     size_t n = (size_t)snprintf(text, size, "vptq-quantize");
-    for (int i = 1; i < a->argc; i++) {
+    for (int i = 1; i < cli->argc; i++) {
         if (n + 1 >= size)
             return false;
         text[n++] = ' ';
-        const size_t length = quote(a->argv[i], text + n, size - n);
+        const size_t length = quote(cli->argv[i], text + n, size - n);
         if (length == SIZE_MAX)
             return false;
         n += length;
@@ -270,7 +277,7 @@ static vptq_status convert(vptq_cli *cli, const quantize_args *a,
                                                       ? quantize->embeddings
                                                       : VPTQ_DTYPE_COUNT,
                                     .force = cli->common.force};
-    const bool fits = quote_command(a, command, sizeof command);
+    const bool fits = quote_command(cli, command, sizeof command);
     const vptq_convert_options opt = {quantize, &pack, fits ? command : NULL, a->keep_work};
     return vptq_convert(cli->ctx, &opt, &cli->out, err);
 }
@@ -315,6 +322,8 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
         st = take_tuning(cli, a, &tuning, &err);
         opt.tune = &tuning;
     }
+    if (!st)
+        st = save_config(cli, a, &err);
     if (!st)
         st = is_packed(a) && !cli->common.dry_run
                  ? convert(cli, a, &opt, &err)
@@ -406,6 +415,8 @@ static int dispatch(vptq_cli *cli, void *arg)
     vptq_settings *settings;
     vptq_err err = {0};
 
+    if (a->save_config && cli->common.dry_run)
+        return vptq_cli_usage_error(cli, "--save-config and --dry-run exclude each other");
     if (a->settings.preset && !strcmp(a->settings.preset, "list"))
         return vptq_cli_finish(cli, vptq_presets_show(&cli->out, &err), &err);
     if (check_tune(cli, a) != CLI_OK)
@@ -461,6 +472,10 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "tokenizer", CLI_STRING, &a->tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "recipe", CLI_INPUT, &a->recipe, "FILE",
          "JSON rules with settings for single matrices; they take precedence over options"},
+        {0, "config", CLI_CONFIG, &a->config, "FILE",
+         "JSON file with options of this command, which the command line overrides"},
+        {0, "save-config", CLI_STRING, &a->save_config, "FILE",
+         "write the options of this run to such a file"},
         CLI_HEADING("Bit budget"),
         {'b', "bits", CLI_DOUBLE, &a->bits, "BITS",
          "choose v, k and k_res, or the bits of codes, so that all stored bits per weight "
@@ -513,9 +528,7 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
 int main(int argc, char **argv)
 {
     const vptq_tune_options tuning = vptq_tune_defaults();
-    quantize_args a = {.argc = argc,
-                       .argv = argv,
-                       .calibrate = CLI_CALIBRATE_DEFAULTS,
+    quantize_args a = {.calibrate = CLI_CALIBRATE_DEFAULTS,
                        .kv_factor = NAN,
                        .correction = NAN,
                        .layers = {0, UINT32_MAX},

@@ -309,6 +309,24 @@ VPTQ_API void vptq_settings_free(vptq_settings *settings);
  * the 8-bit models of a serving benchmark. */
 VPTQ_CALL vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err);
 
+/* ---- Options in a file ------------------------------------------------------------------ */
+
+/* Options of a command in a JSON object: {"model": "m.gguf", "bits": 2.2, "sequential": true,
+ * "calibration": ["a.txt", "b.txt"]}.  The keys are names of options with "_" for "-". */
+typedef struct vptq_config {
+    vptq_setting_text *items; /* [count] in the file's order, one for each element of a list;
+                                 without those that are false or null; value NULL: true */
+    size_t count;
+    void *memory; /* of the texts */
+} vptq_config;
+
+/* Which keys there may be is the caller's business.  Release with vptq_config_free. */
+VPTQ_CALL vptq_status vptq_config_read(const char *path, vptq_config *c, vptq_err *err);
+VPTQ_API void vptq_config_free(vptq_config *c);
+/* Writes such a file.  VPTQ_E_EXISTS without `force` if there is one with other options. */
+VPTQ_CALL vptq_status vptq_config_write(const char *path, const vptq_setting_text *items,
+                                        size_t count, bool force, vptq_err *err);
+
 /* ---- Quantizing a model ----------------------------------------------------------------- */
 
 /* How a bit budget becomes settings. */

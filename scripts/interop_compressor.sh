@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make interop-compressor: compares AWQ, SmoothQuant with 8-bit activations and SparseGPT with llm-compressor on the same
 # calibration ids: the perplexity, by vptq-eval, of the models that both write, of stories260K and, if VPTQ_DEMO_F16
-# names the unpacked demo model, of that (4 windows of 256 tokens for both; half an hour).
+# names the unpacked demo model, of that (4 windows of 1024 tokens, more than a matrix has columns; half an hour).
 #
 # usage: interop_compressor.sh [METHOD..]     of compressor_run.py: awq, awq-row, smooth, sparse, sparse-2:4
 #
@@ -145,11 +145,11 @@ else
     skipped=$((skipped + 1))
 fi
 if [ -n "${VPTQ_DEMO_F16-}" ] && [ -e "$golden" ]; then
-    cut_ids "$golden/calib_64x2048.i32" 4 2048 256 >"$work/learn.i32"
+    cut_ids "$golden/calib_64x2048.i32" 4 2048 1024 >"$work/learn.i32"
     cut_ids "$golden/wikitext2_w16.i32" 4 1024 1024 >"$work/test.i32"
     methods=("$@")
     [ $# -gt 0 ] || methods=(smooth sparse sparse-2:4 awq)
-    check demo "$VPTQ_DEMO_F16" "$work/learn.i32" 256 "$work/test.i32" 1024 "${methods[@]}"
+    check demo "$VPTQ_DEMO_F16" "$work/learn.i32" 1024 "$work/test.i32" 1024 "${methods[@]}"
 else
     echo "skip the demo model: VPTQ_DEMO_F16 is not set, or '$golden' does not exist"
     skipped=$((skipped + 1))

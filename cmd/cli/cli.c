@@ -275,7 +275,7 @@ static bool make_table(vptq_cli *cli)
     return true;
 }
 
-static bool takes_value(const vptq_cli_option *o)
+bool vptq_cli_takes_value(const vptq_cli_option *o)
 {
     return o->type != CLI_FLAG && o->type != CLI_UNFLAG && o->type != CLI_COUNT;
 }
@@ -300,10 +300,10 @@ static bool spell(const struct vptq_cli_state *s, spelling *sp)
         if (!o->name)
             continue;
         sp->names[n++] = (struct option){
-            .name = o->name, .has_arg = takes_value(o), .val = LONG_ONLY + (int)i};
+            .name = o->name, .has_arg = vptq_cli_takes_value(o), .val = LONG_ONLY + (int)i};
         if (s->entries[i].letter && at + 3 < sizeof sp->letters) {
             sp->letters[at++] = s->entries[i].letter;
-            if (takes_value(o))
+            if (vptq_cli_takes_value(o))
                 sp->letters[at++] = ':';
         }
     }
@@ -372,6 +372,7 @@ static bool store(vptq_cli *cli, const vptq_cli_option *o, const char *text)
         ++*(int *)o->target;
         return true;
     case CLI_STRING:
+    case CLI_CONFIG:
     case CLI_INPUT:
         *(const char **)o->target = text;
         return true;
@@ -399,17 +400,29 @@ static bool store(vptq_cli *cli, const vptq_cli_option *o, const char *text)
 
 /* --- parsing ----------------------------------------------------------------------------- */
 
+static void note_config(vptq_cli_config *c, char **argv)
+{
+    c->twice = c->path != NULL;
+    c->path = optarg;
+    c->words[0] = optarg == argv[optind - 1] ? argv[optind - 2] : argv[optind - 1];
+    c->words[1] = argv[optind - 1];
+}
+
 /* Finds --help and --version anywhere on the command line.  They take precedence over errors,
- * and help must show the defaults, so this runs before any value is stored. */
-static void look_for_help(vptq_cli *cli, int argc, char **argv, const spelling *sp)
+ * and help must show the defaults, so this runs before any value is stored.  Also finds a file
+ * of options, and which of them are on the command line. */
+static void look_ahead(vptq_cli *cli, int argc, char **argv, const spelling *sp)
 {
     opterr = 0;
     optind = 0; /* glibc: restart the scan */
     for (int c = getopt_long(argc, argv, sp->letters, sp->names, NULL); c != -1;
          c = getopt_long(argc, argv, sp->letters, sp->names, NULL)) {
-        const vptq_cli_entry *e = c == '?' || c == ':' ? NULL : entry_of(cli->state, c);
+        vptq_cli_entry *e = c == '?' || c == ':' ? NULL : entry_of(cli->state, c);
         if (!e)
             continue;
+        e->seen = true;
+        if (e->option->type == CLI_CONFIG)
+            note_config(&cli->state->config, argv);
         if (e->option->target == &cli->common.help)
             cli->common.help = true;
         else if (e->option->target == &cli->common.version)
@@ -432,8 +445,8 @@ static bool begins_some_name(const struct vptq_cli_state *s, const char *word)
     return false;
 }
 
-/* The name that `word` may be a misspelling of: a third of its letters may be wrong. */
-static const char *nearest_name(const struct vptq_cli_state *s, const char *word)
+/* A third of its letters may be wrong. */
+const char *vptq_cli_nearest_name(const struct vptq_cli_state *s, const char *word)
 {
     const size_t n = strcspn(word, "=");
     const char *nearest = NULL;
@@ -460,7 +473,7 @@ static int bad_option(const vptq_cli *cli, int c, char **argv)
         return vptq_cli_usage_error(cli, "option '%s' takes no value", word);
     if (begins_some_name(cli->state, word + 2))
         return vptq_cli_usage_error(cli, "ambiguous option '%s'", word);
-    name = nearest_name(cli->state, word + 2);
+    name = vptq_cli_nearest_name(cli->state, word + 2);
     return vptq_cli_usage_error(cli, "unknown option '%s'%s%s%s", word,
                                 name ? "; did you mean --" : "", name ? name : "",
                                 name ? "?" : "");
@@ -475,9 +488,23 @@ static bool is_stdin(const vptq_cli_option *o, const char *text)
     return strcmp(named ? named + 1 : text, "-") == 0;
 }
 
-static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp)
+static bool add_given(struct vptq_cli_state *s, const vptq_cli_option *o, const char *text)
 {
+    vptq_cli_word *given = realloc(s->given, (s->given_count + 1) * sizeof *given);
+    if (!given)
+        return false;
+    given[s->given_count++] = (vptq_cli_word){o, text};
+    s->given = given;
+    return true;
+}
+
+static int take_options(vptq_cli *cli, const spelling *sp)
+{
+    const int argc = cli->argc;
+    char **argv = cli->argv;
     const vptq_cli_option *reader = NULL; /* of standard input */
+    for (size_t i = 0; i < cli->state->count; i++)
+        cli->state->entries[i].seen = false;
     optind = 0;
     for (int c = getopt_long(argc, argv, sp->letters, sp->names, NULL); c != -1;
          c = getopt_long(argc, argv, sp->letters, sp->names, NULL)) {
@@ -489,6 +516,10 @@ static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp
             return vptq_cli_usage_error(cli, "--%s %.128s: expected %s", e->option->name,
                                         *optarg ? optarg : "''",
                                         expected(e->option, &cli->common.threads));
+        if (!add_given(cli->state, e->option, optarg)) {
+            vptq_cli_say(cli, "out of memory");
+            return CLI_FAILED;
+        }
         if (!is_stdin(e->option, optarg))
             continue;
         if (reader)
@@ -507,14 +538,14 @@ static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp
     return CLI_OK;
 }
 
-static int take_operands(vptq_cli *cli, int argc, char **argv)
+static int take_operands(vptq_cli *cli)
 {
-    size_t n = (size_t)(argc - optind);
+    size_t n = (size_t)(cli->argc - optind);
     cli->args = calloc(n + 1, sizeof *cli->args);
     if (!cli->args)
         return CLI_FAILED;
     for (size_t i = 0; i < n; i++)
-        cli->args[i] = argv[optind + (int)i];
+        cli->args[i] = cli->argv[optind + (int)i];
     cli->arg_count = n;
     return CLI_OK;
 }
@@ -567,7 +598,7 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
     /* getopt skips the word before the first option: the tool's or the command's name. */
     argc -= first - 1;
     argv += first - 1;
-    look_for_help(cli, argc, argv, &sp);
+    look_ahead(cli, argc, argv, &sp);
     if (cli->common.help || cli->common.version) {
         cli->common.help ? vptq_cli_print_help(cli) : vptq_cli_print_version(cli);
         free(sp.names);
@@ -575,11 +606,15 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
         return false;
     }
     cli->common.verbose = 0;
-    *exit_code = take_options(cli, argc, argv, &sp);
+    cli->argc = argc;
+    cli->argv = argv;
+    *exit_code = vptq_cli_expand_config(cli);
+    if (!*exit_code)
+        *exit_code = take_options(cli, &sp);
     free(sp.names);
     if (*exit_code)
         return false;
-    if (take_operands(cli, argc, argv))
+    if (take_operands(cli))
         return out_of_memory(cli, exit_code);
     if (cli->arg_count && !cli->operands) {
         *exit_code = vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
@@ -624,7 +659,9 @@ void vptq_cli_release(vptq_cli *cli)
         if (!vptq_cli_log_close(cli->state->progress.log) && cli->common.quiet <= 1)
             fprintf(stderr, "%s: warning: the log file '%s' is incomplete: %s\n", cli->tool,
                     cli->common.log_file, strerror(errno));
+        vptq_cli_release_config(&cli->state->config);
         free(cli->state->entries);
+        free(cli->state->given);
     }
     free(cli->state);
     free(cli->args);

@@ -61,6 +61,7 @@ typedef enum {
     CLI_DOUBLE,  /* double * */
     CLI_RANGE,   /* vptq_cli_range *: A-B or A */
     CLI_CHOICE,  /* int *: index into `arg`, a "|"-separated list */
+    CLI_CONFIG,  /* const char **: a JSON file with options, which the command line overrides */
     CLI_COUNT    /* int *: number of times it was given */
 } vptq_cli_type;
 
@@ -128,6 +129,8 @@ typedef struct vptq_cli {
     const char *omit;     /* common options without effect here: "force|dry-run"; NULL = none */
     bool operands; /* store words that are not options in `args` instead of refusing them */
     vptq_cli_common common;
+    int argc; /* the command line, with the options of a CLI_CONFIG file in its place */
+    char **argv;
     const char **args; /* operands */
     size_t arg_count;
     vptq_ctx *ctx;                /* owned */
@@ -152,6 +155,10 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
 /* Tells whether an option of the command's own table was given. */
 bool vptq_cli_given(const vptq_cli *cli, const char *name);
+/* Writes the options that were given, also those from a file, as a file for CLI_CONFIG; without
+ * --force and the option `name` itself. */
+vptq_status vptq_cli_save_config(const vptq_cli *cli, const char *name, const char *path,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 /* Prints "TOOL: sentence" on stderr as one line, control characters escaped, and in the log. */
 void vptq_cli_say(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 /* Usage errors found after parsing: each prints one and returns CLI_USAGE. */

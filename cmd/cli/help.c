@@ -59,6 +59,7 @@ static void default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o)
     case CLI_UNFLAG:
     case CLI_STRINGS:
     case CLI_INPUTS:
+    case CLI_CONFIG:
     case CLI_COUNT:
         break;
     }

@@ -7,6 +7,16 @@
 
 enum { CLI_COMMON_COUNT = 14, CLI_DEFAULT_SIZE = 64 };
 
+/* The option that names a file of options, where it was given. */
+typedef struct vptq_cli_config {
+    const char *path;     /* NULL: not given */
+    const char *words[2]; /* of the command line, "--config" and its value or both in one */
+    bool twice;
+    vptq_config read;
+    char **argv; /* the new command line; owned, as are the words of the file */
+    size_t from_file;
+} vptq_cli_config;
+
 /* One accepted option; the letter is 0 if another option uses it. */
 typedef struct vptq_cli_entry {
     const vptq_cli_option *option;
@@ -14,11 +24,20 @@ typedef struct vptq_cli_entry {
     bool seen;
 } vptq_cli_entry;
 
+/* An option as it was given; text NULL: without value. */
+typedef struct vptq_cli_word {
+    const vptq_cli_option *option;
+    const char *text;
+} vptq_cli_word;
+
 struct vptq_cli_state {
     vptq_cli_progress progress;
     vptq_cli_option common[CLI_COMMON_COUNT];
     vptq_cli_entry *entries; /* the command's options and headings, then the common ones */
     size_t own, count;
+    vptq_cli_word *given; /* [given_count] in their order */
+    size_t given_count;
+    vptq_cli_config config;
 };
 
 /* Prepares the process, before anything is opened; again does no harm. */
@@ -31,6 +50,14 @@ vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vp
 int vptq_cli_finish_stdout(const vptq_cli *cli);
 /* Tells whether a word is in a list "a|b"; not in NULL. */
 bool vptq_cli_lists(const char *list, const char *word);
+/* Tells whether an option has a value. */
+bool vptq_cli_takes_value(const vptq_cli_option *o);
+/* Puts the options of the file that state->config names into cli->argc and cli->argv, after the
+ * first word: those that were not `seen` on the command line.  CLI_OK or an exit code. */
+int vptq_cli_expand_config(vptq_cli *cli);
+void vptq_cli_release_config(vptq_cli_config *config);
+/* The name of an option that `word` may be a misspelling of, or NULL. */
+const char *vptq_cli_nearest_name(const struct vptq_cli_state *s, const char *word);
 void vptq_cli_print_help(const vptq_cli *cli);
 void vptq_cli_print_version(const vptq_cli *cli);
 
