@@ -54,11 +54,11 @@ rm b.vptq b.vptq.work/report.jsonl b.vptq.work/layer_004_*
 [ ! -e b.vptq.work ] || fail "the work directory is still there"
 [ "$("$BIN/vptq-pack" -q --digest b.vptq | cut -d ' ' -f 1)" = "$digest" ] || fail "another result"
 
-# The same after a kill at any moment, unless the run was faster.
+# The same after a kill at any moment.  A run that was faster may have been about to remove its work directory.
 for seconds in 0.2 0.6 1.2; do
     [ -e "it's.vptq" ] || timeout -s KILL "$seconds" "$BIN/vptq-quantize" -q -m "$model" -b 3 -n 4 -l 64 -o "it's.vptq" >out.txt 2>err.txt || true
 done
-[ -e "it's.vptq" ] || convert -o "it's.vptq"
+if [ -e "it's.vptq" ]; then rm -rf "it's.vptq.work"; else convert -o "it's.vptq"; fi
 [ ! -e "it's.vptq.work" ] || fail "the work directory is still there"
 [ "$("$BIN/vptq-pack" -q --digest "it's.vptq" | cut -d ' ' -f 1)" = "$digest" ] || fail "another result"
 "$BIN/vptq-pack" -q --unpack "it's.vptq" -o its >out.txt
@@ -92,3 +92,38 @@ cp "my text" builtin
 "$BIN/vptq-hessian" -q -m "$model" -c "my text" -n 4 -l 64 --layers 0-0 -o h4 >out.txt
 expect_same h3/layer_000_o.safetensors h4/layer_000_o.safetensors
 ! cmp -s h1/layer_000_o.safetensors h3/layer_000_o.safetensors || fail "the built-in text was read instead"
+
+# A GGUF file of another family: the tokenizer and the biases of Qwen2.5 come from the file.
+if command -v python3 >/dev/null; then
+    mkdir qwen
+    cp "$model"/{tokenizer,tokenizer_config}.json qwen
+    sed 's/LlamaForCausalLM/Qwen2ForCausalLM/; s/"model_type": *"llama"/"model_type": "qwen2"/' "$model/config.json" >qwen/config.json
+    python3 - "$model/model.safetensors" qwen/model.safetensors <<'END'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+size, = struct.unpack("<Q", data[:8])
+head, body = json.loads(data[8:8 + size]), data[8 + size:]
+for layer in range(5):
+    for name in "qkv":
+        rows = head[f"model.layers.{layer}.self_attn.{name}_proj.weight"]["shape"][0]
+        head[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = {
+            "dtype": "F32", "shape": [rows], "data_offsets": [len(body), len(body) + 4 * rows]}
+        body += struct.pack(f"<{rows}f", *(0.25 * ((i * 7) % 11 - 5) for i in range(rows)))
+text = json.dumps(head).encode()
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + body)
+END
+    "$BIN/vptq-pack" -q --unpack qwen -o qwen.gguf >out.txt
+    rm -r qwen
+    "$BIN/vptq-quantize" -q -m qwen.gguf -v 4 -k 256 -n 4 -l 64 -o qwen.vptq >out.txt
+    score() {
+        "$BIN/vptq-eval" ppl -q -m "$1" --text "$(data text/tinystories/tiny.utf8)" --context 64 --windows 4 \
+            --format json >ppl.json
+        json_get ppl ppl.json
+    }
+    original=$(score qwen.gguf) ours=$(score qwen.vptq) stories=$(score "$model")
+    [ "$original" != "$stories" ] || fail "the biases have no effect"
+    expect_number "$ours" '<' "$(awk "BEGIN { print 1.5 * $original }")"
+    "$BIN/vptq-pack" -q --unpack qwen.vptq -o qwen >out.txt
+    grep -q '"model_type": "qwen2"' qwen/config.json || fail "$(cat qwen/config.json)"
+    expect_line qwen/README.md '^base_model: "qwen.gguf"$'
+fi
