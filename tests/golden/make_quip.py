@@ -6,10 +6,10 @@
 
 The functions of its algo/quip.py and of its codebooks run on the CPU; only decoding of packed codes needs its CUDA
 extensions, and is not called.  Options are its defaults; H is divided by its mean diagonal and gets sigma_reg, as
-quantize_linear does.  Tensors of each matrix I: w_I [out, in] F32, lower_I [in (in + 1) / 2] F32 (the packed Hessian),
-and loss_I [3] F64, tr(E H E^T) / tr(W H W^T) for 2, 3 and 4 bits, the mean over SEEDS draws of signs.
+quantize_linear does.  Tensors of each matrix I: those of matrices.py, and loss_I [3] F64, tr(E H E^T) / tr(W H W^T) for
+2, 3 and 4 bits, the mean over SEEDS draws of signs.
 
-With MATRICES, a safetensors file with such w_I and lower_I, only prints the losses of those.
+With MATRICES, a file of matrices.py, only prints the losses of those.
 """
 import argparse
 import importlib
@@ -18,18 +18,18 @@ import os
 import sys
 import types
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-# out, in
-CASES = [(64, 96), (48, 160), (96, 128)]
+from matrices import HERE, loss, pairs, synthetic
+
+SHAPES = [(64, 96), (48, 160), (96, 128)]
 CODEBOOKS = [
     ("latticee8_padded12", "E8P12_codebook"),
     ("latticee8_padded12_rvq3bit", "E8P12RVQ3B_codebook"),
     ("latticee8_padded12_rvq4bit", "E8P12RVQ4B_codebook"),
 ]
-TOKENS, SEEDS, SIGMA_REG = 400, 4, 1e-2
+SEEDS, SIGMA_REG = 4, 1e-2
 OPTIONS = argparse.Namespace(use_fp64=False, rescale_WH=False, incoh_mode="had", lora_rank=0, scale_override=-1,
                              resid_scale_override=-1, quip_tune_iters=10, no_use_buffered=True)
 
@@ -53,20 +53,6 @@ def import_published(path):
     return importlib.import_module("lib.algo.quip"), [codebook() for codebook in codebooks]
 
 
-def problem(rng, rows, columns):
-    """Weights with columns of different size, and the Hessian of correlated inputs."""
-    w = 0.02 * rng.standard_normal((rows, columns)) * np.exp(0.5 * rng.standard_normal(columns))
-    x = rng.standard_normal((TOKENS, 24)) @ rng.standard_normal((24, columns)) + rng.standard_normal((TOKENS, columns))
-    x *= np.exp(0.7 * rng.standard_normal(columns))
-    return w.astype(np.float32), (x.T @ x / TOKENS).astype(np.float32)
-
-
-def full(lower, n):
-    h = torch.zeros(n, n)
-    h[tuple(torch.tril_indices(n, n))] = lower
-    return torch.tril(h) + torch.tril(h, -1).T
-
-
 def published(quip, codebook, w, h):
     """The mean loss; the codebook packs codes of 16 rows at least."""
     total = 0
@@ -77,27 +63,21 @@ def published(quip, codebook, w, h):
         codebook.maybe_pack_idxs = lambda codes: codes
         with torch.no_grad():
             what, _ = quip.quantize(damped, w / scale, 0, codebook, OPTIONS)
-        e, h64, w64 = (what * scale - w).double(), h.double(), w.double()
-        total += torch.sum(e @ h64 * e) / torch.sum(w64 @ h64 * w64)
+        total += loss(what * scale, w, h)
     return total / SEEDS
 
 
 def main():
     torch.set_num_threads(1)
     quip, codebooks = import_published(os.path.abspath(sys.argv[1]))
-    tensors = load_file(sys.argv[2]) if len(sys.argv) > 2 else {}
-    for i, (out, columns) in enumerate(CASES if not tensors else []):
-        w, h = problem(np.random.default_rng(5 + i), out, columns)
-        tensors[f"w_{i}"] = torch.from_numpy(w)
-        tensors[f"lower_{i}"] = torch.from_numpy(h[np.tril_indices(columns)].copy())
-    for i in range(len(tensors) // 2):
-        w = tensors[f"w_{i}"]
-        h = full(tensors[f"lower_{i}"], w.shape[1])
+    given = len(sys.argv) > 2
+    tensors = load_file(sys.argv[2]) if given else synthetic(SHAPES)
+    for i, (w, h) in enumerate(pairs(tensors)):
         losses = [published(quip, codebook, w, h) for codebook in codebooks]
         tensors[f"loss_{i}"] = torch.tensor(losses, dtype=torch.float64)
-        print(f"matrix {i}:", *(f"{loss:.6f}" for loss in losses))
-    if len(sys.argv) == 2:
-        save_file(tensors, os.path.join(os.path.dirname(os.path.abspath(__file__)), "quip.safetensors"))
+        print(f"matrix {i}:", *(f"{x:.6f}" for x in losses), flush=True)
+    if not given:
+        save_file(tensors, os.path.join(HERE, "quip.safetensors"))
 
 
 main()

@@ -2,16 +2,15 @@
  * elimination on the inverse Hessian itself, and least squares over the codebooks; and its
  * losses against those of the published code. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/hf/safetensors.h"
 #include "lib/base/file.h"
 #include "lib/base/half.h"
 #include "lib/uniform/gptvq_internal.h"
 #include "tests/support/devices.h"
 #include "tests/support/vencoder.h"
+#include "tests/support/vgolden.h"
 #include "tests/support/vtest.h"
 
 static const vptq_gptvq_settings usual = {.bits = 2,
@@ -442,17 +441,6 @@ static void test_losses(void **state)
     problem_free(&p);
 }
 
-static const void *need(const vptq_tensor_set *set, const char *part, int i, vptq_arena *arena,
-                        const vptq_tensor **t)
-{
-    vptq_err err = {0};
-    char name[32];
-    snprintf(name, sizeof name, "%s_%d", part, i);
-    *t = vptq_tensor_find(set, name);
-    assert_non_null(*t);
-    return vptq_tensor_aligned(*t, arena, &err);
-}
-
 /* Losses of the published code (tests/golden/make_gptvq.py), whose last step is one of few
  * gradients. */
 static void test_golden(void **state)
@@ -462,29 +450,22 @@ static void test_golden(void **state)
         uint32_t bits, v, rows, columns;
     } cases[] = {{2, 2, 8, 48}, {3, 2, 16, 128}, {2, 4, 32, 64}};
     vencoder_run run;
-    vptq_err err = {0};
     vptq_tensor_set set;
-    const vptq_tensor *w, *t;
     vencoder_open(&run, "cpu", 2);
-    vptq_tensor_set_init(&set, &run.mem);
-    assert_ok(vptq_safetensors_read("tests/golden/gptvq.safetensors", &set, NULL, &err), &err);
-    assert_ok(vptq_tensor_set_finish(&set, &err), &err);
+    vgolden_open(&set, "tests/golden/gptvq.safetensors");
     for (int i = 0; i < 3; i++) {
         vptq_gptvq_settings s = usual;
         vptq_additive a;
-        problem p = {.w = (float *)(uintptr_t)need(&set, "w", i, &run.arena, &w)};
-        p.lower = (float *)(uintptr_t)need(&set, "lower", i, &run.arena, &t);
-        const double published = *(const double *)need(&set, "loss", i, &run.arena, &t);
-        p.out = (uint32_t)w->shape[0];
-        p.in = (uint32_t)w->shape[1];
+        problem p = vgolden_problem(&set, i);
+        double published;
+        vgolden_losses(&set, i, 1, &published);
         s.bits = cases[i].bits, s.v = cases[i].v;
         s.block_rows = cases[i].rows, s.block_columns = cases[i].columns;
         quantize(&run, &s, &p, &a);
-        float *what = decode(&run, &a);
-        const double loss = problem_loss_under(&p, p.lower, what);
-        free(what);
+        const double loss = loss_of(&run, &p, &a);
         if (!(loss < 1.05 * published) || !(loss > 0.3 * published))
             fail_msg("matrix %d: loss %g, published %g", i, loss, published);
+        problem_free(&p);
     }
     vptq_tensor_set_release(&set);
     vencoder_close(&run);

@@ -1,17 +1,16 @@
 /* Tests QuIP# against its definition in double (rotation, block LDLQ by elimination, sweeps),
  * and its losses against those of the published code. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/hf/safetensors.h"
 #include "lib/base/file.h"
 #include "lib/base/hadamard.h"
 #include "lib/base/lattice.h"
 #include "lib/uniform/quip.h"
 #include "tests/support/devices.h"
 #include "tests/support/vencoder.h"
+#include "tests/support/vgolden.h"
 #include "tests/support/vtest.h"
 
 enum { V = VPTQ_LATTICE_V, SWEEPS = 10 };
@@ -304,17 +303,6 @@ static void test_losses(void **state)
     problem_free(&p);
 }
 
-static const void *need(const vptq_tensor_set *set, const char *part, int i, vptq_arena *arena,
-                        const vptq_tensor **t)
-{
-    vptq_err err = {0};
-    char name[32];
-    snprintf(name, sizeof name, "%s_%d", part, i);
-    *t = vptq_tensor_find(set, name);
-    assert_non_null(*t);
-    return vptq_tensor_aligned(*t, arena, &err);
-}
-
 /* The mean over some draws of signs, as in the golden file. */
 static double mean_loss(vencoder_run *run, const problem *p, uint32_t bits)
 {
@@ -336,25 +324,20 @@ static void test_golden(void **state)
 {
     (void)state;
     vencoder_run run;
-    vptq_err err = {0};
     vptq_tensor_set set;
-    const vptq_tensor *w, *t;
     vencoder_open(&run, "cpu", 2);
-    vptq_tensor_set_init(&set, &run.mem);
-    assert_ok(vptq_safetensors_read("tests/golden/quip.safetensors", &set, NULL, &err), &err);
-    assert_ok(vptq_tensor_set_finish(&set, &err), &err);
+    vgolden_open(&set, "tests/golden/quip.safetensors");
     for (int i = 0; i < 3; i++) {
-        problem p = {.w = (float *)(uintptr_t)need(&set, "w", i, &run.arena, &w)};
-        p.lower = (float *)(uintptr_t)need(&set, "lower", i, &run.arena, &t);
-        p.out = (uint32_t)w->shape[0];
-        p.in = (uint32_t)w->shape[1];
-        const double *published = need(&set, "loss", i, &run.arena, &t);
+        problem p = vgolden_problem(&set, i);
+        double published[3];
+        vgolden_losses(&set, i, 3, published);
         for (uint32_t bits = 2; bits <= 4; bits++) {
             const double loss = mean_loss(&run, &p, bits);
             if (!(loss < 1.05 * published[bits - 2]) || !(loss > 0.9 * published[bits - 2]))
                 fail_msg("matrix %d, %u bits: loss %g, published %g", i, bits, loss,
                          published[bits - 2]);
         }
+        problem_free(&p);
     }
     vptq_tensor_set_release(&set);
     vencoder_close(&run);
