@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Makes aqlm.safetensors: what the published AQLM makes of the matrix in gptq.safetensors, for
+"""Makes aqlm.safetensors: losses of the published AQLM on the matrices of quip.safetensors, for
 tests/unit/uniform/test_aqlm.c.
 
-    python3 make_aqlm.py AQLM      AQLM: a checkout of Vahe1994/AQLM (commit e79a896); needs torch and safetensors
+    python3 make_aqlm.py AQLM [MATRICES]      AQLM: a checkout of Vahe1994/AQLM (commit e79a896); needs torch and
+                                              safetensors
 
-Its defaults (residual k-means of 100 iterations, rounds of 100 steps of Adam and a beam search of one hypothesis) and the
-tolerance of 0.01 of its README.  Tensors: BITSxCODEBOOKS [out, in] F32, the decoded matrix, in vectors of 8.
+Its defaults (residual k-means of 100 iterations, rounds of 100 steps of Adam and a beam search of one hypothesis), the
+tolerance of 0.01 of its README, and vectors of 8.  Tensors: loss_I [3] F64 of each matrix I, tr(E H E^T) / tr(W H W^T)
+for each of SETTINGS, the mean over SEEDS seeds.
+
+With MATRICES, a file of matrices.py, only prints the losses of those with two codebooks of 256 and one seed.
 """
 import os
 import random
@@ -15,19 +19,23 @@ import types
 import torch
 from safetensors.torch import load_file, save_file
 
+from matrices import HERE, loss, pairs
+
 sys.path.insert(0, sys.argv[1])
 from aq_engine import AQEngine  # noqa: E402
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+# bits, codebooks
+SETTINGS = ((4, 2), (5, 2), (5, 3))
+SEEDS = 4
 
 
-def quantize(w, h, bits, codebooks):
-    torch.manual_seed(0)
-    random.seed(0)
+def quantize(w, h, bits, codebooks, seed):
+    torch.manual_seed(seed)
+    random.seed(seed)
     layer = torch.nn.Linear(w.shape[1], w.shape[0], bias=False)
     layer.weight.data = w.clone()
     engine = AQEngine(layer)
-    engine.XTX = h
+    engine.XTX = h.double()
     args = types.SimpleNamespace(
         devices=[torch.device("cpu")], out_group_size=1, in_group_size=8, num_codebooks=codebooks,
         nbits_per_codebook=bits, codebook_value_nbits=16, codebook_value_num_groups=1, scale_nbits=0, init_max_iter=100,
@@ -37,19 +45,16 @@ def quantize(w, h, bits, codebooks):
 
 
 def main():
-    t = load_file(os.path.join(HERE, "gptq.safetensors"))
-    columns = t["w"].shape[1]
-    h = torch.zeros(columns, columns, dtype=torch.float64)
-    rows = torch.tril_indices(columns, columns)
-    h[rows[0], rows[1]] = t["lower"].double()
-    h = h.tril() + h.tril(-1).T
+    torch.set_num_threads(1)
+    given = len(sys.argv) > 2
+    settings, seeds = (((8, 2),), 1) if given else (SETTINGS, SEEDS)
     tensors = {}
-    for bits, codebooks in ((4, 2), (5, 2), (5, 3)):
-        q = quantize(t["w"], h, bits, codebooks)
-        e = (q - t["w"]).double()
-        print(f"{bits}x{codebooks}:", float(((e @ h) * e).sum() / ((t["w"].double() @ h) * t["w"]).sum()))
-        tensors[f"{bits}x{codebooks}"] = q
-    save_file(tensors, os.path.join(HERE, "aqlm.safetensors"))
+    for i, (w, h) in enumerate(pairs(load_file(sys.argv[2] if given else os.path.join(HERE, "quip.safetensors")))):
+        losses = [sum(loss(quantize(w, h, *s, seed), w, h) for seed in range(seeds)) / seeds for s in settings]
+        tensors[f"loss_{i}"] = torch.tensor(losses, dtype=torch.float64)
+        print(f"matrix {i}:", *(f"{x:.6f}" for x in losses), flush=True)
+    if not given:
+        save_file(tensors, os.path.join(HERE, "aqlm.safetensors"))
 
 
 main()

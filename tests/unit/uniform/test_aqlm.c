@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/hf/safetensors.h"
 #include "lib/base/file.h"
 #include "lib/base/rng.h"
 #include "lib/uniform/aqlm_state.h"
 #include "tests/support/devices.h"
 #include "tests/support/vencoder.h"
+#include "tests/support/vgolden.h"
 #include "tests/support/vtest.h"
 
 static const vptq_aqlm_settings usual = {.v = 8,
@@ -498,51 +498,37 @@ static void test_rounds(void **state)
     problem_free(&p);
 }
 
-/* A copy of a tensor of floats; the caller frees it. */
-static float *copy_tensor(const vptq_tensor_set *set, const char *name, size_t n)
-{
-    const vptq_tensor *t = vptq_tensor_find(set, name);
-    float *x = vtest_alloc(n, sizeof *x);
-    assert_non_null(t);
-    memcpy(x, t->data, n * sizeof *x);
-    return x;
-}
-
 /* tests/golden/make_aqlm.py: no more than 1.05 times the loss of the published code,
  * on average. */
 static void test_golden(void **state)
 {
     (void)state;
     static const struct {
-        const char *name;
         uint32_t k, codebooks;
-    } cases[] = {{"4x2", 16, 2}, {"5x2", 32, 2}, {"5x3", 32, 3}};
-    enum { OUT = 32, IN = 144, SEEDS = 4 };
-    vptq_tensor_set set;
-    vptq_err err = {0};
-    vptq_tensor_set_init(&set, NULL);
-    assert_ok(vptq_safetensors_read("tests/golden/gptq.safetensors", &set, NULL, &err), &err);
-    assert_ok(vptq_safetensors_read("tests/golden/aqlm.safetensors", &set, NULL, &err), &err);
-    assert_ok(vptq_tensor_set_finish(&set, &err), &err);
-    problem p = {.out = OUT,
-                 .in = IN,
-                 .w = copy_tensor(&set, "w", (size_t)OUT * IN),
-                 .lower = copy_tensor(&set, "lower", (size_t)IN * (IN + 1) / 2),
-                 .h = vtest_alloc((size_t)IN * IN, sizeof *p.h)};
-    problem_unpack(&p);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        vptq_aqlm_settings s = usual;
-        float *published = copy_tensor(&set, cases[i].name, (size_t)OUT * IN);
-        s.k = cases[i].k;
-        s.codebooks = cases[i].codebooks;
-        double loss = 0;
-        for (s.seed = 0; s.seed < SEEDS; s.seed++)
-            loss += loss_of(&p, &s) / SEEDS;
-        assert_true(loss < 1.05 * problem_loss(&p, published));
-        free(published);
+    } cases[] = {{16, 2}, {32, 2}, {32, 3}};
+    enum { CASES = sizeof cases / sizeof *cases, SEEDS = 4 };
+    vptq_tensor_set matrices, losses;
+    vgolden_open(&matrices, "tests/golden/quip.safetensors");
+    vgolden_open(&losses, "tests/golden/aqlm.safetensors");
+    for (int i = 0; i < 3; i++) {
+        problem p = vgolden_problem(&matrices, i);
+        double published[CASES];
+        vgolden_losses(&losses, i, CASES, published);
+        for (size_t c = 0; c < CASES; c++) {
+            vptq_aqlm_settings s = usual;
+            s.k = cases[c].k;
+            s.codebooks = cases[c].codebooks;
+            double loss = 0;
+            for (s.seed = 0; s.seed < SEEDS; s.seed++)
+                loss += loss_of(&p, &s) / SEEDS;
+            if (!(loss < 1.05 * published[c]) || !(loss > 0.8 * published[c]))
+                fail_msg("matrix %d, %u codebooks of %u: loss %g, published %g", i, s.codebooks,
+                         s.k, loss, published[c]);
+        }
+        problem_free(&p);
     }
-    problem_free(&p);
-    vptq_tensor_set_release(&set);
+    vptq_tensor_set_release(&matrices);
+    vptq_tensor_set_release(&losses);
 }
 
 static uint64_t digest(const vptq_additive *a)
