@@ -196,7 +196,7 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
 {
     vptq_calibrator *c = arg;
     char detail[64];
-    size_t done = c->first + sequence + 1;
+    const size_t done = c->first + sequence + 1, windows = vptq_calibrator_windows(c);
 
     (void)dim;
     VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, x, err));
@@ -206,9 +206,9 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
     if (input != VPTQ_INPUT_DOWN)
         return VPTQ_OK;
     snprintf(detail, sizeof detail, "layer %u of 0-%u", c->layer, c->last);
-    vptq_progress(c->dev->ctx, "hessian",
-                  (uint64_t)c->layer * vptq_calibrator_windows(c) + done,
-                  (uint64_t)(c->last + 1) * vptq_calibrator_windows(c), detail);
+    vptq_progress_share(c->dev->ctx, "hessian", "layers", c->layer + (done == windows),
+                        c->last + 1,
+                        (c->layer + (double)done / (double)windows) / (c->last + 1.0), detail);
     return VPTQ_OK;
 }
 

@@ -213,13 +213,14 @@ static vptq_status on_first(void *arg, vptq_input input, size_t sequence, size_t
 static void report(const vptq_calibrator *c, size_t sequence)
 {
     char detail[64];
-    const uint64_t windows = vptq_calibrator_windows(c);
-    const uint64_t done = (uint64_t)c->layer * VPTQ_INPUT_COUNT + (uint64_t)c->next;
+    const double windows = (double)vptq_calibrator_windows(c);
+    const double input =
+        ((double)c->next + (double)(c->first + sequence + 1) / windows) / VPTQ_INPUT_COUNT;
 
     snprintf(detail, sizeof detail, "layer %u of 0-%u, %s", c->layer, c->last,
              vptq_input_name(c->next));
-    vptq_progress(c->dev->ctx, "hessian", done * windows + c->first + sequence + 1,
-                  (uint64_t)(c->last + 1) * VPTQ_INPUT_COUNT * windows, detail);
+    vptq_progress_share(c->dev->ctx, "hessian", "layers", c->layer + (input >= 1), c->last + 1,
+                        (c->layer + input) / (c->last + 1.0), detail);
 }
 
 /* z = x - y, arrays [rows, dim]; z may be either. */

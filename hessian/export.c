@@ -141,7 +141,7 @@ static vptq_status export_layers(vptq_device *dev, const char *dir, const char *
         vptq_hessian_file_release(&h);
         if (st)
             return st;
-        vptq_progress(dev->ctx, "export", done + 1, files, NULL);
+        vptq_progress(dev->ctx, "export", "files", done + 1, files, NULL);
     }
     return VPTQ_OK;
 }

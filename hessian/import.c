@@ -205,7 +205,7 @@ static vptq_status import_all(importer *im, const char *to, vptq_err *err)
         VPTQ_CHECK(vptq_check_cancel(im->dev->ctx, err));
         VPTQ_CHECK(import_one(im, d->first_layer + (uint32_t)(i / VPTQ_INPUT_COUNT),
                               (vptq_input)(i % VPTQ_INPUT_COUNT), to, err));
-        vptq_progress(im->dev->ctx, "import", i + 1, files, NULL);
+        vptq_progress(im->dev->ctx, "import", "files", i + 1, files, NULL);
     }
     memcpy(d->model_fingerprint, unknown_model, sizeof unknown_model);
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, im->hash);

@@ -224,7 +224,7 @@ static vptq_status run_windows(collector *o, vptq_err *err)
         VPTQ_CHECK(vptq_check_cancel(o->dev->ctx, err));
         VPTQ_CHECK(vptq_sampled_run(&o->pass, w, c->corpus.ids.data + c->window[w], on_linear,
                                     o, err));
-        vptq_progress(o->dev->ctx, "outputs", i + 1, o->windows, NULL);
+        vptq_progress(o->dev->ctx, "outputs", "windows", i + 1, o->windows, NULL);
     }
     return VPTQ_OK;
 }

@@ -88,7 +88,7 @@ static vptq_status run_windows(saliency *a, size_t first, vptq_err *err)
         VPTQ_CHECK(vptq_hidden_states_get(a->s, w * rows, rows, true, &a->window, err));
         VPTQ_CHECK(vptq_sampled_run(&a->pass, w, o->ids + o->window[w], on_linear, a, err));
         VPTQ_CHECK(vptq_hidden_states_keep(a->s, w * rows, rows, err));
-        vptq_progress(a->dev->ctx, "saliency", w + 1, o->windows, NULL);
+        vptq_progress(a->dev->ctx, "saliency", "windows", w + 1, o->windows, NULL);
         if (vptq_seconds() - saved < o->checkpoint_seconds && w + 1 < o->windows)
             continue;
         checkpoint(a, w + 1);

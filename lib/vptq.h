@@ -110,10 +110,16 @@ typedef struct vptq_ctx vptq_ctx;
 /* Warnings that the user should act on, then what is shown by default, with -v, with -vv. */
 typedef enum { VPTQ_LOG_WARN = 1, VPTQ_LOG_INFO, VPTQ_LOG_MORE, VPTQ_LOG_DEBUG } vptq_log_level;
 typedef void (*vptq_log_fn)(void *user, vptq_log_level level, const char *text);
-/* `stage` ("quantize") is static; `done` of `total` counts its units (tokens, matrices), total
- * 0 = unknown; `detail` ("layer 3 mlp.down_proj, loss 0.0123") may be NULL. */
-typedef void (*vptq_progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total,
-                                 const char *detail);
+
+/* How far an operation is. */
+typedef struct vptq_progress_info {
+    const char *stage;    /* "quantize"; static.  Stages of one operation may take turns */
+    const char *unit;     /* "matrices", "windows", "bytes"; static */
+    uint64_t done, total; /* units; total 0 = unknown */
+    double share;         /* of the work that is done, 0 to 1, units weighted by their cost */
+    const char *detail;   /* "layer 3 mlp.down_proj, loss 0.0123"; may be NULL */
+} vptq_progress_info;
+typedef void (*vptq_progress_fn)(void *user, const vptq_progress_info *info);
 
 typedef struct vptq_ctx_options {
     int threads;         /* 0 = one per usable processor */

@@ -192,11 +192,10 @@ static void on_log(void *user, vptq_log_level level, const char *text)
     report(cli, shown, "%s%s", level == VPTQ_LOG_WARN ? "warning: " : "", text);
 }
 
-static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
-                        const char *detail)
+static void on_progress(void *user, const vptq_progress_info *info)
 {
     vptq_cli *cli = user;
-    vptq_cli_progress_update(&cli->state->progress, stage, done, total, detail);
+    vptq_cli_progress_update(&cli->state->progress, info);
 }
 
 /* --- the table of options ---------------------------------------------------------------- */

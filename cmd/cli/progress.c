@@ -38,44 +38,89 @@ static unsigned terminal_width(void)
     return ws.ws_col;
 }
 
-/* Formats "3.5/s", or "2.1 s each" for less than one per second.  Returns the rate; 0 while it
- * is unknown. */
-static double rate_text(char text[32], const vptq_cli_progress *p, double now)
+/* ---- what is shown of a stage ---- */
+
+/* Units per second, 0 while unknown. */
+static double rate_of(const vptq_cli_stage *s)
 {
-    double seconds = now - p->start;
-    double units = p->done >= p->first ? (double)(p->done - p->first) : 0;
-    text[0] = 0;
-    if (seconds < 0.05 || units <= 0)
+    static const double shortest = 0.05; /* seconds that say something */
+    const double grown = s->share - s->first;
+    if (s->measured < shortest || grown <= 0)
         return 0;
-    double rate = units / seconds;
-    if (rate >= 100)
+    return grown * (double)s->total / s->measured;
+}
+
+static bool is_bytes(const vptq_cli_stage *s)
+{
+    return !strcmp(s->unit, "bytes");
+}
+
+/* "21 of 50 windows" for " of "; "50 windows" for NULL, and where one number is unknown. */
+static void count_text(char text[96], const vptq_cli_stage *s, const char *between)
+{
+    char first[32] = "";
+    const uint64_t all = s->total ? s->total : s->done;
+    between = s->total ? between : NULL;
+    if (between && is_bytes(s))
+        snprintf(first, sizeof first, "%.1f%s", 1e-6 * (double)s->done, between);
+    else if (between)
+        snprintf(first, sizeof first, "%" PRIu64 "%s", s->done, between);
+    if (is_bytes(s))
+        snprintf(text, 96, "%s%.1f MB", first, 1e-6 * (double)all);
+    else
+        snprintf(text, 96, "%s%" PRIu64 " %s", first, all, s->unit);
+}
+
+/* Formats "3.5/s", or "2.1 s each" for less than one per second; "" while it is unknown. */
+static void rate_text(char text[32], const vptq_cli_stage *s)
+{
+    const double rate = rate_of(s);
+    text[0] = 0;
+    if (rate > 0 && is_bytes(s))
+        snprintf(text, 32, "%.1f MB/s", 1e-6 * rate);
+    else if (rate >= 100)
         snprintf(text, 32, "%.0f/s", rate);
     else if (rate >= 1)
         snprintf(text, 32, "%.1f/s", rate);
-    else
+    else if (rate > 0)
         snprintf(text, 32, "%.1f s each", 1 / rate);
-    return rate;
 }
 
-void vptq_cli_progress_text(char *text, size_t size, const vptq_cli_progress *p, double now,
-                            const char *detail, unsigned width)
+/* Seconds left of a stage; 0 while unknown. */
+static double left_of(const vptq_cli_stage *s)
 {
-    char rate_part[48] = "", left_part[48] = "", rate[32], left[32];
-    double per_second = rate_text(rate, p, now);
-    if (per_second > 0) {
-        snprintf(rate_part, sizeof rate_part, "  %s", rate);
-        if (p->total > p->done) {
-            vptq_human_seconds(left, (double)(p->total - p->done) / per_second);
-            snprintf(left_part, sizeof left_part, "  %s left", left);
-        }
-    }
-    int n;
-    if (p->total)
-        n = snprintf(text, size, "%s %3.0f%% %" PRIu64 "/%" PRIu64 "%s%s", p->stage,
-                     100 * (double)p->done / (double)p->total, p->done, p->total, rate_part,
-                     left_part);
-    else
-        n = snprintf(text, size, "%s %" PRIu64 "%s", p->stage, p->done, rate_part);
+    const double rate = rate_of(s);
+    if (!s->open || rate <= 0)
+        return 0;
+    const double left = (1 - s->share) * (double)s->total / rate - (s->seconds - s->measured);
+    return left > 0 ? left : 0;
+}
+
+/* "8.3 s left" of all open stages; "" while that of this one is unknown. */
+static void left_text(char text[48], const vptq_cli_progress *p, const vptq_cli_stage *s)
+{
+    char left[32];
+    double seconds = 0;
+    text[0] = 0;
+    if (left_of(s) <= 0)
+        return;
+    for (int i = 0; i < CLI_PROGRESS_STAGES; i++)
+        seconds += left_of(&p->stages[i]);
+    vptq_human_seconds(left, seconds);
+    snprintf(text, 48, "  %s left", left);
+}
+
+void vptq_cli_progress_text(char *text, size_t size, const vptq_cli_progress *p,
+                            const vptq_cli_stage *s, const char *detail, unsigned width)
+{
+    char percent[16] = "", count[96], rate[32], left[48];
+    rate_text(rate, s);
+    left_text(left, p, s);
+    count_text(count, s, "/");
+    if (s->total)
+        snprintf(percent, sizeof percent, " %3.0f%%", 100 * s->share);
+    const int n = snprintf(text, size, "%s%s %s%s%s%s", s->name, percent, count,
+                           *rate ? "  " : "", rate, left);
     if (n > 0 && (size_t)n < size && detail)
         snprintf(text + n, size - (size_t)n, "  %s", detail);
     if (width && strlen(text) > width) {
@@ -85,6 +130,8 @@ void vptq_cli_progress_text(char *text, size_t size, const vptq_cli_progress *p,
     }
 }
 
+/* ---- output ---- */
+
 void vptq_cli_progress_clear(vptq_cli_progress *p)
 {
     if (p->drawn)
@@ -92,10 +139,10 @@ void vptq_cli_progress_clear(vptq_cli_progress *p)
     p->drawn = false;
 }
 
-static void draw(vptq_cli_progress *p, double now, const char *detail)
+static void draw(vptq_cli_progress *p, const vptq_cli_stage *s, const char *detail)
 {
     char text[512];
-    vptq_cli_progress_text(text, sizeof text, p, now, detail, terminal_width() - 1);
+    vptq_cli_progress_text(text, sizeof text, p, s, detail, terminal_width() - 1);
     vptq_cli_progress_clear(p);
     fflush(stdout); /* results held back by the progress line */
     fputs(text, stderr);
@@ -103,82 +150,105 @@ static void draw(vptq_cli_progress *p, double now, const char *detail)
     p->drawn = true;
 }
 
-void vptq_cli_progress_end(vptq_cli_progress *p)
+static void end(vptq_cli_progress *p, vptq_cli_stage *s)
 {
-    if (!p->running)
+    char took[32], rate[32], count[96], text[256];
+    if (!s->open)
         return;
-    double now = monotonic_seconds();
-    char took[32], rate[32], of[32] = "", text[256];
     vptq_cli_progress_clear(p);
     fflush(stdout);
-    vptq_human_seconds(took, now - p->start);
-    const bool known = rate_text(rate, p, now) > 0;
-    if (p->done < p->total)
-        snprintf(of, sizeof of, " of %" PRIu64, p->total);
-    snprintf(text, sizeof text, "%s: %" PRIu64 "%s in %s%s%s%s", p->stage, p->done, of, took,
-             known ? " (" : "", rate, known ? ")" : "");
+    vptq_human_seconds(took, s->seconds);
+    rate_text(rate, s);
+    count_text(count, s, s->share < 1 ? " of " : NULL);
+    snprintf(text, sizeof text, "%s: %s in %s%s%s%s", s->name, count, took, *rate ? " (" : "",
+             rate, *rate ? ")" : "");
     if (p->mode != CLI_PROGRESS_OFF)
         fprintf(stderr, "%s\n", text);
     vptq_cli_log_line(p->log, text);
-    p->running = false;
+    s->open = false;
 }
 
-static void begin(vptq_cli_progress *p, const char *stage, double now)
+void vptq_cli_progress_end(vptq_cli_progress *p)
 {
-    snprintf(p->stage, sizeof p->stage, "%s", stage);
-    p->running = true;
-    p->start = now;
-    p->first = p->done;
-    p->shown = p->logged = now;
-    char first[32] = "", total[32] = "", text[256];
-    if (p->first)
-        snprintf(first, sizeof first, " %" PRIu64 "%s", p->first, p->total ? " of" : "");
-    if (p->total)
-        snprintf(total, sizeof total, " %" PRIu64, p->total);
-    snprintf(text, sizeof text, "%s:%s%s ...", p->stage, first, total);
+    for (int i = 0; i < CLI_PROGRESS_STAGES; i++)
+        end(p, &p->stages[i]);
+}
+
+/* Returns the slot of the stage, or one for it: a closed one, or the first, which is ended. */
+static vptq_cli_stage *find(vptq_cli_progress *p, const char *name)
+{
+    vptq_cli_stage *closed = NULL;
+    for (int i = 0; i < CLI_PROGRESS_STAGES; i++) {
+        vptq_cli_stage *s = &p->stages[i];
+        if (!strncmp(s->name, name, sizeof s->name - 1))
+            return s;
+        if (!s->open && !closed)
+            closed = s;
+    }
+    if (!closed)
+        end(p, &p->stages[0]);
+    return closed ? closed : &p->stages[0];
+}
+
+static void begin(vptq_cli_progress *p, vptq_cli_stage *s, const vptq_progress_info *info)
+{
+    char count[96], text[256];
+    *s = (vptq_cli_stage){.unit = info->unit,
+                          .done = info->done,
+                          .total = info->total,
+                          .open = true,
+                          .first = info->share,
+                          .share = info->share};
+    snprintf(s->name, sizeof s->name, "%s", info->stage);
+    p->shown = p->logged = p->updated;
+    count_text(count, s, s->done ? " of " : NULL);
+    snprintf(text, sizeof text, "%s: %s ...", s->name, count);
     if (p->mode == CLI_PROGRESS_LOG)
         fprintf(stderr, "%s\n", text);
     vptq_cli_log_line(p->log, text);
 }
 
-/* Reports a stage that goes on, where it is due. */
-static void report(vptq_cli_progress *p, double now, bool fresh, const char *detail)
+/* Shows a stage that goes on, where it is due. */
+static void show(vptq_cli_progress *p, const vptq_cli_stage *s, bool fresh, const char *detail)
 {
     char text[512];
-    if (p->log && now - p->logged >= file_seconds) {
-        vptq_cli_progress_text(text, sizeof text, p, now, detail, 0);
+    if (p->log && p->updated - p->logged >= file_seconds) {
+        vptq_cli_progress_text(text, sizeof text, p, s, detail, 0);
         vptq_cli_log_line(p->log, text);
-        p->logged = now;
+        p->logged = p->updated;
     }
-    if (p->mode == CLI_PROGRESS_LINE && (fresh || now - p->shown >= redraw_seconds)) {
-        draw(p, now, detail);
-        p->shown = now;
-    } else if (p->mode == CLI_PROGRESS_LOG && p->every && now - p->shown >= log_seconds) {
-        vptq_cli_progress_text(text, sizeof text, p, now, detail, 0);
+    if (p->mode == CLI_PROGRESS_LINE && (fresh || p->updated - p->shown >= redraw_seconds)) {
+        draw(p, s, detail);
+        p->shown = p->updated;
+    } else if (p->mode == CLI_PROGRESS_LOG && p->every &&
+               p->updated - p->shown >= log_seconds) {
+        vptq_cli_progress_text(text, sizeof text, p, s, detail, 0);
         fprintf(stderr, "%s\n", text);
-        p->shown = now;
+        p->shown = p->updated;
     }
 }
 
-void vptq_cli_progress_update(vptq_cli_progress *p, const char *stage, uint64_t done,
-                              uint64_t total, const char *detail)
+void vptq_cli_progress_update(vptq_cli_progress *p, const vptq_progress_info *info)
 {
     if (p->mode == CLI_PROGRESS_OFF && !p->log)
         return;
-    double now = monotonic_seconds();
-    bool same = !strncmp(p->stage, stage, sizeof p->stage - 1);
-    if (same && !p->running && done == p->done && total == p->total)
-        return; /* its end is already reported */
-    bool fresh = !same || !p->running || done < p->done;
+    const double now = monotonic_seconds(), elapsed = now - p->updated;
+    vptq_cli_stage *s = find(p, info->stage);
+    const bool ends = info->total && info->share >= 1;
+    const bool fresh = !s->open;
+    if (fresh && ends && s->share >= 1 && !strcmp(s->name, info->stage))
+        return; /* its end again */
+    p->updated = now;
     if (fresh)
-        vptq_cli_progress_end(p);
-    p->done = done;
-    p->total = total;
-    if (fresh)
-        begin(p, stage, now);
-    if (total && done >= total) {
-        vptq_cli_progress_end(p);
-        return;
-    }
-    report(p, now, fresh, detail);
+        begin(p, s, info);
+    else
+        s->seconds += elapsed;
+    if (info->share > s->share)
+        s->measured = s->seconds;
+    s->share = info->share;
+    s->done = info->done;
+    if (ends)
+        end(p, s);
+    else
+        show(p, s, fresh, info->detail);
 }

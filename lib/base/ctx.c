@@ -18,15 +18,23 @@ void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)
     ctx->log(ctx->user, level, text);
 }
 
-void vptq_progress(const vptq_ctx *ctx, const char *stage, uint64_t done, uint64_t total,
-                   const char *detail)
+void vptq_progress(const vptq_ctx *ctx, const char *stage, const char *unit, uint64_t done,
+                   uint64_t total, const char *detail)
+{
+    const double share = total ? (double)done / (double)total : 0;
+    vptq_progress_share(ctx, stage, unit, done, total, share, detail);
+}
+
+void vptq_progress_share(const vptq_ctx *ctx, const char *stage, const char *unit,
+                         uint64_t done, uint64_t total, double share, const char *detail)
 {
     char shown[512];
     if (!ctx || !ctx->progress)
         return;
     if (detail)
         vptq_text_printable(shown, sizeof shown, detail);
-    ctx->progress(ctx->user, stage, done, total, detail ? shown : NULL);
+    const vptq_progress_info info = {stage, unit, done, total, share, detail ? shown : NULL};
+    ctx->progress(ctx->user, &info);
 }
 
 vptq_status vptq_check_cancel(const vptq_ctx *ctx, vptq_err *err)

@@ -20,8 +20,11 @@ struct vptq_ctx {
 
 void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)
     VPTQ_PRINTF(3, 4);
-void vptq_progress(const vptq_ctx *ctx, const char *stage, uint64_t done, uint64_t total,
-                   const char *detail);
+/* As vptq_progress_info; units of equal cost. */
+void vptq_progress(const vptq_ctx *ctx, const char *stage, const char *unit, uint64_t done,
+                   uint64_t total, const char *detail);
+void vptq_progress_share(const vptq_ctx *ctx, const char *stage, const char *unit,
+                         uint64_t done, uint64_t total, double share, const char *detail);
 
 /* VPTQ_E_CANCELLED ("interrupted") when the caller's flag is raised, else VPTQ_OK. */
 vptq_status vptq_check_cancel(const vptq_ctx *ctx, vptq_err *err) VPTQ_MUST_CHECK;

@@ -343,7 +343,7 @@ static void report_progress(server *s, const lane *l, const vptq_serve_config *c
     char detail[2 * VPTQ_SERVE_NAME + 64];
     snprintf(detail, sizeof detail, "%s %s run %" PRIu32 ", %s", l->m->name, c->name, run,
              what);
-    vptq_progress(s->ctx, "serve", s->tokens.done + done, s->tokens.all, detail);
+    vptq_progress(s->ctx, "serve", "tokens", s->tokens.done + done, s->tokens.all, detail);
 }
 
 /* Runs one batch and fills in its times.  Progress does not count run 0, a warm-up. */
@@ -499,7 +499,7 @@ vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_plan *o, vptq_
             st = run_config(&s, log, c, fn, arg, err);
     }
     if (!st)
-        vptq_progress(ctx, "serve", s.tokens.done, s.tokens.all, NULL);
+        vptq_progress(ctx, "serve", "tokens", s.tokens.done, s.tokens.all, NULL);
     vptq_mem_free(ctx->mem, s.lanes);
     vptq_device_close(&dev);
     return st;

@@ -219,10 +219,11 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
     VPTQ_TRY(check_hessians(&c, first_layer, last_layer, err));
     VPTQ_TRY(alloc_matrices(&c, &arena, err));
     for (uint32_t l = first_layer; l <= last_layer; l++) {
-        vptq_progress(dev->ctx, "error", l - first_layer, last_layer - first_layer + 1, NULL);
         VPTQ_TRY(check_norms(&c, l, err));
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
             VPTQ_TRY(compare_input(&c, l, (vptq_input)i, &found, err));
+        vptq_progress(dev->ctx, "error", "layers", l - first_layer + 1,
+                      last_layer - first_layer + 1, NULL);
     }
     if (found == 0)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s has no quantized matrix in layers %u to %u",

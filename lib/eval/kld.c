@@ -177,8 +177,10 @@ static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
     if (r->tokens)
         snprintf(so_far, sizeof so_far, "kld %.6f, ", r->sum / (double)r->tokens);
     snprintf(text, sizeof text, "%swindows %zu-%zu of %zu", so_far, first + 1, end, r->w.count);
-    vptq_progress(r->dev->ctx, r->model.m ? "divergence" : "recording",
-                  first * per + (end - first) * blocks, r->w.count * per, text);
+    vptq_progress_share(
+        r->dev->ctx, r->model.m ? "divergence" : "recording", "windows",
+        blocks == per ? end : first, r->w.count,
+        (double)(first * per + (end - first) * blocks) / (double)(r->w.count * per), text);
 }
 
 static vptq_status not_finite(const run *r, size_t s, size_t row, vptq_err *err)

@@ -150,13 +150,15 @@ static vptq_status alloc_batches(run *r, vptq_arena *arena, vptq_err *err)
 static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
 {
     char text[128], so_far[32] = "";
+    const char *unit = r->opt->documents ? "documents" : "windows";
     uint64_t per = (uint64_t)r->m->desc->layers + 1;
     if (r->tokens)
         snprintf(so_far, sizeof so_far, "ppl %.4f, ", exp(r->sum / (double)r->tokens));
-    snprintf(text, sizeof text, "%s%s %zu-%zu of %zu, block %u", so_far,
-             r->opt->documents ? "documents" : "windows", first + 1, end, r->w.count, blocks);
-    vptq_progress(r->dev->ctx, "perplexity", first * per + (end - first) * blocks,
-                  r->w.count * per, text);
+    snprintf(text, sizeof text, "%s%s %zu-%zu of %zu, block %u", so_far, unit, first + 1, end,
+             r->w.count, blocks);
+    vptq_progress_share(
+        r->dev->ctx, "perplexity", unit, blocks == per ? end : first, r->w.count,
+        (double)(first * per + (end - first) * blocks) / (double)(r->w.count * per), text);
 }
 
 /* ---- scores ---- */

@@ -162,8 +162,8 @@ static void progress(const run *r, size_t first, size_t rows, uint32_t blocks, s
     if (r->item && n > 0 && (size_t)n < sizeof text)
         snprintf(text + n, sizeof text - (size_t)n, ", acc %.4f",
                  (double)r->correct / (double)r->item);
-    vptq_progress(r->dev->ctx, "tasks", first + steps / (r->m->desc->layers + 1), r->plan->rows,
-                  text);
+    vptq_progress(r->dev->ctx, "tasks", "tokens", first + steps / (r->m->desc->layers + 1),
+                  r->plan->rows, text);
 }
 
 /* Scores at most VPTQ_FORWARD_ROWS pairs from r->pair on whose rows are before `row_end`. */

@@ -158,14 +158,16 @@ static vptq_status check_matrices(checking *k, vptq_err *err)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
     for (size_t i = 0; i < c->quantized_count; i++) {
-        vptq_progress(k->dev->ctx, "check", i, c->quantized_count, c->quantized[i].name);
+        vptq_progress(k->dev->ctx, "check", "matrices", i, c->quantized_count,
+                      c->quantized[i].name);
         vptq_status st = vptq_package_is_packed(c) ? check_packed(k, &c->quantized[i], err)
                                                    : check_matrix(k, &c->quantized[i], err);
         vptq_checkpoint_forget(c);
         if (st)
             return st;
     }
-    vptq_progress(k->dev->ctx, "check", c->quantized_count, c->quantized_count, NULL);
+    vptq_progress(k->dev->ctx, "check", "matrices", c->quantized_count, c->quantized_count,
+                  NULL);
     return VPTQ_OK;
 }
 

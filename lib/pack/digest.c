@@ -29,7 +29,7 @@ static vptq_status hash_tensor(digesting *g, const vptq_package_tensor *t,
     const vptq_package *o = g->o;
     vptq_package_sink sink = {.hash = &g->hash};
     VPTQ_CHECK(vptq_check_cancel(o->ctx, err));
-    vptq_progress(o->ctx, o->stage, g->done, g->total, t->tensor.name);
+    vptq_progress(o->ctx, o->stage, "bytes", g->done, g->total, t->tensor.name);
     g->done += t->tensor.bytes;
     VPTQ_CHECK(vptq_sha256_begin(&g->hash, err));
     VPTQ_CHECK(o->fill(o->fill_arg, t, &sink, err));
@@ -105,7 +105,7 @@ static vptq_status make_text(digesting *g, const vptq_packed_matrix *matrices, s
     for (size_t i = 0; i < o->from->set.count; i++)
         if (o->from->set.tensors[i].additive)
             VPTQ_CHECK(add_additive(g, &o->from->set.tensors[i], err));
-    vptq_progress(o->ctx, o->stage, g->total, g->total, NULL);
+    vptq_progress(o->ctx, o->stage, "bytes", g->total, g->total, NULL);
     return VPTQ_OK;
 }
 

@@ -238,7 +238,7 @@ static vptq_status write_file(exporting *e, uint64_t *bytes, vptq_err *err)
     VPTQ_CHECK(vptq_gguf_writer_open(e->opt->output, e->opt->force, &e->keys, e->tensors,
                                      e->count, &w, err));
     for (size_t i = 0; !st && i < e->count; i++) {
-        vptq_progress(ctx, "unpack", done, e->bytes, e->tensors[i].name);
+        vptq_progress(ctx, "unpack", "bytes", done, e->bytes, e->tensors[i].name);
         st = write_tensor(e, i, &w, err);
         done += e->tensors[i].bytes;
     }
@@ -246,7 +246,7 @@ static vptq_status write_file(exporting *e, uint64_t *bytes, vptq_err *err)
     if (!st)
         st = vptq_gguf_writer_commit(&w, err);
     vptq_gguf_writer_abort(&w);
-    vptq_progress(ctx, "unpack", done, e->bytes, NULL);
+    vptq_progress(ctx, "unpack", "bytes", done, e->bytes, NULL);
     return st;
 }
 

@@ -333,7 +333,7 @@ static vptq_status fill_one(writing *w, const vptq_package_tensor *t, vptq_packa
                             vptq_err *err)
 {
     VPTQ_CHECK(vptq_check_cancel(w->o->ctx, err));
-    vptq_progress(w->o->ctx, w->o->stage, w->done, w->total, t->tensor.name);
+    vptq_progress(w->o->ctx, w->o->stage, "bytes", w->done, w->total, t->tensor.name);
     w->done += t->tensor.bytes;
     return w->o->fill(w->o->fill_arg, t, s, err);
 }
@@ -389,7 +389,7 @@ vptq_status vptq_package_write_dir(vptq_package *o, const char *path, bool force
         dir.tmp, list, o->count, shard_bytes ? shard_bytes : SHARD_BYTES, fill_file, &w, err));
     VPTQ_TRY(vptq_sums_write(o->ctx, dir.tmp, err));
     VPTQ_TRY(vptq_package_path_bytes(o->ctx, dir.tmp, bytes, err));
-    vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
+    vptq_progress(o->ctx, o->stage, "bytes", w.total, w.total, NULL);
     VPTQ_TRY(vptq_dir_writer_commit(&dir, err));
 out:
     vptq_dir_writer_abort(&dir);
@@ -429,7 +429,7 @@ vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool f
                                        level ? level : FILE_LEVEL, err));
     for (size_t i = 0; i < o->count; i++)
         VPTQ_TRY(archive_tensor(&w, a, &o->tensors[i], level, err));
-    vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
+    vptq_progress(o->ctx, o->stage, "bytes", w.total, w.total, NULL);
     VPTQ_TRY(vptq_archive_writer_commit(a, err));
     VPTQ_TRY(vptq_package_path_bytes(o->ctx, path, bytes, err));
 out:

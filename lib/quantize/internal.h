@@ -51,8 +51,12 @@ typedef struct vptq_quantizer {
     /* sums over the rows so far */
     uint64_t bits, weights;
     double loss, held_out, predicted_loss;
-    uint64_t all_weights; /* of the layers to quantize */
-    /* the current matrix, for the progress line */
+    /* for the progress line: costs of all matrices and of the finished ones, of the current
+     * one, and the steps of it that have begun */
+    double all_cost, cost;
+    vptq_encoder_report matrix_cost;
+    uint32_t steps;
+    /* the current matrix */
     uint32_t layer;
     vptq_linear linear;
     vptq_fold fold;
@@ -110,6 +114,12 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CH
 vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians *h,
                                     vptq_quantize_row *row, vptq_arena *arena, const float **w,
                                     vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- costs of matrices (cost.c) ---- */
+
+/* Steps and seconds of a matrix, of which only the ratios to others mean anything. */
+void vptq_matrix_cost(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
+                      vptq_encoder_report *cost);
 
 /* ---- predictions (predict.c) ---- */
 

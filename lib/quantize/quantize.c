@@ -12,33 +12,52 @@
 
 /* ---- one matrix ---- */
 
-/* Progress counts thousands of weights, because matrices differ much in size. */
-static void show_progress(const vptq_quantizer *q, const char *detail)
+static uint32_t all_matrices(const vptq_quantizer *q)
 {
-    vptq_progress(q->dev->ctx, "quantize", (q->weights + 999) / 1000,
-                  (q->all_weights + 999) / 1000, detail);
+    return (q->last - q->first + 1) * VPTQ_LINEAR_COUNT;
 }
 
-static uint64_t count_weights(const vptq_quantizer *q)
+static void show_progress(const vptq_quantizer *q, const char *detail)
 {
-    uint64_t layer = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        uint32_t rows, columns;
-        vptq_linear_shape(q->model.desc, (vptq_linear)l, &rows, &columns);
-        layer += (uint64_t)rows * columns;
-    }
-    return layer * (q->last - q->first + 1);
+    const uint64_t all = all_matrices(q);
+    const bool end = q->result->matrices == all;
+    double cost = q->cost;
+    /* steps are announced when they begin */
+    for (uint32_t i = 0; i + 1 < q->steps && i < q->matrix_cost.num_steps; i++)
+        cost += q->matrix_cost.steps[i].seconds;
+    vptq_progress_share(q->dev->ctx, "quantize", "matrices", q->result->matrices, all,
+                        end ? 1 : fmin(cost / q->all_cost, 1), detail);
+}
+
+static double cost_of(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
+                      vptq_encoder_report *cost)
+{
+    uint32_t rows, columns;
+    vptq_linear_shape(q->model.desc, l, &rows, &columns);
+    vptq_matrix_cost(&vptq_quantizer_matrix(q, layer, l)->settings, rows, columns, cost);
+    return cost->seconds;
+}
+
+static double count_costs(const vptq_quantizer *q)
+{
+    vptq_encoder_report cost;
+    double all = 0;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            all += cost_of(q, layer, (vptq_linear)l, &cost);
+    return all;
 }
 
 static void on_step(void *arg, const char *step, double loss)
 {
-    const vptq_quantizer *q = arg;
+    vptq_quantizer *q = arg;
     char detail[96], value[32] = "";
 
     if (isfinite(loss))
         snprintf(value, sizeof value, ", loss %.5f", loss);
     snprintf(detail, sizeof detail, "layer %u %s: %s%s", q->layer, vptq_linear_name(q->linear),
              step, value);
+    q->steps++;
     show_progress(q, detail);
 }
 
@@ -206,6 +225,8 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
     char *text = NULL;
     vptq_quantize_row row = vptq_row_make(q, q->layer, q->linear);
 
+    q->steps = 0;
+    (void)cost_of(q, q->layer, q->linear, &q->matrix_cost);
     VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
     VPTQ_TRY(vptq_matrix_path(q, q->layer, q->linear, path, err));
     VPTQ_TRY(vptq_row_reuse(q, path, &row, &text, err));
@@ -223,6 +244,10 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
         goto out;
     }
     st = vptq_row_account(q, &row, text, err);
+    q->cost += q->matrix_cost.seconds;
+    q->steps = 0;
+    if (!row.reused || q->result->matrices == all_matrices(q))
+        show_progress(q, NULL);
 out:
     free(text);
     return st;
@@ -254,12 +279,10 @@ static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
     const bool part = q->first > 0 || q->last + 1 < q->model.desc->layers;
     VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_REPORT, err));
     VPTQ_CHECK(vptq_file_remove(path, err));
-    q->all_weights = count_weights(q);
+    q->all_cost = count_costs(q);
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         VPTQ_CHECK(quantize_layer(q, layer, err));
-    VPTQ_CHECK(vptq_rows_write(q, part, err));
-    show_progress(q, NULL);
-    return VPTQ_OK;
+    return vptq_rows_write(q, part, err);
 }
 
 /* ---- the run ---- */

@@ -182,8 +182,8 @@ static vptq_status grow(const writer *w, vptq_batch *b, size_t *sequence, vptq_e
     for (size_t left = 1; left;)
         VPTQ_CHECK(vptq_batch_prefill(b, &left, err));
     for (size_t n = 2; n <= length; n++) {
-        vptq_progress(w->a->dev->ctx, "self-text", w->made / w->sequences * length + n, all,
-                      NULL);
+        vptq_progress(w->a->dev->ctx, "self-text", "tokens",
+                      w->made / w->sequences * length + n, all, NULL);
         if (n < length)
             VPTQ_CHECK(vptq_batch_decode(b, err));
     }

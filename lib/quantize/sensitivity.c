@@ -166,10 +166,11 @@ static vptq_status save_layer(meter *t, uint32_t layer, vptq_err *err)
 static void progress(const meter *t, uint32_t layer, uint32_t l, const char *what)
 {
     char detail[96];
+    const uint64_t all = (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
     snprintf(detail, sizeof detail, "layer %u %s: %s", layer, vptq_linear_name((vptq_linear)l),
              what);
-    vptq_progress(t->dev->ctx, "sensitivity", (uint64_t)layer * VPTQ_LINEAR_COUNT + l,
-                  (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT, detail);
+    vptq_progress(t->dev->ctx, "sensitivity", "matrices",
+                  (uint64_t)layer * VPTQ_LINEAR_COUNT + l, all, detail);
 }
 
 /* Encodes a matrix into *out, in `arena`, and measures its loss. */
@@ -342,6 +343,7 @@ static vptq_status measure_layers(meter *t, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_packed_matrix matrices[VPTQ_LINEAR_COUNT];
     vptq_arena arena;
+    const uint64_t all = (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
     vptq_arena_init(&arena, t->dev->ctx->mem);
     for (uint32_t layer = 0; layer < t->m->desc->layers; layer++) {
         if (layer >= t->done) {
@@ -355,7 +357,7 @@ static vptq_status measure_layers(meter *t, vptq_err *err)
         if (t->opt->text)
             VPTQ_TRY(vptq_forward_block(t->base, layer, t->starts, t->windows, t->hidden, err));
     }
-    vptq_progress(t->dev->ctx, "sensitivity", t->m->desc->layers, t->m->desc->layers, NULL);
+    vptq_progress(t->dev->ctx, "sensitivity", "matrices", all, all, NULL);
 out:
     vptq_arena_release(&arena);
     return st;

@@ -342,7 +342,7 @@ static vptq_status take_steps(vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
         if (r.step % SAVED_EVERY == 0 && !vptq_trainer_done(e2e))
             vptq_tuner_save_state(t);
         VPTQ_CHECK(print_step(t, &r, err));
-        vptq_progress(t->dev->ctx, "tune", r.step, t->plan.steps, NULL);
+        vptq_progress(t->dev->ctx, "tune", "steps", r.step, t->plan.steps, NULL);
     }
     return VPTQ_OK;
 }

@@ -50,7 +50,7 @@ static vptq_status teach_range(vptq_e2e *e, vptq_forward *f, size_t first, size_
         n = end - first < e->t.opt.group ? end - first : e->t.opt.group;
         VPTQ_CHECK(vptq_check_cancel(e->t.dev->ctx, err));
         VPTQ_CHECK(teach(e, f, first, n, err));
-        vptq_progress(e->t.dev->ctx, "original", first + n, all, NULL);
+        vptq_progress(e->t.dev->ctx, "original", "windows", first + n, all, NULL);
     }
     return VPTQ_OK;
 }

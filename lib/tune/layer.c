@@ -225,8 +225,9 @@ static vptq_status train(vptq_layerwise *l, vptq_layer_report *r, vptq_err *err)
     r->before = step.held_out;
     while (!vptq_trainer_done(&l->t)) {
         VPTQ_CHECK(vptq_trainer_step(&l->t, &step, err));
-        vptq_progress(l->t.dev->ctx, "layers", l->layer * steps + step.step, l->end * steps,
-                      NULL);
+        vptq_progress_share(l->t.dev->ctx, "layers", "layers", l->layer, l->end,
+                            (double)(l->layer * steps + step.step) / (double)(l->end * steps),
+                            NULL);
     }
     r->after = vptq_trainer_best(&l->t, &best);
     r->best_step = best;

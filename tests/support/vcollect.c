@@ -1,6 +1,7 @@
 /* Collects Hessians of a small model into directories. */
 #include "tests/support/vcollect.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,18 +14,19 @@ const char vcollect_state[] = "hidden.state";
 const vcollect_request vcollect_whole = {
     0, VCOLLECT_LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_PLAIN, 0, 0, 0};
 
-static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
-                        const char *detail)
+static void on_progress(void *user, const vptq_progress_info *info)
 {
     vcollect *r = user;
-    (void)detail;
-    assert_true(done <= total);
-    if (strcmp(stage, "merge") == 0)
+    assert_true(info->done <= info->total);
+    if (strcmp(info->stage, "merge") == 0)
         return;
-    assert_string_equal(stage, "hessian");
+    assert_string_equal(info->stage, "hessian");
+    assert_string_equal(info->unit, "layers");
+    assert_true((info->share >= 1) == (info->done == info->total));
+    const uint64_t step = (uint64_t)lround(info->share * (double)r->steps);
     if (!r->first)
-        r->first = done;
-    if (done == r->stop_at)
+        r->first = step;
+    if (step == r->stop_at)
         r->stop = 1;
 }
 
@@ -93,6 +95,7 @@ vptq_status vcollect_run(vcollect *r, const char *dir, vcollect_request q,
     r->first = 0;
     r->stop = 0;
     r->stop_at = q.stop_at;
+    r->steps = windows * (q.last + 1);
     r->warning[0] = 0;
     return vptq_hessian_collect(&r->dev, &r->m, &opt, dir, result, err);
 }

@@ -23,7 +23,8 @@ typedef struct vcollect {
     vptq_device dev;
     vptq_model m;
     char ids[VCOLLECT_PATH];
-    uint64_t first, stop_at; /* first step reported; step to interrupt at */
+    /* a step is a window that has passed a block: all; the first reported; to interrupt at */
+    uint64_t steps, first, stop_at;
     sig_atomic_t stop;
     char warning[512];
     char one[VCOLLECT_PATH], two[VCOLLECT_PATH]; /* directories to collect into */

@@ -19,14 +19,13 @@ static void hear_log(void *user, vptq_log_level level, const char *text)
     strncat(h->text, text, sizeof h->text - strlen(h->text) - 1);
 }
 
-static void hear_progress(void *user, const char *stage, uint64_t done, uint64_t total,
-                          const char *detail)
+static void hear_progress(void *user, const vptq_progress_info *info)
 {
     heard *h = user;
-    assert_string_equal(detail, "layer 3");
-    strncat(h->stage, stage, sizeof h->stage - 1);
-    h->done = done;
-    h->total = total;
+    assert_string_equal(info->detail, "layer 3");
+    strncat(h->stage, info->stage, sizeof h->stage - 1);
+    h->done = info->done;
+    h->total = info->total;
 }
 
 static void test_context(void **state)
@@ -39,7 +38,7 @@ static void test_context(void **state)
     vptq_log(&ctx, VPTQ_LOG_MORE, "%d of %s", 2, "x");
     assert_int_equal(h.level, VPTQ_LOG_MORE);
     assert_string_equal(h.text, "2 of x");
-    vptq_progress(&ctx, "hessian", 3, 7, "layer 3");
+    vptq_progress(&ctx, "hessian", "layers", 3, 7, "layer 3");
     assert_string_equal(h.stage, "hessian");
     assert_true(h.done == 3 && h.total == 7);
     assert_ok(vptq_check_cancel(&ctx, &err), &err);
@@ -47,7 +46,7 @@ static void test_context(void **state)
     assert_fails(vptq_check_cancel(&ctx, &err), VPTQ_E_CANCELLED, &err, "interrupted");
     vptq_ctx silent = {0};
     vptq_log(&silent, VPTQ_LOG_WARN, "x");
-    vptq_progress(&silent, "x", 0, 0, NULL);
+    vptq_progress(&silent, "x", "y", 0, 0, NULL);
     assert_ok(vptq_check_cancel(&silent, &err), &err);
     double t = vptq_seconds();
     assert_true(vptq_seconds() >= t);

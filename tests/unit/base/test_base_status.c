@@ -107,12 +107,11 @@ static void on_log(void *user, vptq_log_level level, const char *text)
     ++*(int *)user;
 }
 
-static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
-                        const char *detail)
+static void on_progress(void *user, const vptq_progress_info *info)
 {
-    assert_string_equal(stage, "unpack");
-    assert_int_equal(done + total, 3);
-    assert_string_equal(detail, "a\\x1bb");
+    assert_string_equal(info->stage, "unpack");
+    assert_int_equal(info->done + info->total, 3);
+    assert_string_equal(info->detail, "a\\x1bb");
     ++*(int *)user;
 }
 
@@ -122,7 +121,7 @@ static void test_callbacks_get_printable_texts(void **state)
     int calls = 0;
     const vptq_ctx ctx = {.log = on_log, .progress = on_progress, .user = &calls};
     vptq_log(&ctx, VPTQ_LOG_WARN, "%s", "a\nb");
-    vptq_progress(&ctx, "unpack", 1, 2,
+    vptq_progress(&ctx, "unpack", "bytes", 1, 2,
                   "a\x1b"
                   "b");
     assert_int_equal(calls, 2);

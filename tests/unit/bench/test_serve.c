@@ -174,13 +174,11 @@ static void check_figures(const vptq_serve_record *r)
     assert_true(near(r->bits_per_weight, 32));
 }
 
-static void keep_progress(void *user, const char *stage, uint64_t done, uint64_t total,
-                          const char *detail)
+static void keep_progress(void *user, const vptq_progress_info *info)
 {
-    (void)detail;
-    assert_string_equal(stage, "serve");
-    assert_true(done <= total);
-    *(uint64_t *)user = total - done;
+    assert_string_equal(info->stage, "serve");
+    assert_true(info->done <= info->total);
+    *(uint64_t *)user = info->total - info->done;
 }
 
 /* Runs with the records of `path`, which it continues; the last progress is all. */

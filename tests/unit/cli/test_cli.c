@@ -346,12 +346,13 @@ static int body_progress(vptq_cli *cli, const settings *s)
 {
     (void)s;
     for (uint64_t i = 2; i <= 5; i++) {
-        vptq_progress(cli->ctx, "first", i, 5, "detail");
+        vptq_progress(cli->ctx, "first", "windows", i, 5, "detail");
         printf("row %" PRIu64 "\n", i);
     }
-    vptq_progress(cli->ctx, "first", 5, 5, NULL); /* its end again: nothing new */
-    vptq_progress(cli->ctx, "second", 0, 3, NULL);
-    vptq_progress(cli->ctx, "second", 1, 3, NULL);
+    vptq_progress(cli->ctx, "first", "windows", 5, 5, NULL); /* its end again: nothing new */
+    vptq_progress(cli->ctx, "second", "bytes", 0, 3000000, NULL);
+    vptq_progress(cli->ctx, "second", "bytes", 1000000, 3000000, NULL);
+    vptq_progress(cli->ctx, "third", "tokens", 7, 0, NULL);
     return vptq_cli_finish(cli, VPTQ_OK, NULL);
 }
 
@@ -359,8 +360,9 @@ static void test_progress(void **state)
 {
     outcome o = run_body(*state, "-mA", body_progress);
     assert_string_equal(o.out, "row 2\nrow 3\nrow 4\nrow 5\n");
-    assert_string_equal(o.err, "first: 2 of 5 ...\nfirst: 5 in 0.0 s\n"
-                               "second: 3 ...\nsecond: 1 of 3 in 0.0 s\n");
+    assert_string_equal(o.err, "first: 2 of 5 windows ...\nfirst: 5 windows in 0.0 s\n"
+                               "second: 3.0 MB ...\nthird: 7 tokens ...\n"
+                               "second: 1.0 of 3.0 MB in 0.0 s\nthird: 7 tokens in 0.0 s\n");
     done(&o);
     o = run_body(*state, "-mA --no-progress", body_progress);
     assert_string_equal(o.err, "");
@@ -370,11 +372,35 @@ static void test_progress(void **state)
     done(&o);
     o = run_body(*state, "-mA --progress", body_progress);
     assert_string_equal(o.out, "row 2\nrow 3\nrow 4\nrow 5\n");
-    assert_non_null(strstr(o.err, "first  40% 2/5  detail\r\033[Kfirst: 5 in 0.0 s\n"));
+    assert_non_null(strstr(o.err, "first  40% 2/5 windows  detail\r\033[K"
+                                  "first: 5 windows in 0.0 s\n"));
+    assert_non_null(strstr(o.err, "second   0% 0.0/3.0 MB\r\033[K"));
+    done(&o);
+}
+
+/* Two stages that take turns begin and end once. */
+static int body_turns(vptq_cli *cli, const settings *s)
+{
+    (void)s;
+    for (uint64_t layer = 0; layer < 3; layer++) {
+        vptq_progress_share(cli->ctx, "hessian", "layers", layer, 3, ((double)layer + 0.5) / 3,
+                            NULL);
+        vptq_progress(cli->ctx, "hessian", "layers", layer + 1, 3, NULL);
+        for (uint64_t i = 1; i <= 2; i++)
+            vptq_progress(cli->ctx, "quantize", "matrices", 2 * layer + i, 6, NULL);
+    }
+    return vptq_cli_finish(cli, VPTQ_OK, NULL);
+}
+
+static void test_stages_in_turns(void **state)
+{
+    outcome o = run_body(*state, "-mA", body_turns);
+    assert_string_equal(o.err, "hessian: 3 layers ...\nquantize: 1 of 6 matrices ...\n"
+                               "hessian: 3 layers in 0.0 s\nquantize: 6 matrices in 0.0 s\n");
     done(&o);
 }
 
 VTEST_MAIN(scratch_test(test_values), scratch_test(test_usage_errors), scratch_test(test_help),
            scratch_test(test_version), scratch_test(test_exit_codes),
            scratch_test(test_signals), scratch_test(test_message_levels),
-           scratch_test(test_progress))
+           scratch_test(test_progress), scratch_test(test_stages_in_turns))

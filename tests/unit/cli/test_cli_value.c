@@ -86,25 +86,23 @@ static void test_choices(void **state)
     assert_string_equal(text, "");
 }
 
+/* What is left follows from the share of the work, not from the units, and counts all open
+ * stages. */
 static void test_progress_line(void **state)
 {
     (void)state;
-    char t[128];
-    vptq_cli_progress p = {
-        .stage = "quantize", .start = 100, .first = 10, .done = 30, .total = 50};
-    vptq_cli_progress_text(t, sizeof t, &p, 110, "layer 3", 0);
-    assert_string_equal(t, "quantize  60% 30/50  2.0/s  10.0 s left  layer 3");
-    p.first = 29; /* one in ten seconds */
-    vptq_cli_progress_text(t, sizeof t, &p, 110, NULL, 0);
-    assert_string_equal(t, "quantize  60% 30/50  10.0 s each  3 min 20 s left");
-    vptq_cli_progress_text(t, sizeof t, &p, 110, NULL, 12);
-    assert_string_equal(t, "quantize  60");
-    p.first = p.done; /* nothing yet: no rate to speak of */
-    vptq_cli_progress_text(t, sizeof t, &p, 110, NULL, 0);
-    assert_string_equal(t, "quantize  60% 30/50");
-    p.total = 0;
-    vptq_cli_progress_text(t, sizeof t, &p, 110, NULL, 0);
-    assert_string_equal(t, "quantize 30");
+    vptq_cli_progress p = {.stages = {{"quantize", "matrices", 3, 6, true, 0, 0.25, 14, 10},
+                                      {"hessian", "layers", 1, 2, true, 0.5, 0.75, 8, 8},
+                                      {"digest", "bytes", 1, 2, false, 0, 0.5, 100, 100},
+                                      {"self-text", "tokens", 7, 0, true, 0, 0, 2, 0}}};
+    char text[128];
+    /* 10 s for a quarter: 30 s more, of which 4 have passed; and a quarter of 8 s */
+    vptq_cli_progress_text(text, sizeof text, &p, &p.stages[0], "layer 1", 0);
+    assert_string_equal(text, "quantize  25% 3/6 matrices  6.7 s each  34.0 s left  layer 1");
+    vptq_cli_progress_text(text, sizeof text, &p, &p.stages[1], NULL, 24);
+    assert_string_equal(text, "hessian  75% 1/2 layers ");
+    vptq_cli_progress_text(text, sizeof text, &p, &p.stages[3], NULL, 0);
+    assert_string_equal(text, "self-text 7 tokens");
 }
 
 VTEST_MAIN(cmocka_unit_test(test_whole_numbers), cmocka_unit_test(test_sizes),

@@ -197,13 +197,11 @@ typedef struct watch {
     uint64_t last, stop_at;
 } watch;
 
-static void on_progress(void *arg, const char *stage, uint64_t done, uint64_t total,
-                        const char *detail)
+static void on_progress(void *arg, const vptq_progress_info *info)
 {
     watch *w = arg;
-    (void)total, (void)detail;
-    assert_string_equal(stage, "outputs");
-    w->last = done;
+    assert_string_equal(info->stage, "outputs");
+    w->last = info->done;
     w->stop = w->last == w->stop_at;
 }
 

@@ -172,12 +172,10 @@ static void test_gradients_of_drawn_labels(void **state)
 /* ---- the same bytes ---- */
 
 /* Raises the flag after three windows. */
-static void stop_after_three(void *arg, const char *stage, uint64_t done, uint64_t total,
-                             const char *detail)
+static void stop_after_three(void *arg, const vptq_progress_info *info)
 {
     volatile sig_atomic_t *stop = arg;
-    (void)stage, (void)total, (void)detail;
-    *stop = done >= 3;
+    *stop = info->done >= 3;
 }
 
 static void test_same_bytes(void **state)

@@ -505,14 +505,10 @@ typedef struct stop {
     bool seen;
 } stop;
 
-static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
-                        const char *detail)
+static void on_progress(void *user, const vptq_progress_info *info)
 {
     stop *s = user;
-    (void)stage;
-    (void)done;
-    (void)total;
-    if (detail && !strncmp(detail, s->detail, strlen(s->detail)))
+    if (info->detail && !strncmp(info->detail, s->detail, strlen(s->detail)))
         s->flag = s->seen = true;
 }
 

@@ -28,13 +28,11 @@ static void on_log(void *user, vptq_log_level level, const char *text)
         snprintf(g->warning, sizeof g->warning, "%s", text);
 }
 
-static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
-                        const char *detail)
+static void on_progress(void *user, const vptq_progress_info *info)
 {
     rig *g = user;
-    (void)detail;
-    assert_string_equal(stage, "self-text");
-    assert_true(done <= total);
+    assert_string_equal(info->stage, "self-text");
+    assert_true(info->done <= info->total);
     g->stop = g->stop_at > 0 && --g->stop_at == 0;
 }
 
