@@ -158,20 +158,16 @@ static vptq_status residual_kmeans(const vptq_aqlm_state *a, float *x, vptq_err 
 static vptq_status run(vptq_aqlm_state *a, vptq_err *err)
 {
     double loss, before;
-    int iterations = VPTQ_AQLM_ITERATIONS;
     VPTQ_CHECK(residual_kmeans(a, a->e, err));
     VPTQ_CHECK(measure(a, &before, err));
     for (uint32_t round = 0; round < a->s->rounds; round++) {
         VPTQ_CHECK(vptq_check_cancel(a->dev->ctx, err));
-        VPTQ_CHECK(vptq_aqlm_fit(a, iterations, err));
+        VPTQ_CHECK(vptq_aqlm_fit(a, VPTQ_AQLM_ITERATIONS, err));
         VPTQ_CHECK(vptq_aqlm_decode(a, true, err));
         VPTQ_CHECK(vptq_aqlm_search(a, round, err));
         VPTQ_CHECK(measure(a, &loss, err));
-        if (!(loss < (1 - a->s->tolerance) * before)) {
-            if (iterations >= VPTQ_AQLM_MAX_ITERATIONS)
-                break;
-            iterations *= 2;
-        }
+        if (!(loss < (1 - a->s->tolerance) * before))
+            break;
         before = loss;
     }
     return VPTQ_OK;

@@ -2,14 +2,14 @@
  *
  * Vectors of v columns of a row, divided by the row's scale, are sums of one entry of each of
  * the codebooks, which all vectors share.  The scale is the row's norm and the codebooks those
- * of residual k-means, plain as published; then rounds of two steps lower tr(E H E^T):
+ * of residual k-means, plain as published; then rounds of two steps lower tr(E H E^T) until a
+ * round gains less than `tolerance`:
  *
  *     codebooks and scales by least squares with fixed codes, rounded to the storage type
  *     codes by beam search over the vectors of a row, in a random order
  *
- * A round that gains less than `tolerance` is followed by rounds of twice as many iterations of
- * conjugate gradients, or is the last.  The published code trains codebooks and scales by 100
- * steps of Adam on the same loss.  docs/methods.md. */
+ * The published code trains codebooks and scales by 100 steps of Adam on the same loss, which
+ * least squares takes to its minimum.  docs/methods.md. */
 #ifndef VPTQ_UNIFORM_AQLM_H
 #define VPTQ_UNIFORM_AQLM_H
 

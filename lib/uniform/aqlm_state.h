@@ -20,10 +20,8 @@ typedef struct vptq_aqlm_state {
 /* e = scale * z - w, or without `error` z, from the codes, and eh. */
 vptq_status vptq_aqlm_decode(vptq_aqlm_state *a, bool error, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Conjugate-gradient iterations of a round: of the first, and at most.  Few leave the codebooks
- * near those that codes were chosen for; the minimum at once binds codes to their first choice,
- * which lost up to 10 % more with three codebooks for a small matrix. */
-enum { VPTQ_AQLM_ITERATIONS = 4, VPTQ_AQLM_MAX_ITERATIONS = 16 };
+/* Conjugate-gradient iterations of a round; more gain little, because codes follow. */
+enum { VPTQ_AQLM_ITERATIONS = 10 };
 /* Codebooks of a smaller loss under these codes, up to the smallest with many iterations, then
  * the best scales, both rounded.  Reads eh; overwrites e and eh. */
 vptq_status vptq_aqlm_fit(vptq_aqlm_state *a, int iterations, vptq_err *err) VPTQ_MUST_CHECK;

