@@ -176,7 +176,7 @@ static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
                          (r->base.m ? (uint64_t)r->base.m->desc->layers : 0) + 1;
     if (r->tokens)
         snprintf(so_far, sizeof so_far, "kld %.6f, ", r->sum / (double)r->tokens);
-    snprintf(text, sizeof text, "%swindows %zu-%zu of %zu", so_far, first + 1, end, r->w.count);
+    snprintf(text, sizeof text, "%swindows %zu-%zu", so_far, first + 1, end);
     vptq_progress_share(
         r->dev->ctx, r->model.m ? "divergence" : "recording", "windows",
         blocks == per ? end : first, r->w.count,

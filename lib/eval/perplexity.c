@@ -154,8 +154,7 @@ static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
     uint64_t per = (uint64_t)r->m->desc->layers + 1;
     if (r->tokens)
         snprintf(so_far, sizeof so_far, "ppl %.4f, ", exp(r->sum / (double)r->tokens));
-    snprintf(text, sizeof text, "%s%s %zu-%zu of %zu, block %u", so_far, unit, first + 1, end,
-             r->w.count, blocks);
+    snprintf(text, sizeof text, "%s%s %zu-%zu, block %u", so_far, unit, first + 1, end, blocks);
     vptq_progress_share(
         r->dev->ctx, "perplexity", unit, blocks == per ? end : first, r->w.count,
         (double)(first * per + (end - first) * blocks) / (double)(r->w.count * per), text);
