@@ -346,17 +346,19 @@ typedef vptq_status vptq_op_vq_gemv(vptq_dev *dev, const vptq_matrix *m,
 
 /* ---- transformer ---- */
 
-/* out[i] = row ids[i] of the table. */
+/* out[i] = row ids[i] of the table, times `scale` unless that is 0. */
 typedef struct vptq_embed_args {
     size_t n, dim;
     const void *table; /* [vocab, dim] */
     vptq_dtype type;   /* F32, F16 or BF16, else VPTQ_E_UNSUPPORTED */
     const int32_t *ids;
+    float scale;
     float *out; /* [n, dim] */
 } vptq_embed_args;
 typedef vptq_status vptq_op_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err);
 
-/* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight.  y may be x. */
+/* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight, or with `add` that plus the old y[i].  y may
+ * be x, without `add`. */
 typedef struct vptq_rmsnorm_args {
     size_t n, dim;
     const float *x; /* [n, dim] */
@@ -365,26 +367,35 @@ typedef struct vptq_rmsnorm_args {
     float eps;
     float *y; /* [n, dim] */
     size_t ldy;
+    bool add;
 } vptq_rmsnorm_args;
 typedef vptq_status vptq_op_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err);
 
-/* Rotates x in place with "rotate half" pairing (i, i + head_dim / 2). */
+/* Rotates the first `rotated` elements of every head of x in place, with "rotate half" pairing
+ * (i, i + rotated / 2). */
 typedef struct vptq_rope_args {
     size_t n, heads, head_dim;
-    float *x; /* [n, heads * head_dim] */
+    size_t rotated; /* even; 0: head_dim */
+    float *x;       /* [n, heads * head_dim] */
     size_t ldx;
-    const float *cos_table, *sin_table; /* [positions, head_dim / 2] */
+    const float *cos_table, *sin_table; /* [positions, rotated / 2] */
     size_t pos0;                        /* position of the first row */
     bool back; /* by the negative angle: also turns the gradient of the result into that of x */
 } vptq_rope_args;
+/* Pairs of a head that are rotated. */
+static inline size_t vptq_rope_pairs(const vptq_rope_args *a)
+{
+    return (a->rotated ? a->rotated : a->head_dim) / 2;
+}
 typedef vptq_status vptq_op_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err);
 
 /* Causal attention of one sequence with grouped query heads: head h reads kv head h / (heads /
  * kv_heads).  Query i has position pos0 + i and sees positions 0..pos0 + i, or only the last
- * `window` of them if window > 0.  Scores are multiplied by `scale` before the softmax. */
+ * `window` of them if window > 0.  Scores are multiplied by `scale` before the softmax and, if
+ * cap > 0, replaced by cap tanh(score / cap). */
 typedef struct vptq_attention_args {
     size_t n, pos0, heads, kv_heads, head_dim, window;
-    float scale;
+    float scale, cap;
     const float *q;             /* [n, heads * head_dim] */
     const float *keys, *values; /* [pos0 + n, kv_heads * head_dim] */
     float *out;                 /* [n, heads * head_dim] */
@@ -399,13 +410,26 @@ typedef vptq_status vptq_op_attention(vptq_dev *dev, const vptq_attention_args *
 typedef vptq_status vptq_op_attention_mass(vptq_dev *dev, const vptq_attention_args *a,
                                            double *mass, vptq_err *err);
 
-/* y = silu(gate) * up, all [n, dim].  y may be gate or up. */
+/* y = silu(gate) * up, all [n, dim], with silu(g) = g / (1 + exp(-g)).  With `gelu`, its
+ * approximation by tanh in place of silu, which is g / (1 + exp(-z)) with z = g (c + d g^2), c
+ * = sqrt(8 / pi) and d = 0.044715 c.  y may be gate or up. */
+#define VPTQ_GELU_C 1.5957691216057308
+#define VPTQ_GELU_D (0.044715 * VPTQ_GELU_C)
 typedef struct vptq_swiglu_args {
     size_t n, dim;
+    bool gelu;
     const float *gate, *up;
     float *y;
 } vptq_swiglu_args;
 typedef vptq_status vptq_op_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err);
+
+/* x[i] = cap tanh(x[i] / cap), in place; cap > 0. */
+typedef struct vptq_soft_cap_args {
+    size_t n;
+    float cap;
+    float *x; /* [n] */
+} vptq_soft_cap_args;
+typedef vptq_status vptq_op_soft_cap(vptq_dev *dev, const vptq_soft_cap_args *a, vptq_err *err);
 
 /* Running cross entropy of one token over column tiles of its logits. */
 typedef struct vptq_nll_state {
@@ -555,9 +579,9 @@ typedef struct vptq_paged_args {
     const vptq_kv_rows *rows;
     const vptq_kv_pool *pool;
     size_t heads, window;
-    float scale;
-    const float *q; /* [rows, heads * head_dim] */
-    float *out;     /* [rows, heads * head_dim] */
+    float scale, cap; /* as for the op attention */
+    const float *q;   /* [rows, heads * head_dim] */
+    float *out;       /* [rows, heads * head_dim] */
     size_t ldq, ldo;
 } vptq_paged_args;
 typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args *a,
@@ -574,7 +598,8 @@ typedef vptq_status vptq_op_attention_paged(vptq_dev *dev, const vptq_paged_args
     OP(vq_pass) OP(vq_descend) OP(vq_descend_output) OP(vq_gather) OP(vq_scatter)              \
     OP(gemv) OP(library_gemv) OP(uniform_gemv)                                                 \
     OP(matrix_open) OP(matrix_close) OP(vq_dequant) OP(vq_gemv)                                \
-    OP(embed) OP(rmsnorm) OP(rope) OP(attention) OP(attention_mass) OP(swiglu) OP(nll)         \
+    OP(embed) OP(rmsnorm) OP(rope) OP(attention) OP(attention_mass) OP(swiglu)                 \
+    OP(soft_cap) OP(nll)                                                                       \
     OP(attention_grad) OP(rmsnorm_grad) OP(swiglu_grad) OP(kl_grad)                            \
     OP(sample) OP(rope_rows) OP(kv_store) OP(attention_paged)                                  \
     VPTQ_ARRAY_OPS(OP)

@@ -12,6 +12,7 @@ enum { NAMES = 3 };
 typedef struct attention_case {
     size_t n, pos0, heads, kv_heads, head_dim, window;
     const float *q, *keys, *values;
+    float cap;
 } attention_case;
 
 static vptq_attention_args args_of(const attention_case *c, float *out)
@@ -24,6 +25,7 @@ static vptq_attention_args args_of(const attention_case *c, float *out)
                                  .head_dim = c->head_dim,
                                  .window = c->window,
                                  .scale = (float)(1 / sqrt((double)c->head_dim)),
+                                 .cap = c->cap,
                                  .q = c->q,
                                  .keys = c->keys,
                                  .values = c->values,
@@ -57,14 +59,14 @@ static bool emulated(const attention_case *c)
     return c->n * (c->pos0 + c->n) * c->heads * c->head_dim <= 1 << 23;
 }
 
-/* Checks attention or, with `mass`, attention_mass.
+/* Checks attention or, with `mass`, attention_mass, without and with a cap of the scores.
  *
  * A score has an error of about 2^-24 of the size of its terms, 10 here, which is also the
  * relative error of p: NMSE (10 * 2^-24)^2 = 2^-41. Float sums over keys add less. The limit
  * leaves a factor of 8; for the mass it is 4 times as high, because squaring doubles errors. */
 static void check(const size_t shape[6], bool mass)
 {
-    attention_case c = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], 0, 0, 0};
+    attention_case c = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], 0, 0, 0, 0};
     const size_t wide = c.heads * c.head_dim, narrow = c.kv_heads * c.head_dim;
     const size_t keys = c.pos0 + c.n;
     float *q = vtest_normals(c.n * (wide + 1), 15), *k = vtest_normals(keys * (narrow + 2), 16);
@@ -77,6 +79,8 @@ static void check(const size_t shape[6], bool mass)
     const devices_op op =
         mass ? (devices_op){run_mass, &c, keys, sizeof(double), 0x1p-36}
              : (devices_op){run_attention, &c, c.n * wide, sizeof(float), 0x1p-38};
+    (emulated(&c) ? devices_check_emu : devices_check)(&op, NULL);
+    c.cap = 4;
     (emulated(&c) ? devices_check_emu : devices_check)(&op, NULL);
     free(q);
     free(k);
@@ -200,6 +204,13 @@ static void test_attention_by_hand(void **state)
         assert_ok(d.dev.ops->attention(d.dev.state, &a, &err), &err);
         assert_same_f32(out + PEAK * D, values + PEAK * D, D);
         assert_same_f32(out + (PEAK + 1) * D, values + PEAK * D, D);
+        a.cap = 1; /* the weight of the peak is e, that of the others 1 */
+        assert_ok(d.dev.ops->attention(d.dev.state, &a, &err), &err);
+        const double e = exp(1);
+        const float capped[] = {(float)((12 + 8 * e) / (3 + e)),
+                                (float)((22 + 8 * e) / (4 + e))};
+        for (int i = 0; i < 2; i++)
+            assert_close(&out[(PEAK + i) * D], &capped[i], 1, 0, 1e-6);
         devices_close(&d);
     }
 }

@@ -116,6 +116,7 @@ typedef struct embed_case {
     const void *table;
     vptq_dtype type;
     const int32_t *ids;
+    float scale;
 } embed_case;
 
 static void run_embed(const vptq_device *dev, const void *arg, void *out)
@@ -128,6 +129,7 @@ static void run_embed(const vptq_device *dev, const void *arg, void *out)
                                                  .table = c->table,
                                                  .type = c->type,
                                                  .ids = c->ids,
+                                                 .scale = c->scale,
                                                  .out = out},
                               &err),
               &err);
@@ -146,7 +148,7 @@ static void test_embed(void **state)
         float *table = vtest_normals(VOCAB * dim, 6), *out = vtest_normals(N * dim, 7);
         uint16_t *half = malloc(VOCAB * dim * sizeof *half);
         assert_non_null(half);
-        embed_case c = {N, dim, table, VPTQ_F32, ids};
+        embed_case c = {N, dim, table, VPTQ_F32, ids, 0};
         const devices_op op = {run_embed, &c, N * dim * sizeof(float), 1, 0};
         devices_check_emu(&op, out);
         for (size_t i = 0; i < N; i++)
@@ -164,6 +166,12 @@ static void test_embed(void **state)
                     assert_true(out[i * dim + j] == vptq_round_to(c.type, want));
                 }
         }
+        c.scale = 1.5F;
+        devices_check_emu(&op, out);
+        for (size_t i = 0; i < N; i++)
+            for (size_t j = 0; j < dim; j++)
+                assert_true(out[i * dim + j] ==
+                            1.5F * vptq_round_to(c.type, table[(size_t)ids[i] * dim + j]));
         free(half);
         free(table);
         free(out);
@@ -196,6 +204,24 @@ typedef struct norm_case {
     size_t n, dim;
     const float *x, *weight;
 } norm_case;
+
+/* Adds the norm to what y holds. */
+static void run_norm_add(const vptq_device *dev, const void *arg, void *out)
+{
+    const norm_case *c = arg;
+    const vptq_rmsnorm_args a = {.n = c->n,
+                                 .dim = c->dim,
+                                 .x = c->x,
+                                 .ldx = c->dim + 3,
+                                 .weight = c->weight,
+                                 .eps = 1e-5f,
+                                 .y = out,
+                                 .ldy = c->dim,
+                                 .add = true};
+    vptq_err err;
+    memcpy(out, c->x, c->n * c->dim * sizeof(float));
+    assert_ok(dev->ops->rmsnorm(dev->state, &a, &err), &err);
+}
 
 static void run_norm(const vptq_device *dev, const void *arg, void *out)
 {
@@ -244,7 +270,9 @@ static void test_rmsnorm(void **state)
             float *x = vtest_normals(n * (dim + 3), 8), *w = vtest_normals(dim, 9);
             const norm_case c = {n, dim, x, w};
             const devices_op op = {run_norm, &c, n * dim, sizeof(float), few_operations};
+            const devices_op add = {run_norm_add, &c, n * dim, sizeof(float), few_operations};
             (n <= 3 ? devices_check_emu : devices_check)(&op, NULL);
+            (n <= 3 ? devices_check_emu : devices_check)(&add, NULL);
             free(x);
             free(w);
         }
@@ -273,7 +301,7 @@ static void test_rmsnorm_by_hand(void **state)
 /* ---- rope ---- */
 
 typedef struct rope_case {
-    size_t n, heads, head_dim, pos0;
+    size_t n, heads, head_dim, pos0, rotated;
     const float *x, *cosine, *sine;
     bool back;
 } rope_case;
@@ -288,6 +316,7 @@ static void run_rope(const vptq_device *dev, const void *arg, void *out)
                              &(vptq_rope_args){.n = c->n,
                                                .heads = c->heads,
                                                .head_dim = c->head_dim,
+                                               .rotated = c->rotated,
                                                .x = out,
                                                .ldx = ldx,
                                                .cos_table = c->cosine,
@@ -301,11 +330,17 @@ static void run_rope(const vptq_device *dev, const void *arg, void *out)
 static void test_rope(void **state)
 {
     (void)state;
-    static const size_t shapes[][4] = {
-        {1, 1, 2, 0}, {3, 2, 6, 1}, {40, 9, 64, 7}, {5, 3, 128, 100}, {70, 4, 96, 0}};
+    static const size_t shapes[][5] = {
+        {1, 1, 2, 0, 0},   {3, 2, 6, 1, 0}, {40, 9, 64, 7, 0},   {5, 3, 128, 100, 0},
+        {70, 4, 96, 0, 0}, {3, 2, 7, 1, 2}, {40, 5, 128, 7, 96}, {5, 3, 20, 3, 20}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-        rope_case c = {shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], 0, 0, 0, false};
-        const size_t half = c.head_dim / 2, table = (c.pos0 + c.n) * half;
+        rope_case c = {.n = shapes[s][0],
+                       .heads = shapes[s][1],
+                       .head_dim = shapes[s][2],
+                       .pos0 = shapes[s][3],
+                       .rotated = shapes[s][4]};
+        const size_t half = (c.rotated ? c.rotated : c.head_dim) / 2,
+                     table = (c.pos0 + c.n) * half;
         const size_t size = c.n * (c.heads * c.head_dim + 5);
         float *x = vtest_normals(size, 12), *cosine = vtest_normals(table, 13),
               *sine = vtest_normals(table, 14);
@@ -356,11 +391,42 @@ static void test_rope_by_hand(void **state)
     }
 }
 
+/* Only the first two elements of each head turn, by a quarter. */
+static void test_partial_rope_by_hand(void **state)
+{
+    (void)state;
+    const float cosine[] = {1, 0}, sine[] = {0, 1};
+    const float want[] = {-2, 1, 3, 4, -6, 5, 7, 8}, before[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    for (size_t i = 0; i < NAMES; i++) {
+        float x[8];
+        devices_one d;
+        vptq_err err;
+        memcpy(x, before, sizeof x);
+        devices_open(&d, names[i], vptq_cpu_simd(), 1);
+        vptq_rope_args a = {.n = 1,
+                            .heads = 2,
+                            .head_dim = 4,
+                            .rotated = 2,
+                            .x = x,
+                            .ldx = 8,
+                            .cos_table = cosine,
+                            .sin_table = sine,
+                            .pos0 = 1};
+        assert_ok(d.dev.ops->rope(d.dev.state, &a, &err), &err);
+        assert_same_f32(x, want, 8);
+        a.back = true;
+        assert_ok(d.dev.ops->rope(d.dev.state, &a, &err), &err);
+        assert_same_f32(x, before, 8);
+        devices_close(&d);
+    }
+}
+
 /* ---- swiglu ---- */
 
 typedef struct swiglu_case {
     size_t n, dim;
     const float *gate, *up;
+    bool gelu;
 } swiglu_case;
 
 static void run_swiglu(const vptq_device *dev, const void *arg, void *out)
@@ -368,12 +434,9 @@ static void run_swiglu(const vptq_device *dev, const void *arg, void *out)
     const swiglu_case *c = arg;
     vptq_err err;
     memcpy(out, c->gate, c->n * c->dim * sizeof(float)); /* y may be gate */
-    assert_ok(
-        dev->ops->swiglu(
-            dev->state,
-            &(vptq_swiglu_args){.n = c->n, .dim = c->dim, .gate = out, .up = c->up, .y = out},
-            &err),
-        &err);
+    const vptq_swiglu_args a = {
+        .n = c->n, .dim = c->dim, .gelu = c->gelu, .gate = out, .up = c->up, .y = out};
+    assert_ok(dev->ops->swiglu(dev->state, &a, &err), &err);
 }
 
 static void test_swiglu(void **state)
@@ -385,8 +448,10 @@ static void test_swiglu(void **state)
         float *gate = vtest_normals(n * dim, 22), *up = vtest_normals(n * dim, 23);
         for (size_t i = 0; i < n * dim; i++)
             gate[i] *= 10;
-        const swiglu_case c = {n, dim, gate, up};
+        swiglu_case c = {n, dim, gate, up, false};
         const devices_op op = {run_swiglu, &c, n * dim, sizeof(float), few_operations};
+        devices_check_emu(&op, NULL);
+        c.gelu = true;
         devices_check_emu(&op, NULL);
         free(gate);
         free(up);
@@ -398,6 +463,8 @@ static void test_swiglu_by_hand(void **state)
     (void)state;
     const float gate[] = {0, 1, -1, 1000, -1000}, up[] = {5, 2, 2, 3, 3};
     const float want[] = {0, 1.46211716f, -0.53788284f, 3000, 0};
+    /* torch.nn.functional.gelu(gate, approximate="tanh") * up */
+    const float want_gelu[] = {0, 1.68238398f, -0.31761602f, 3000, 0};
     for (size_t i = 0; i < NAMES; i++) {
         devices_one d;
         vptq_err err;
@@ -409,6 +476,70 @@ static void test_swiglu_by_hand(void **state)
                       &err),
                   &err);
         assert_close(y, want, 5, 0, 2e-7);
+        assert_ok(d.dev.ops->swiglu(
+                      d.dev.state,
+                      &(vptq_swiglu_args){
+                          .n = 1, .dim = 5, .gelu = true, .gate = gate, .up = up, .y = y},
+                      &err),
+                  &err);
+        assert_close(y, want_gelu, 5, 0, 4e-7);
+        devices_close(&d);
+    }
+}
+
+/* ---- soft_cap ---- */
+
+typedef struct cap_case {
+    size_t n;
+    float cap;
+    const float *x;
+} cap_case;
+
+static void run_soft_cap(const vptq_device *dev, const void *arg, void *out)
+{
+    const cap_case *c = arg;
+    vptq_err err;
+    memcpy(out, c->x, c->n * sizeof(float));
+    assert_ok(dev->ops->soft_cap(
+                  dev->state, &(vptq_soft_cap_args){.n = c->n, .cap = c->cap, .x = out}, &err),
+              &err);
+}
+
+static void test_soft_cap(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 17, 16385, 40 * 1536};
+    static const float caps[] = {0.5f, 30, 50};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (size_t i = 0; i < sizeof caps / sizeof *caps; i++) {
+            float *x = vtest_normals(sizes[s], 24);
+            for (size_t j = 0; j < sizes[s]; j++)
+                x[j] *= 20;
+            const cap_case c = {sizes[s], caps[i], x};
+            const devices_op op = {run_soft_cap, &c, sizes[s], sizeof(float), few_operations};
+            devices_check_emu(&op, NULL);
+            free(x);
+        }
+}
+
+/* Small numbers stay as they are, large ones and infinities become the cap. */
+static void test_soft_cap_by_hand(void **state)
+{
+    (void)state;
+    const float x[] = {0, 1e-6f, -1, 1, 30, -1000, INFINITY, -INFINITY};
+    const float want[] = {0, 1e-6f, -0.99962986f, 0.99962986f, 22.8478247f, -30, 30, -30};
+    for (size_t i = 0; i < NAMES; i++) {
+        float y[8], nan[] = {NAN};
+        devices_one d;
+        vptq_err err;
+        devices_open(&d, names[i], vptq_cpu_simd(), 1);
+        memcpy(y, x, sizeof y);
+        vptq_soft_cap_args a = {.n = 8, .cap = 30, .x = y};
+        assert_ok(d.dev.ops->soft_cap(d.dev.state, &a, &err), &err);
+        assert_close(y, want, 8, 0, 2e-7);
+        a = (vptq_soft_cap_args){.n = 1, .cap = 30, .x = nan};
+        assert_ok(d.dev.ops->soft_cap(d.dev.state, &a, &err), &err);
+        assert_true(isnan(nan[0]));
         devices_close(&d);
     }
 }
@@ -529,6 +660,7 @@ VTEST_MAIN(cmocka_unit_test(test_exp_error), cmocka_unit_test(test_exp_special),
            cmocka_unit_test(test_reductions_of_any_length), cmocka_unit_test(test_embed),
            cmocka_unit_test(test_embed_refuses_blocks), cmocka_unit_test(test_rmsnorm_by_hand),
            cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_rope_by_hand),
-           cmocka_unit_test(test_rope), cmocka_unit_test(test_swiglu_by_hand),
-           cmocka_unit_test(test_swiglu), cmocka_unit_test(test_nll),
-           cmocka_unit_test(test_nll_special))
+           cmocka_unit_test(test_rope), cmocka_unit_test(test_partial_rope_by_hand),
+           cmocka_unit_test(test_soft_cap), cmocka_unit_test(test_soft_cap_by_hand),
+           cmocka_unit_test(test_swiglu_by_hand), cmocka_unit_test(test_swiglu),
+           cmocka_unit_test(test_nll), cmocka_unit_test(test_nll_special))

@@ -13,6 +13,7 @@ typedef struct paged_case {
     size_t heads, kv_heads, head_dim, window;
     size_t sequences, rows[MAX_SEQUENCES], positions[MAX_SEQUENCES];
     vptq_dtype type;
+    float cap;
 } paged_case;
 
 /* The arrays of a case: tokens of all sequences; the last rows[s] of each are queries. */
@@ -151,6 +152,7 @@ static void run_paged(const vptq_device *dev, const void *arg, void *out)
                                .heads = c->heads,
                                .window = c->window,
                                .scale = (float)(1 / sqrt((double)c->head_dim)),
+                               .cap = c->cap,
                                .q = p->q,
                                .out = out,
                                .ldq = wide + 1,
@@ -187,6 +189,7 @@ static void check_plain(const problem *p, const float *got)
                                        .head_dim = c->head_dim,
                                        .window = c->window,
                                        .scale = (float)(1 / sqrt((double)c->head_dim)),
+                                       .cap = c->cap,
                                        .q = p->q + p->starts[s] * (wide + 1),
                                        .keys = keys + p->all[s] * (narrow + 2),
                                        .values = values + p->all[s] * narrow,
@@ -210,19 +213,22 @@ static bool emulated(const problem *p)
     return p->starts[p->c->sequences] * p->max_tokens * p->c->heads * p->c->head_dim <= 1 << 22;
 }
 
-static const paged_case cases[] = {{1, 1, 1, 0, 1, {1}, {0}, VPTQ_F32},
-                                   {4, 2, 6, 0, 2, {2, 1}, {0, 31}, VPTQ_F16},
-                                   {9, 3, 64, 0, 3, {1, 1, 1}, {0, 300, 32}, VPTQ_F16},
-                                   {9, 3, 64, 0, 3, {1, 70, 3}, {1100, 0, 63}, VPTQ_F16},
-                                   {9, 3, 64, 0, 2, {33, 1}, {511, 512}, VPTQ_F32},
-                                   {8, 1, 128, 0, 2, {1, 5}, {600, 20}, VPTQ_F16},
-                                   {4, 4, 32, 7, 4, {1, 1, 40, 2}, {3, 700, 30, 64}, VPTQ_F32},
-                                   {6, 2, 24, 512, 3, {1, 1, 130}, {1023, 1024, 517}, VPTQ_F16},
-                                   {5, 1, 17, 100, 3, {1, 1, 9}, {400, 0, 260}, VPTQ_F16},
-                                   {10, 2, 80, 1, 3, {1, 300, 1}, {0, 0, 65}, VPTQ_F16},
-                                   /* on a GPU only static and dynamic shared memory
-                                      together exceed 48 KB */
-                                   {1, 1, 1024, 0, 1, {1}, {40}, VPTQ_F16}};
+static const paged_case cases[] = {
+    {1, 1, 1, 0, 1, {1}, {0}, VPTQ_F32, 0},
+    {4, 2, 6, 0, 2, {2, 1}, {0, 31}, VPTQ_F16, 0},
+    {9, 3, 64, 0, 3, {1, 1, 1}, {0, 300, 32}, VPTQ_F16, 0},
+    {9, 3, 64, 0, 3, {1, 70, 3}, {1100, 0, 63}, VPTQ_F16, 0},
+    {9, 3, 64, 0, 2, {33, 1}, {511, 512}, VPTQ_F32, 0},
+    {8, 1, 128, 0, 2, {1, 5}, {600, 20}, VPTQ_F16, 0},
+    {4, 4, 32, 7, 4, {1, 1, 40, 2}, {3, 700, 30, 64}, VPTQ_F32, 0},
+    {6, 2, 24, 512, 3, {1, 1, 130}, {1023, 1024, 517}, VPTQ_F16, 0},
+    {5, 1, 17, 100, 3, {1, 1, 9}, {400, 0, 260}, VPTQ_F16, 0},
+    {10, 2, 80, 1, 3, {1, 300, 1}, {0, 0, 65}, VPTQ_F16, 0},
+    {9, 3, 64, 0, 3, {1, 70, 3}, {1100, 0, 63}, VPTQ_F16, 2},
+    {5, 1, 17, 100, 3, {1, 1, 9}, {400, 0, 260}, VPTQ_F32, 5},
+    /* on a GPU only static and dynamic shared memory
+       together exceed 48 KB */
+    {1, 1, 1024, 0, 1, {1}, {40}, VPTQ_F16, 0}};
 
 static void test_paged(void **state)
 {
@@ -251,8 +257,8 @@ static void alone_and_among(void *arg, const vptq_device *dev, bool is_ref)
     float *all = vtest_alloc(p.starts[c->sequences] * wide, sizeof *all);
     run_paged(dev, &p, all);
     for (size_t s = 0; s < c->sequences; s++) {
-        const paged_case one = {c->heads, c->kv_heads,  c->head_dim,       c->window,
-                                1,        {c->rows[s]}, {c->positions[s]}, c->type};
+        const paged_case one = {c->heads,     c->kv_heads,       c->head_dim, c->window, 1,
+                                {c->rows[s]}, {c->positions[s]}, c->type,     c->cap};
         problem alone = problem_of(&one);
         float *out = vtest_alloc(c->rows[s] * wide, sizeof *out);
         memcpy(alone.q, p.q + p.starts[s] * (wide + 1),
@@ -282,7 +288,13 @@ typedef struct rope_case {
     const float *x, *cosine, *sine;
 } rope_case;
 
-enum { ROPE_HEADS = 3, ROPE_DIM = 22, ROPE_ROWS = 9, ROPE_LD = ROPE_HEADS * ROPE_DIM + 1 };
+enum {
+    ROPE_HEADS = 3,
+    ROPE_DIM = 22,
+    ROTATED = 16,
+    ROPE_ROWS = 9,
+    ROPE_LD = ROPE_HEADS * ROPE_DIM + 1
+};
 static const uint32_t rope_starts[] = {0, 1, 8, 9}, rope_positions[] = {40, 3, 0};
 
 static void run_rope(const vptq_device *dev, const void *arg, void *out)
@@ -299,6 +311,7 @@ static void run_rope(const vptq_device *dev, const void *arg, void *out)
     assert_ok(dev->ops->rope_rows(dev->state, &rows,
                                   &(vptq_rope_args){.heads = ROPE_HEADS,
                                                     .head_dim = ROPE_DIM,
+                                                    .rotated = ROTATED,
                                                     .x = out,
                                                     .ldx = ROPE_LD,
                                                     .cos_table = c->cosine,
@@ -310,7 +323,7 @@ static void run_rope(const vptq_device *dev, const void *arg, void *out)
 static void test_rope_rows(void **state)
 {
     (void)state;
-    enum { HALF = ROPE_DIM / 2, TOKENS = 41, N = ROPE_ROWS * ROPE_LD };
+    enum { HALF = ROTATED / 2, TOKENS = 41, N = ROPE_ROWS * ROPE_LD };
     float *x = vtest_normals(N, 4), *cosine = vtest_normals(TOKENS * HALF, 5);
     float *sine = vtest_normals(TOKENS * HALF, 6), *got = vtest_alloc(N, sizeof *got);
     const rope_case c = {x, cosine, sine};

@@ -477,8 +477,8 @@ SHADOW_OP(rmsnorm, vptq_rmsnorm_args)
 
 static void rope_tables(shadow *s, const vptq_rope_args *a, size_t positions, vptq_rope_args *d)
 {
-    IN(cos_table, positions * (a->head_dim / 2));
-    IN(sin_table, positions * (a->head_dim / 2));
+    IN(cos_table, positions * vptq_rope_pairs(a));
+    IN(sin_table, positions * vptq_rope_pairs(a));
 }
 
 static void rope_arrays(shadow *s, const vptq_rope_args *a, vptq_rope_args *d)
@@ -581,6 +581,12 @@ static void swiglu_arrays(shadow *s, const vptq_swiglu_args *a, vptq_swiglu_args
     OUT(y, a->n * a->dim);
 }
 SHADOW_OP(swiglu, vptq_swiglu_args)
+
+static void soft_cap_arrays(shadow *s, const vptq_soft_cap_args *a, vptq_soft_cap_args *d)
+{
+    OUT(x, a->n);
+}
+SHADOW_OP(soft_cap, vptq_soft_cap_args)
 
 static void nll_arrays(shadow *s, const vptq_nll_args *a, vptq_nll_args *d)
 {

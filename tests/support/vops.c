@@ -549,6 +549,12 @@ static vptq_status run_attention_paged(vops *r, vptq_err *err)
     return st ? st : r->dev.ops->attention_paged(r->dev.state, &a, err);
 }
 
+static vptq_status run_soft_cap(vops *r, vptq_err *err)
+{
+    return r->dev.ops->soft_cap(r->dev.state,
+                                &(vptq_soft_cap_args){.n = N, .cap = 2, .x = r->y}, err);
+}
+
 static vptq_status run_swiglu(vops *r, vptq_err *err)
 {
     return r->dev.ops->swiglu(
@@ -677,6 +683,7 @@ const vops_op vops_all[] = {
     {"kv_store", .run = run_kv_store},
     {"attention_paged", .run = run_attention_paged},
     {"swiglu", .run = run_swiglu},
+    {"soft_cap", .run = run_soft_cap},
     {"nll", .run = run_nll},
     {"sample", .run = run_sample},
     {"attention_grad", .run = run_attention_grad},

@@ -84,6 +84,8 @@ size_t vptq_attention_score(const vptq_attention_panel *p, const float *keys, si
     for (size_t k = 0; k < count; k += step)
         math->tile(d, keys + k * d, p->q, false, p->score + k * width, width,
                    count - k < step ? count - k : step, width);
+    if (p->a->cap > 0)
+        math->soft_cap(p->score, count * width, p->a->cap);
     mask(p, k0, count);
     return count;
 }
@@ -281,6 +283,8 @@ static void attention_few(void *arg, size_t begin, size_t end, int thread)
         job->math->dots(job->group, count, d, a->scale,
                         a->q + query * a->ldq + kv * job->group * d, d,
                         a->keys + from * a->ldk + kv * d, a->ldk, score, count);
+        if (a->cap > 0)
+            job->math->soft_cap(score, job->group * count, a->cap);
         memset(out, 0, job->group * d * sizeof *out);
         for (size_t h = 0; h < job->group; h++) {
             float *p = score + h * count;

@@ -17,10 +17,12 @@ typedef struct vptq_cpu_math {
     float (*max)(const float *x, size_t n); /* -inf for n = 0; ignores NaN */
     void (*scale)(float *x, size_t n, float s);
     double (*sum_squares)(const float *x, size_t n); /* added in double */
-    void (*norm)(const float *x, const float *w, float s, float *y, size_t n); /* x * s * w */
+    /* y = x * s * w, or with `add` y += that */
+    void (*norm)(const float *x, const float *w, float s, bool add, float *y, size_t n);
     /* (lo, hi) = (lo * c - hi * s, hi * c + lo * s) */
     void (*rotate)(float *lo, float *hi, const float *c, const float *s, size_t n);
-    void (*swiglu)(const float *gate, const float *up, float *y, size_t n);
+    void (*swiglu)(const float *gate, const float *up, bool gelu, float *y, size_t n);
+    void (*soft_cap)(float *x, size_t n, float cap);           /* x = cap tanh(x / cap) */
     void (*add_double)(const float *x, double *sum, size_t n); /* sum[i] += x[i] */
     /* dst[i * ld_dst + j] = factor * src[i * ld_src + j] for i < rows, j < cols */
     void (*copy)(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,

@@ -118,16 +118,18 @@ SIMD_INLINE void dot_step(const double *a, const float *b, vd16 *sum)
             vd_mul_add(vd_load(a + p * LANES), vd_from(vf_load(b + p * LANES)), sum->part[p]);
 }
 
-static void norm(const float *x, const float *w, float s, float *y, size_t n)
+static void norm(const float *x, const float *w, float s, bool add, float *y, size_t n)
 {
     const vf v = vf_set1(s);
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        vf_store(y + i, vf_mul(vf_mul(vf_load(x + i), v), vf_load(w + i)));
-    if (i < n)
-        vf_store_part(y + i,
-                      vf_mul(vf_mul(vf_load_part(x + i, n - i), v), vf_load_part(w + i, n - i)),
-                      n - i);
+    for (; i + LANES <= n; i += LANES) {
+        const vf z = vf_mul(vf_mul(vf_load(x + i), v), vf_load(w + i));
+        vf_store(y + i, add ? vf_add(vf_load(y + i), z) : z);
+    }
+    if (i < n) {
+        const vf z = vf_mul(vf_mul(vf_load_part(x + i, n - i), v), vf_load_part(w + i, n - i));
+        vf_store_part(y + i, add ? vf_add(vf_load_part(y + i, n - i), z) : z, n - i);
+    }
 }
 
 static void rotate(float *lo, float *hi, const float *c, const float *s, size_t n)
@@ -148,21 +150,51 @@ static void rotate(float *lo, float *hi, const float *c, const float *s, size_t 
     }
 }
 
-static inline vf vf_swiglu(vf gate, vf up)
+static inline vf vf_swiglu(vf gate, vf up, bool gelu)
 {
-    const vf e = vf_exp(vf_sub(vf_set1(0), gate));
+    vf z = gate;
+    if (gelu)
+        z = vf_mul(gate, vf_fma(vf_mul(gate, gate), vf_set1((float)VPTQ_GELU_D),
+                                vf_set1((float)VPTQ_GELU_C)));
+    const vf e = vf_exp(vf_sub(vf_set1(0), z));
     return vf_mul(vf_div(gate, vf_add(vf_set1(1), e)), up);
 }
 
-static void swiglu(const float *gate, const float *up, float *y, size_t n)
+static void swiglu(const float *gate, const float *up, bool gelu, float *y, size_t n)
 {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        vf_store(y + i, vf_swiglu(vf_load(gate + i), vf_load(up + i)));
+        vf_store(y + i, vf_swiglu(vf_load(gate + i), vf_load(up + i), gelu));
     if (i < n) {
         const vf g = vf_load_part(gate + i, n - i), u = vf_load_part(up + i, n - i);
-        vf_store_part(y + i, vf_swiglu(g, u), n - i);
+        vf_store_part(y + i, vf_swiglu(g, u, gelu), n - i);
     }
+}
+
+/* tanh as in Cephes' tanhf: a polynomial below 0.625, where the other formula cancels. */
+static inline vf vf_tanh(vf x)
+{
+    const vf size = vf_max(x, vf_sub(vf_set1(0), x)), square = vf_mul(x, x);
+    vf p = vf_set1(-5.70498872745e-3f);
+    p = vf_fma(p, square, vf_set1(2.06390887954e-2f));
+    p = vf_fma(p, square, vf_set1(-5.37397155531e-2f));
+    p = vf_fma(p, square, vf_set1(1.33314422036e-1f));
+    p = vf_fma(p, square, vf_set1(-3.33332819422e-1f));
+    const vf near = vf_fma(vf_mul(p, square), x, x);
+    const vf e = vf_add(vf_exp(vf_add(size, size)), vf_set1(1));
+    const vf far = vf_sub(vf_set1(1), vf_div(vf_set1(2), e));
+    const vf turned = vf_select_greater(vf_set1(0), x, vf_sub(vf_set1(0), far), far);
+    return vf_select_greater(vf_set1(0.625f), size, near, turned);
+}
+
+static void soft_cap(float *x, size_t n, float cap)
+{
+    const vf c = vf_set1(cap);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vf_store(x + i, vf_mul(c, vf_tanh(vf_div(vf_load(x + i), c))));
+    if (i < n)
+        vf_store_part(x + i, vf_mul(c, vf_tanh(vf_div(vf_load_part(x + i, n - i), c))), n - i);
 }
 
 static void add_double(const float *x, double *sum, size_t n)
@@ -637,6 +669,7 @@ const vptq_cpu_math VPTQ_SIMD_SYMBOL(vptq_cpu_math) = {
     .norm = norm,
     .rotate = rotate,
     .swiglu = swiglu,
+    .soft_cap = soft_cap,
     .add_double = add_double,
     .copy = copy,
     .transpose = transpose,

@@ -1,5 +1,5 @@
-/* Transformer ops of the cpu backend that work row by row: embed, rmsnorm, rope, swiglu, nll.
- */
+/* Transformer ops of the cpu backend that work row by row: embed, rmsnorm, rope, swiglu,
+ * soft_cap, nll. */
 #include <math.h>
 
 #include "lib/backend/cpu/cpu.h"
@@ -60,7 +60,7 @@ static void norm_rows(void *arg, size_t begin, size_t end, int thread)
     for (size_t r = begin; r < end; r++) {
         const float *x = a->x + r * a->ldx;
         const double mean = job->math->sum_squares(x, a->dim) / (double)a->dim;
-        job->math->norm(x, a->weight, (float)(1 / sqrt(mean + (double)a->eps)),
+        job->math->norm(x, a->weight, (float)(1 / sqrt(mean + (double)a->eps)), a->add,
                         a->y + r * a->ldy, a->dim);
     }
 }
@@ -77,12 +77,12 @@ static void rotate_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const rows_job *job = arg;
     const vptq_rope_args *a = job->args;
-    const size_t half = a->head_dim / 2;
+    const size_t half = vptq_rope_pairs(a);
     (void)thread;
     for (size_t r = begin; r < end; r++)
         for (size_t h = 0; h < a->heads; h++) {
             /* Exchanging the halves turns the other way. */
-            float *x = a->x + r * a->ldx + h * 2 * half;
+            float *x = a->x + r * a->ldx + h * a->head_dim;
             job->math->rotate(a->back ? x + half : x, a->back ? x : x + half,
                               a->cos_table + (a->pos0 + r) * half,
                               a->sin_table + (a->pos0 + r) * half, half);
@@ -115,13 +115,29 @@ static void swiglu_range(void *arg, size_t begin, size_t end, int thread)
     const rows_job *job = arg;
     const vptq_swiglu_args *a = job->args;
     (void)thread;
-    job->math->swiglu(a->gate + begin, a->up + begin, a->y + begin, end - begin);
+    job->math->swiglu(a->gate + begin, a->up + begin, a->gelu, a->y + begin, end - begin);
 }
 
 vptq_status vptq_cpu_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)
 {
     (void)err;
     return run(dev, a->n * a->dim, 1, swiglu_range, a);
+}
+
+/* ---- soft_cap ---- */
+
+static void cap_range(void *arg, size_t begin, size_t end, int thread)
+{
+    const rows_job *job = arg;
+    const vptq_soft_cap_args *a = job->args;
+    (void)thread;
+    job->math->soft_cap(a->x + begin, end - begin, a->cap);
+}
+
+vptq_status vptq_cpu_soft_cap(vptq_dev *dev, const vptq_soft_cap_args *a, vptq_err *err)
+{
+    (void)err;
+    return run(dev, a->n, 1, cap_range, a);
 }
 
 /* ---- nll ---- */

@@ -194,6 +194,8 @@ static void attend_range(const rows_job *job, size_t unit, float *scratch)
     }
     for (size_t h = 0; h < group; h++) {
         float *s = score + h * RANGE + from;
+        if (a->cap > 0)
+            job->math->soft_cap(s, to - from, a->cap);
         const float max = job->math->max(s, to - from);
         /* A range of -inf only has no weight; -inf - -inf would be NaN. */
         stat[2 * h] = max;
@@ -322,6 +324,7 @@ static vptq_status attend_prompt(vptq_dev *dev, const vptq_paged_args *a, size_t
                                       .head_dim = a->pool->head_dim,
                                       .window = a->window,
                                       .scale = a->scale,
+                                      .cap = a->cap,
                                       .q = a->q + row * a->ldq,
                                       .out = a->out + row * a->ldo,
                                       .ldq = a->ldq,

@@ -125,6 +125,8 @@ static __device__ void score_tile(panel<T> &t, const attention_job &job, size_t 
         for (unsigned j = 0; j < T::EACH_KEYS; j++)
             if (!sees(t, tr + i, k0 + tk + j))
                 score[i][j] = -INFINITY;
+            else if (a.cap > 0)
+                score[i][j] = vptq_cuda_soft_cap_of(score[i][j], a.cap);
 }
 
 /* Turns scores into exp(score - max) in t.p, where max is the row's largest so far, and updates

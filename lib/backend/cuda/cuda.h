@@ -99,12 +99,18 @@ static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
     return (unsigned)((n + size - 1) / size);
 }
 
+static __device__ inline float vptq_cuda_soft_cap_of(float x, float cap)
+{
+    return cap * tanhf(x / cap);
+}
+
 /* Rotates row `row` of args.x at `position` by a block of threads; args.n and pos0 are not
  * read. */
 static __device__ inline void vptq_cuda_rope_row(const vptq_rope_args &args, size_t row,
                                                  size_t position)
 {
-    const unsigned head_dim = (unsigned)args.head_dim, half = head_dim / 2;
+    const unsigned head_dim = (unsigned)args.head_dim;
+    const unsigned half = (unsigned)(args.rotated ? args.rotated : head_dim) / 2;
     const float *cosine = args.cos_table + position * half;
     const float *sine = args.sin_table + position * half;
     for (unsigned j = threadIdx.x; j < (unsigned)args.heads * half; j += blockDim.x) {

@@ -1,5 +1,5 @@
-/* embed, rmsnorm, rope, swiglu and nll: one block per row, neighbouring threads on neighbouring
- * elements. */
+/* embed, rmsnorm, rope, swiglu, soft_cap and nll: one block per row, neighbouring threads on
+ * neighbouring elements. */
 #include "lib/backend/cuda/cuda.h"
 
 enum { THREADS = 256 };
@@ -20,7 +20,8 @@ __global__ static void __launch_bounds__(THREADS) embed_kernel(vptq_embed_args a
 {
     const size_t row = (size_t)a.ids[blockIdx.x] * a.dim;
     for (size_t j = threadIdx.x; j < a.dim; j += THREADS)
-        a.out[blockIdx.x * a.dim + j] = stored(a.table, a.type, row + j);
+        a.out[blockIdx.x * a.dim + j] =
+            stored(a.table, a.type, row + j) * (a.scale != 0 ? a.scale : 1);
 }
 
 vptq_status vptq_cuda_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
@@ -49,7 +50,7 @@ __global__ static void __launch_bounds__(THREADS) rmsnorm_kernel(vptq_rmsnorm_ar
     const double scale = 1 / sqrt(sum / (double)a.dim + (double)a.eps);
     /* A thread writes only elements that it has read itself, so y may be x. */
     for (size_t j = threadIdx.x; j < a.dim; j += THREADS)
-        y[j] = (float)((double)x[j] * scale * (double)a.weight[j]);
+        y[j] = (float)((double)x[j] * scale * (double)a.weight[j] + (a.add ? (double)y[j] : 0));
 }
 
 vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
@@ -81,12 +82,13 @@ vptq_status vptq_cuda_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err
 
 /* budget: swiglu_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS)
-    swiglu_kernel(size_t count, const float *gate, const float *up, float *y)
+    swiglu_kernel(size_t count, bool gelu, const float *gate, const float *up, float *y)
 {
     const size_t all = (size_t)gridDim.x * THREADS;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += all) {
         const float g = gate[i];
-        y[i] = g / (1 + expf(-g)) * up[i];
+        const float z = gelu ? g * fmaf(g * g, (float)VPTQ_GELU_D, (float)VPTQ_GELU_C) : g;
+        y[i] = g / (1 + expf(-z)) * up[i];
     }
 }
 
@@ -97,8 +99,30 @@ vptq_status vptq_cuda_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err 
         return VPTQ_OK;
     const unsigned max_blocks = 1 << 16, blocks = vptq_cuda_blocks(count, THREADS);
     return vptq_cuda_check(port_launch(swiglu_kernel, blocks < max_blocks ? blocks : max_blocks,
-                                       THREADS, 0, dev->stream, count, a->gate, a->up, a->y),
+                                       THREADS, 0, dev->stream, count, a->gelu, a->gate, a->up,
+                                       a->y),
                            "swiglu", err);
+}
+
+/* ---- soft_cap ---- */
+
+/* budget: soft_cap_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS) soft_cap_kernel(vptq_soft_cap_args a)
+{
+    const size_t all = (size_t)gridDim.x * THREADS;
+    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < a.n; i += all)
+        a.x[i] = vptq_cuda_soft_cap_of(a.x[i], a.cap);
+}
+
+vptq_status vptq_cuda_soft_cap(vptq_dev *dev, const vptq_soft_cap_args *a, vptq_err *err)
+{
+    if (!a->n)
+        return VPTQ_OK;
+    const unsigned max_blocks = 1 << 16, blocks = vptq_cuda_blocks(a->n, THREADS);
+    return vptq_cuda_check(port_launch(soft_cap_kernel,
+                                       blocks < max_blocks ? blocks : max_blocks, THREADS, 0,
+                                       dev->stream, *a),
+                           "soft_cap", err);
 }
 
 /* ---- nll ---- */

@@ -23,7 +23,7 @@ struct paged_job {
     vptq_kv_rows rows;
     vptq_kv_pool pool;
     size_t group, window, ldq, ldo;
-    float scale;
+    float scale, cap;
     const float *q;
     float *out;
     size_t first;          /* first panel of the launch */
@@ -167,7 +167,8 @@ static __device__ inline void process_page(const paged_job &job, softmax_state &
     for (unsigned r = 0; r < STACK; r++) {
         const size_t token = token0 + lane;
         const bool sees = token < end[r] && token >= first_of(job, end[r]);
-        const float score = sees ? p[r] : -INFINITY;
+        const float capped = job.cap > 0 ? vptq_cuda_soft_cap_of(p[r], job.cap) : p[r];
+        const float score = sees ? capped : -INFINITY;
         const float before = w.max[r], max = fmaxf(before, port_warp_max(score));
         /* While a row has seen no token, the shift must be finite. */
         const float shift = max == -INFINITY ? 0 : max, factor = expf(before - shift);
@@ -379,6 +380,7 @@ vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, v
     job.ldq = a->ldq;
     job.ldo = a->ldo;
     job.scale = a->scale;
+    job.cap = a->cap;
     job.q = a->q;
     job.out = a->out;
     job.ranges = (a->rows->max_tokens + RANGE - 1) / RANGE;

@@ -13,6 +13,13 @@ static size_t first_position(size_t window, size_t last)
     return window && last + 1 > window ? last + 1 - window : 0;
 }
 
+/* The score of a product of query and key. */
+static double score_of(double product, float scale, float cap)
+{
+    const double s = product * (double)scale;
+    return cap > 0 ? (double)cap * tanh(s / (double)cap) : s;
+}
+
 /* Replaces scores p[first..last] by exp(p - max) and returns their sum. */
 static double exponentiate(double *p, size_t first, size_t last, double *max)
 {
@@ -42,7 +49,7 @@ static double weigh_keys(const vptq_attention_args *a, size_t query, size_t head
         double s = 0;
         for (size_t i = 0; i < d; i++)
             s += (double)q[i] * (double)key[i];
-        p[j] = s * (double)a->scale;
+        p[j] = score_of(s, a->scale, a->cap);
     }
     return exponentiate(p, first, last, max);
 }
@@ -151,7 +158,7 @@ static void attend_paged(const vptq_paged_args *a, size_t sequence, size_t row, 
         double s = 0;
         for (size_t i = 0; i < d; i++)
             s += (double)q[i] * get(pool, pool->keys, key + i);
-        p[j] = s * (double)a->scale;
+        p[j] = score_of(s, a->scale, a->cap);
     }
     double max;
     const double sum = exponentiate(p, first, last, &max);

@@ -21,6 +21,8 @@ vptq_status vptq_ref_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *er
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                              "an embedding table of type %s; it must be F32, F16 or BF16",
                              vptq_dtype_get(a->type)->name);
+        for (size_t j = 0; a->scale != 0 && j < a->dim; j++)
+            out[j] *= a->scale;
     }
     return VPTQ_OK;
 }
@@ -37,7 +39,8 @@ vptq_status vptq_ref_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err
             s += (double)x[i] * (double)x[i];
         const double scale = 1 / sqrt(s / (double)a->dim + (double)a->eps);
         for (size_t i = 0; i < a->dim; i++)
-            y[i] = (float)((double)x[i] * scale * (double)a->weight[i]);
+            y[i] = (float)((double)x[i] * scale * (double)a->weight[i] +
+                           (a->add ? (double)y[i] : 0));
     }
     return VPTQ_OK;
 }
@@ -45,7 +48,7 @@ vptq_status vptq_ref_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err
 /* Rotates one row of x at `position`. */
 static void rotate_row(const vptq_rope_args *args, float *x, size_t position)
 {
-    const size_t half = args->head_dim / 2;
+    const size_t half = vptq_rope_pairs(args);
     const float *cosine = args->cos_table + position * half;
     const float *sine = args->sin_table + position * half;
     for (size_t h = 0; h < args->heads; h++) {
@@ -86,8 +89,19 @@ vptq_status vptq_ref_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *
     (void)err;
     for (size_t i = 0; i < a->n * a->dim; i++) {
         const double g = (double)a->gate[i];
-        a->y[i] = (float)(g / (1 + exp(-g)) * (double)a->up[i]);
+        const double z = a->gelu ? g * (VPTQ_GELU_C + VPTQ_GELU_D * g * g) : g;
+        a->y[i] = (float)(g / (1 + exp(-z)) * (double)a->up[i]);
     }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ref_soft_cap(vptq_dev *dev, const vptq_soft_cap_args *a, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    const double cap = (double)a->cap;
+    for (size_t i = 0; i < a->n; i++)
+        a->x[i] = (float)(cap * tanh((double)a->x[i] / cap));
     return VPTQ_OK;
 }
 
