@@ -63,6 +63,7 @@ typedef struct vptq_checkpoint {
      * config.json does not declare them, and transformers ignores them. */
     const char **ignored; /* [ignored_count] names */
     size_t ignored_count;
+    size_t other_parts;    /* HF: tensors left out because only the text model is read */
     const char *tokenizer; /* path the tokenizer is read from; NULL = none found */
     struct vptq_checkpoint_files *files; /* ARCHIVE, WORK: open files that hold data; owned */
     vptq_fault_fn fault;                 /* as in the options */

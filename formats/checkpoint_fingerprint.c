@@ -96,6 +96,21 @@ static void hash_pieces(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
+/* Facts that most families do not have; nothing for those. */
+static vptq_status describe_extras(const vptq_model_desc *d, vptq_buf *b, vptq_err *err)
+{
+    if (d->gelu || d->full_every || d->rotary_dim || d->rope_local_theta != 0 ||
+        d->query_scalar != 0 || d->score_cap != 0 || d->logit_cap != 0)
+        VPTQ_CHECK(vptq_buf_printf(b, err, "gelu %d every %u rotary %u local %a %a cap %a %a\n",
+                                   d->gelu, d->full_every, d->rotary_dim, d->rope_local_theta,
+                                   d->query_scalar, d->score_cap, d->logit_cap));
+    for (uint32_t i = 0; d->rope_scaling == VPTQ_ROPE_LONGROPE && i < vptq_rotary_dim(d) / 2;
+         i++)
+        VPTQ_CHECK(vptq_buf_printf(b, err, "%a %a\n", (double)d->rope_short[i],
+                                   (double)d->rope_long[i]));
+    return VPTQ_OK;
+}
+
 static vptq_status describe_model(const vptq_model_desc *d, vptq_buf *b, vptq_err *err)
 {
     vptq_status st = vptq_buf_printf(
@@ -106,6 +121,7 @@ static vptq_status describe_model(const vptq_model_desc *d, vptq_buf *b, vptq_er
         d->head_dim, d->vocab, d->context, d->window, d->window_from, (double)d->norm_eps,
         d->tied, d->qkv_bias, d->o_bias, d->mlp_bias);
     VPTQ_CHECK(st);
+    VPTQ_CHECK(describe_extras(d, b, err));
     return vptq_buf_printf(b, err, "rope %a %d %a %a %a %a %u\ntokens %d %d\n", d->rope_theta,
                            d->rope_scaling, d->rope_factor, d->rope_low, d->rope_high,
                            d->rope_attention_factor, d->rope_original_context, d->bos, d->eos);

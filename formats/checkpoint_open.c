@@ -5,7 +5,9 @@
 #include "formats/checkpoint_internal.h"
 #include "formats/gguf/model.h"
 #include "formats/hf/config.h"
+#include "formats/hf/fused.h"
 #include "formats/hf/hub.h"
+#include "formats/hf/text_part.h"
 #include "formats/hf/weights.h"
 #include "formats/lfs.h"
 #include "formats/llama2c.h"
@@ -106,13 +108,18 @@ static vptq_status open_dir(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
 {
     const bool packed = c->kind == VPTQ_CKPT_PACKED;
     char name[4096];
+    bool is_part;
     VPTQ_CHECK(vptq_path_join(name, sizeof name, c->path, VPTQ_CONFIG_FILE, err));
     VPTQ_CHECK(vptq_json_load(name, VPTQ_CONFIG_LIMIT, &c->config, err));
+    VPTQ_CHECK(vptq_hf_text_config(&c->config, &is_part, err));
     if (!packed)
         VPTQ_CHECK(refuse_other_methods(c->path, c->config, err));
     VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
     VPTQ_CHECK(vptq_hf_read_weights(c->path, &c->set, err));
+    if (is_part)
+        VPTQ_CHECK(vptq_hf_text_tensors(&c->set, &c->other_parts, err));
     VPTQ_CHECK(name_embedding(c, err));
+    VPTQ_CHECK(vptq_fused_split(&c->desc, &c->set, err));
     if (packed)
         return vptq_checkpoint_read_matrices(shapes_only, c, err);
     return vptq_checkpoint_is_uniform(c->config) ? vptq_checkpoint_read_uniform(c, err)

@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define GEMMA_DEFAULTS                                                                         \
+    "{\"hidden_activation\": \"gelu_pytorch_tanh\", \"query_pre_attn_scalar\": 256,"           \
+    " \"sliding_window\": 4096, \"tie_word_embeddings\": true"
+
 /* A new family of this shape is a row here (docs/formats/models.md).  If several rows share a
  * GGUF architecture, GGUF files are read as the first one. */
 static const vptq_family families[] = {
@@ -30,6 +34,40 @@ static const vptq_family families[] = {
      .attention_bias = true,
      .qk_norm = true,
      .head_dim = 128},
+    {.model_type = "phi3",
+     .architecture = "Phi3ForCausalLM",
+     .defaults = "{\"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-5,"
+                 " \"original_max_position_embeddings\": 4096, \"sliding_window\": null}",
+     .sliding_by_default = true,
+     .fused = true,
+     .partial_rotary = true},
+    {.model_type = "gemma2",
+     .architecture = "Gemma2ForCausalLM",
+     .defaults = GEMMA_DEFAULTS ", \"max_position_embeddings\": 8192,"
+                                " \"attn_logit_softcapping\": 50.0,"
+                                " \"final_logit_softcapping\": 30.0}",
+     .attention_bias = true,
+     .sliding_by_default = true,
+     .norm_offset = true,
+     .out_norms = true,
+     .scaled_embedding = true,
+     .head_dim = 256,
+     .full_every = 2},
+    {.model_type = "gemma3_text",
+     .architecture = "Gemma3ForCausalLM",
+     .whole = "gemma3",
+     .defaults = GEMMA_DEFAULTS ", \"max_position_embeddings\": 131072,"
+                                " \"num_attention_heads\": 8, \"num_key_value_heads\": 4,"
+                                " \"rope_theta\": 1000000.0, \"vocab_size\": 262208}",
+     .attention_bias = true,
+     .qk_norm = true,
+     .sliding_by_default = true,
+     .local_rope = true,
+     .norm_offset = true,
+     .out_norms = true,
+     .scaled_embedding = true,
+     .head_dim = 256,
+     .full_every = 6},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -49,10 +87,18 @@ const vptq_family *vptq_family_by_architecture(const char *architecture)
     return NULL;
 }
 
+const vptq_family *vptq_family_by_whole(const char *model_type)
+{
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (families[i].whole && strcmp(families[i].whole, model_type) == 0)
+            return &families[i];
+    return NULL;
+}
+
 const vptq_family *vptq_family_by_gguf_arch(const char *arch)
 {
     for (size_t i = 0; i < FAMILIES; i++)
-        if (strcmp(families[i].gguf_arch, arch) == 0)
+        if (families[i].gguf_arch && strcmp(families[i].gguf_arch, arch) == 0)
             return &families[i];
     return NULL;
 }
@@ -79,6 +125,43 @@ static const linear_info linears[VPTQ_LINEAR_COUNT] = {
     [VPTQ_LINEAR_UP] = {"mlp.up_proj", VPTQ_INPUT_UP},
     [VPTQ_LINEAR_DOWN] = {"mlp.down_proj", VPTQ_INPUT_DOWN},
 };
+
+const vptq_fused vptq_fused_layers[VPTQ_FUSED_COUNT] = {
+    {"self_attn.qkv_proj", VPTQ_LINEAR_Q, 3}, {"mlp.gate_up_proj", VPTQ_LINEAR_GATE, 2}};
+
+const char *vptq_block_norm_path(const vptq_family *f, vptq_block_norm n)
+{
+    switch (n) {
+    case VPTQ_BLOCK_NORM_INPUT:
+        return "input_layernorm";
+    case VPTQ_BLOCK_NORM_FEED_FORWARD:
+        return f->out_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
+    case VPTQ_BLOCK_NORM_Q:
+        return f->qk_norm ? "self_attn.q_norm" : NULL;
+    case VPTQ_BLOCK_NORM_K:
+        return f->qk_norm ? "self_attn.k_norm" : NULL;
+    case VPTQ_BLOCK_NORM_ATTENTION_OUT:
+        return f->out_norms ? "post_attention_layernorm" : NULL;
+    default:
+        return f->out_norms ? "post_feedforward_layernorm" : NULL;
+    }
+}
+
+bool vptq_layer_slides(const vptq_model_desc *d, uint32_t layer)
+{
+    return d->window && layer >= d->window_from &&
+           !(d->full_every && (layer + 1) % d->full_every == 0);
+}
+
+uint32_t vptq_layer_window(const vptq_model_desc *d, uint32_t layer)
+{
+    return vptq_layer_slides(d, layer) ? d->window : 0;
+}
+
+uint32_t vptq_rotary_dim(const vptq_model_desc *d)
+{
+    return d->rotary_dim ? d->rotary_dim : d->head_dim;
+}
 
 const char *vptq_linear_path(vptq_linear l)
 {
@@ -211,11 +294,37 @@ static vptq_status check_positive(const char *file, const char *what, double x, 
                      what, x);
 }
 
+static vptq_status check_longrope(const vptq_model_desc *d, const char *file, vptq_err *err)
+{
+    const uint32_t pairs = vptq_rotary_dim(d) / 2;
+    VPTQ_CHECK(check_positive(file, "RoPE attention factor", d->rope_attention_factor, err));
+    VPTQ_CHECK(check_positive(file, "original context of RoPE scaling",
+                              d->rope_original_context, err));
+    if (pairs > VPTQ_LONGROPE_MAX)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: longrope scaling of %u pairs is not supported, at most %d", file,
+                         pairs, (int)VPTQ_LONGROPE_MAX);
+    for (uint32_t i = 0; i < pairs; i++) {
+        VPTQ_CHECK(check_positive(file, "short RoPE factor", (double)d->rope_short[i], err));
+        VPTQ_CHECK(check_positive(file, "long RoPE factor", (double)d->rope_long[i], err));
+    }
+    return VPTQ_OK;
+}
+
 static vptq_status check_rope(const vptq_model_desc *d, const char *file, vptq_err *err)
 {
     VPTQ_CHECK(check_positive(file, "RoPE theta", d->rope_theta, err));
+    if (vptq_rotary_dim(d) % 2 != 0 || d->rotary_dim > d->head_dim)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: %u elements of each head are rotated, expected an even number up "
+                         "to the head dimension of %u",
+                         file, d->rotary_dim, d->head_dim);
+    if (d->rope_local_theta != 0)
+        VPTQ_CHECK(check_positive(file, "local RoPE theta", d->rope_local_theta, err));
     if (d->rope_scaling == VPTQ_ROPE_NONE)
         return VPTQ_OK;
+    if (d->rope_scaling == VPTQ_ROPE_LONGROPE)
+        return check_longrope(d, file, err);
     VPTQ_CHECK(check_positive(file, "RoPE factor", d->rope_factor, err));
     if (d->rope_scaling == VPTQ_ROPE_LINEAR)
         return VPTQ_OK;
@@ -248,6 +357,12 @@ vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file, vp
                          "%s: the head dimension %u is odd, RoPE needs pairs", file,
                          d->head_dim);
     VPTQ_CHECK(check_positive(file, "RMS norm epsilon", (double)d->norm_eps, err));
+    if (d->query_scalar != 0)
+        VPTQ_CHECK(check_positive(file, "query_pre_attn_scalar", d->query_scalar, err));
+    if (d->score_cap != 0)
+        VPTQ_CHECK(check_positive(file, "soft cap of scores", d->score_cap, err));
+    if (d->logit_cap != 0)
+        VPTQ_CHECK(check_positive(file, "soft cap of logits", d->logit_cap, err));
     return check_rope(d, file, err);
 }
 
@@ -256,11 +371,11 @@ double vptq_rope_yarn_attention(double factor, double weight)
     return factor <= 1 ? 1.0 : 0.1 * weight * log(factor) + 1.0;
 }
 
-/* theta^(2 i / head_dim), rounded from the double pow, which is the same on every machine,
+/* theta^(2 i / rotary_dim), rounded from the double pow, which is the same on every machine,
  * unlike powf. */
 static float theta_power(const vptq_model_desc *d, uint32_t i)
 {
-    float exponent = (float)(2 * i) / (float)d->head_dim;
+    float exponent = (float)(2 * i) / (float)vptq_rotary_dim(d);
     return (float)pow((double)(float)d->rope_theta, (double)exponent);
 }
 
@@ -288,14 +403,14 @@ static float llama3_frequency(const vptq_model_desc *d, float inv)
 static double yarn_dimension(const vptq_model_desc *d, double rotations)
 {
     const double pi2 = 6.283185307179586;
-    return (d->head_dim * log(d->rope_original_context / (rotations * pi2))) /
+    return (vptq_rotary_dim(d) * log(d->rope_original_context / (rotations * pi2))) /
            (2 * log(d->rope_theta));
 }
 
 static float yarn_frequency(const vptq_model_desc *d, uint32_t i, float power)
 {
     double low = fmax(floor(yarn_dimension(d, d->rope_high)), 0);
-    double high = fmin(ceil(yarn_dimension(d, d->rope_low)), d->head_dim - 1.0);
+    double high = fmin(ceil(yarn_dimension(d, d->rope_low)), vptq_rotary_dim(d) - 1.0);
     if (low == high)
         high += 0.001; /* a step instead of a ramp */
     float ramp = ((float)i - (float)low) / (float)(high - low);
@@ -304,9 +419,11 @@ static float yarn_frequency(const vptq_model_desc *d, uint32_t i, float power)
     return stretched * (1.0f - kept) + 1.0f / power * kept;
 }
 
-static float inverse_frequency(const vptq_model_desc *d, uint32_t i)
+/* Frequency i for sequences of at most `length` tokens. */
+static float inverse_frequency(const vptq_model_desc *d, size_t length, uint32_t i)
 {
     float power = theta_power(d, i);
+    const bool extended = length > d->rope_original_context;
     switch (d->rope_scaling) {
     case VPTQ_ROPE_LINEAR:
         return 1.0f / power / (float)d->rope_factor;
@@ -314,6 +431,8 @@ static float inverse_frequency(const vptq_model_desc *d, uint32_t i)
         return llama3_frequency(d, 1.0f / power);
     case VPTQ_ROPE_YARN:
         return yarn_frequency(d, i, power);
+    case VPTQ_ROPE_LONGROPE:
+        return 1.0f / ((extended ? d->rope_long : d->rope_short)[i] * power);
     default:
         return 1.0f / power;
     }
@@ -322,10 +441,12 @@ static float inverse_frequency(const vptq_model_desc *d, uint32_t i)
 void vptq_rope_tables(const vptq_model_desc *d, size_t positions, float *cos_table,
                       float *sin_table)
 {
-    size_t half = d->head_dim / 2;
-    float scale = d->rope_scaling == VPTQ_ROPE_YARN ? (float)d->rope_attention_factor : 1.0f;
+    size_t half = vptq_rotary_dim(d) / 2;
+    const bool scaled =
+        d->rope_scaling == VPTQ_ROPE_YARN || d->rope_scaling == VPTQ_ROPE_LONGROPE;
+    float scale = scaled ? (float)d->rope_attention_factor : 1.0f;
     for (uint32_t i = 0; i < half; i++) {
-        float inv = inverse_frequency(d, i);
+        float inv = inverse_frequency(d, positions, i);
         for (size_t p = 0; p < positions; p++) {
             float angle = (float)p * inv;
             cos_table[p * half + i] = (float)cos((double)angle) * scale;

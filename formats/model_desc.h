@@ -32,23 +32,44 @@ typedef enum {
     VPTQ_INPUT_COUNT
 } vptq_input;
 
+/* The norms of a block. */
+typedef enum {
+    VPTQ_BLOCK_NORM_INPUT,            /* of the input of q, k and v */
+    VPTQ_BLOCK_NORM_FEED_FORWARD,     /* of the input of gate and up */
+    VPTQ_BLOCK_NORM_Q,                /* of every head of q, and */
+    VPTQ_BLOCK_NORM_K,                /* of k, before RoPE */
+    VPTQ_BLOCK_NORM_ATTENTION_OUT,    /* of what the attention, and */
+    VPTQ_BLOCK_NORM_FEED_FORWARD_OUT, /* the feed-forward part adds to the hidden states */
+    VPTQ_BLOCK_NORM_COUNT
+} vptq_block_norm;
+
 /* A model family: what its model_type implies beyond the common keys of config.json. */
 typedef struct vptq_family {
     const char *model_type;   /* "llama" */
     const char *architecture; /* "LlamaForCausalLM" */
-    const char *gguf_arch;    /* general.architecture */
+    const char *gguf_arch;    /* general.architecture; NULL: no GGUF files */
+    const char *whole;        /* model_type of models that have this one as text_config; NULL */
+    const char *defaults;     /* JSON object: keys that config.json need not have; or NULL */
     bool qkv_bias;            /* q, k, v always have a bias, without a config key */
     bool attention_bias;      /* config key attention_bias: biases on q, k, v, o */
     bool mlp_bias;            /* config key mlp_bias: biases on gate, up, down */
     bool qk_norm;             /* RMS norm on every head of q and k before RoPE */
     bool gguf_permuted;       /* GGUF stores q and k rows for interleaved pairs */
     bool sliding_by_default;  /* `sliding_window` applies without `use_sliding_window` */
-    uint32_t head_dim;        /* default of head_dim; 0 = hidden size / heads */
+    bool fused;          /* q, k, v are rows of one stored tensor, gate and up of another */
+    bool partial_rotary; /* config key partial_rotary_factor */
+    bool local_rope;     /* layers with the window have a RoPE theta of their own */
+    bool norm_offset;    /* norms multiply by 1 + weight */
+    bool out_norms; /* VPTQ_BLOCK_NORM_ATTENTION_OUT and VPTQ_BLOCK_NORM_FEED_FORWARD_OUT */
+    bool scaled_embedding; /* embeddings are multiplied by sqrt(hidden size) */
+    uint32_t head_dim;     /* default of head_dim; 0 = hidden size / heads */
+    uint32_t full_every;   /* default of vptq_model_desc.full_every */
 } vptq_family;
 
 /* NULL if the name is unknown.  _names writes a comma-separated list for messages. */
 const vptq_family *vptq_family_by_model_type(const char *model_type);
 const vptq_family *vptq_family_by_architecture(const char *architecture);
+const vptq_family *vptq_family_by_whole(const char *model_type);
 const vptq_family *vptq_family_by_gguf_arch(const char *arch);
 void vptq_family_names(char *text, size_t size);
 
@@ -56,8 +77,12 @@ typedef enum {
     VPTQ_ROPE_NONE,
     VPTQ_ROPE_LINEAR,
     VPTQ_ROPE_LLAMA3,
-    VPTQ_ROPE_YARN
+    VPTQ_ROPE_YARN,
+    VPTQ_ROPE_LONGROPE
 } vptq_rope_scaling;
+
+/* Bound of the rotated pairs of a head with longrope scaling, which has a factor for each. */
+enum { VPTQ_LONGROPE_MAX = 128 };
 
 typedef struct vptq_model_desc {
     const vptq_family *family;
@@ -72,10 +97,29 @@ typedef struct vptq_model_desc {
     vptq_rope_scaling rope_scaling;
     double rope_factor;             /* unused without scaling */
     double rope_low, rope_high;     /* llama3: low/high_freq_factor; yarn: beta_slow/fast */
-    double rope_attention_factor;   /* multiplies cos and sin (yarn); 1 otherwise */
+    double rope_attention_factor;   /* multiplies cos and sin (yarn, longrope); 1 otherwise */
     uint32_t rope_original_context; /* original_max_position_embeddings */
     int32_t bos, eos;               /* -1 = none; eos is the first of a list */
+    /* Facts of some families only; 0 where they do not apply. */
+    bool gelu;               /* the activation is gelu_pytorch_tanh, not silu */
+    uint32_t full_every;     /* layers l with (l + 1) % full_every == 0 have no window */
+    uint32_t rotary_dim;     /* rotated elements of a head; 0 = head_dim */
+    double rope_local_theta; /* of layers with the window, without scaling */
+    double query_scalar;     /* scores are divided by its square root; 0 = head_dim */
+    double score_cap;        /* soft caps of the attention's scores, */
+    double logit_cap;        /* and of the logits */
+    float
+        rope_short[VPTQ_LONGROPE_MAX]; /* longrope: divisors of the frequencies for sequences */
+    float rope_long[VPTQ_LONGROPE_MAX]; /* up to the original context, and for longer ones */
 } vptq_model_desc;
+
+/* Whether a layer has sliding attention, and its window in tokens (0: all). */
+bool vptq_layer_slides(const vptq_model_desc *d, uint32_t layer);
+uint32_t vptq_layer_window(const vptq_model_desc *d, uint32_t layer);
+/* Number of rotated elements of a head. */
+uint32_t vptq_rotary_dim(const vptq_model_desc *d);
+/* "input_layernorm": path inside a block; NULL if the family has no such norm. */
+const char *vptq_block_norm_path(const vptq_family *f, vptq_block_norm n);
 
 /* "q_proj", "mlp.gate_proj": last name component, and path inside a block. */
 const char *vptq_linear_name(vptq_linear l);
@@ -85,6 +129,14 @@ vptq_input vptq_linear_input(vptq_linear l);
 /* Rows and columns of a linear layer's weight matrix. */
 void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, uint32_t *in);
 uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i);
+/* Linear layers whose weights a fused family stores as rows of one tensor. */
+typedef struct vptq_fused {
+    const char *path;  /* "self_attn.qkv_proj" */
+    vptq_linear first; /* followed by */
+    int count;         /* count - 1 more */
+} vptq_fused;
+enum { VPTQ_FUSED_COUNT = 2 };
+extern const vptq_fused vptq_fused_layers[VPTQ_FUSED_COUNT];
 /* Whether the description gives the linear layer a bias. */
 bool vptq_linear_has_bias(const vptq_model_desc *d, vptq_linear l);
 /* Writes "model.layers.3.mlp.gate_proj" into name. */
@@ -114,8 +166,9 @@ bool vptq_is_embedding_type(vptq_dtype type);
  */
 double vptq_rope_yarn_attention(double factor, double weight);
 
-/* Fills cos and sin tables [positions, head_dim / 2].  Computed like transformers: inverse
- * frequencies in float, scaled per rope_scaling. */
+/* Fills cos and sin tables [positions, rotary_dim / 2].  Computed like transformers: inverse
+ * frequencies in float, scaled per rope_scaling.  `positions` is the length of the longest
+ * sequence, by which longrope chooses its factors. */
 void vptq_rope_tables(const vptq_model_desc *d, size_t positions, float *cos_table,
                       float *sin_table);
 

@@ -11,6 +11,7 @@
 #include "formats/text_file.h"
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
+#include "lib/model/backward.h"
 #include "lib/model/model.h"
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
@@ -175,6 +176,17 @@ static vptq_status add_digest(const vptq_ctx *ctx, const char *work,
     return VPTQ_OK;
 }
 
+/* Fails before any work for a model that cannot be tuned. */
+static vptq_status check_gradients(const vptq_ctx *ctx, const char *path, vptq_err *err)
+{
+    vptq_model m;
+    const vptq_checkpoint_options quiet = {.quiet = true};
+    VPTQ_CHECK(vptq_model_open(ctx, path, &quiet, false, &m, err));
+    const vptq_status st = vptq_backward_check(&m, err);
+    vptq_model_release(&m);
+    return st;
+}
+
 /* Two runs: quantizes into work/untuned, and tunes that to `work`. */
 static vptq_status quantize_and_tune(vptq_ctx *ctx, const vptq_quantize_options *opt,
                                      const vptq_output *out, vptq_quantize_result *result,
@@ -184,6 +196,7 @@ static vptq_status quantize_and_tune(vptq_ctx *ctx, const vptq_quantize_options 
     vptq_tune_result tuned;
     vptq_quantize_options quantize = *opt;
     vptq_tune_options tune = *opt->tune;
+    VPTQ_CHECK(check_gradients(ctx, opt->model, err));
     VPTQ_CHECK(vptq_tune_make_stage(opt->work, opt->force, ctx->mem, untuned, err));
     quantize.work = tune.from = untuned;
     quantize.tune = NULL;

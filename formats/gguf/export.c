@@ -68,6 +68,16 @@ static void put_rope(const desc_writer *w)
         put_u32(w, "rope.scaling.original_context_length", d->rope_original_context);
 }
 
+vptq_status vptq_gguf_check_family(const vptq_model_desc *d, const char *file, vptq_err *err)
+{
+    if (d->family->gguf_arch && !d->gelu && !d->full_every &&
+        d->rope_scaling != VPTQ_ROPE_LONGROPE)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: models of type %s with this configuration cannot be written as GGUF",
+                     file, d->family->model_type);
+}
+
 vptq_status vptq_gguf_put_desc(vptq_gguf_keys *k, const vptq_model_desc *d, const char *file,
                                vptq_err *err)
 {

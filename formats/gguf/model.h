@@ -21,6 +21,9 @@ vptq_status vptq_gguf_hf_tensors(const vptq_gguf *g, const vptq_model_desc *desc
 
 /* ---- writing ---- */
 
+/* VPTQ_E_UNSUPPORTED for a model whose arithmetic no architecture expresses that is written. */
+vptq_status vptq_gguf_check_family(const vptq_model_desc *d, const char *file,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds general.architecture and ARCH.* such that vptq_gguf_desc reads the same description.
  * VPTQ_E_UNSUPPORTED for sliding windows that begin at a later layer, which the format cannot
  * express. */

@@ -1,6 +1,7 @@
 /* Parses and makes Hugging Face config.json files. */
 #include "formats/hf/config.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,15 +79,24 @@ static vptq_status parse_sizes(source s, vptq_model_desc *d, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
+/* Gemma has its own key, and in some files also an old one that does not count. */
+static vptq_status parse_activation(source s, vptq_model_desc *d, vptq_err *err)
 {
     const char *activation;
+    const char *key = d->family->scaled_embedding ? "hidden_activation" : "hidden_act";
+    VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, key, "silu", &activation, err));
+    d->gelu = strcmp(activation, "gelu_pytorch_tanh") == 0;
+    if (d->gelu || strcmp(activation, "silu") == 0)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: '%s' is '%.100s', only 'silu' and 'gelu_pytorch_tanh' are supported",
+                     s.name, key, activation);
+}
+
+static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
+{
     bool attention_bias, mlp_bias;
-    VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, "hidden_act", "silu", &activation, err));
-    if (strcmp(activation, "silu") != 0)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: 'hidden_act' is '%.100s', only 'silu' is supported", s.name,
-                         activation);
+    VPTQ_CHECK(parse_activation(s, d, err));
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "tie_word_embeddings", false, &d->tied, err));
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "attention_bias", false, &attention_bias, err));
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "mlp_bias", false, &mlp_bias, err));
@@ -97,11 +107,26 @@ static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Sets window_from from `layer_types`: full attention in the first layers, sliding attention in
- * all others. */
-static vptq_status check_layer_types(source s, vptq_model_desc *d, vptq_err *err)
+/* Whether layer i slides according to `layer_types`. */
+static vptq_status layer_type(source s, const json_t *types, uint32_t i, bool *slides,
+                              vptq_err *err)
+{
+    const char *type = json_string_value(json_array_get(types, i));
+    *slides = type && strcmp(type, "sliding_attention") == 0;
+    if (*slides || (type && strcmp(type, "full_attention") == 0))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: 'layer_types' of layer %u is '%.100s', expected full_attention or "
+                     "sliding_attention",
+                     s.name, i, type ? type : "(not a string)");
+}
+
+/* Sets window_from and full_every from `layer_types`: full attention in the first layers, then
+ * sliding attention, except for one layer in every so many. */
+static vptq_status parse_layer_types(source s, vptq_model_desc *d, vptq_err *err)
 {
     const json_t *types = json_object_get(s.obj, "layer_types");
+    bool slides;
     if (!types || json_is_null(types))
         return VPTQ_OK;
     if (json_array_size(types) != d->layers)
@@ -109,27 +134,25 @@ static vptq_status check_layer_types(source s, vptq_model_desc *d, vptq_err *err
                          "%s: 'layer_types' is not a list of one name per layer, expected %u",
                          s.name, d->layers);
     d->window_from = d->layers;
+    d->full_every = 0;
     for (uint32_t i = 0; i < d->layers; i++) {
-        const char *type = json_string_value(json_array_get(types, i));
-        bool slides = type && strcmp(type, "sliding_attention") == 0;
-        if (!slides && (!type || strcmp(type, "full_attention") != 0))
-            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: 'layer_types' of layer %u is '%.100s', expected "
-                             "full_attention or sliding_attention",
-                             s.name, i, type ? type : "(not a string)");
+        VPTQ_CHECK(layer_type(s, types, i, &slides, err));
         if (slides && d->window_from == d->layers)
             d->window_from = i;
-        if (!slides && d->window_from < d->layers)
+        else if (!slides && d->window_from < i && !d->full_every)
+            d->full_every = i + 1;
+        if (slides != vptq_layer_slides(d, i))
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: 'layer_types' has full attention in layer %u after sliding "
-                             "attention in layer %u, only one change is supported",
-                             s.name, i, d->window_from);
+                             "%s: 'layer_types' of layer %u does not continue the pattern of "
+                             "the layers before it",
+                             s.name, i);
     }
     return VPTQ_OK;
 }
 
-/* Mistral uses a sliding window in all layers unless `sliding_window` is null; the Qwen
- * families only with use_sliding_window, from layer max_window_layers on. */
+/* Mistral and Phi-3 use a sliding window in all layers unless `sliding_window` is null, Gemma
+ * in all but one of every so many; the Qwen families only with use_sliding_window, from layer
+ * max_window_layers on. */
 static vptq_status parse_window(source s, vptq_model_desc *d, vptq_err *err)
 {
     bool slides = d->family->sliding_by_default;
@@ -140,15 +163,44 @@ static vptq_status parse_window(source s, vptq_model_desc *d, vptq_err *err)
     if (!slides)
         return VPTQ_OK;
     VPTQ_CHECK(get_u32_or(s, "sliding_window", fallback, &d->window, err));
-    if (!d->family->sliding_by_default && d->window) {
+    if (!d->window && d->family->local_rope)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: 'sliding_window' is null or 0, expected a number of tokens",
+                         s.name);
+    if (d->window && !d->family->sliding_by_default)
         VPTQ_CHECK(get_u32_or(s, "max_window_layers", 28, &d->window_from, err));
-        VPTQ_CHECK(check_layer_types(s, d, err));
-    }
-    if (d->window_from >= d->layers)
+    if (d->window && d->family->full_every)
+        VPTQ_CHECK(get_u32_or(s, "sliding_window_pattern", d->family->full_every,
+                              &d->full_every, err));
+    if (d->window && (d->family->full_every || !d->family->sliding_by_default))
+        VPTQ_CHECK(parse_layer_types(s, d, err));
+    if (d->window_from >= d->layers || d->full_every == 1)
         d->window = 0;
     if (!d->window)
-        d->window_from = 0;
+        d->window_from = d->full_every = 0;
     return VPTQ_OK;
+}
+
+/* Scales and caps of Gemma. */
+static vptq_status parse_gemma(source s, vptq_model_desc *d, vptq_err *err)
+{
+    bool both_ways;
+    if (!d->family->scaled_embedding)
+        return VPTQ_OK;
+    VPTQ_CHECK(
+        vptq_json_f64_or(s.obj, s.name, "query_pre_attn_scalar", 0, &d->query_scalar, err));
+    VPTQ_CHECK(
+        vptq_json_f64_or(s.obj, s.name, "attn_logit_softcapping", 0, &d->score_cap, err));
+    VPTQ_CHECK(
+        vptq_json_f64_or(s.obj, s.name, "final_logit_softcapping", 0, &d->logit_cap, err));
+    VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "use_bidirectional_attention", false,
+                                 &both_ways, err));
+    if (!both_ways)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: 'use_bidirectional_attention' is true, only causal attention is "
+                     "supported",
+                     s.name);
 }
 
 /* A number of a rope_scaling object; with `required` an error if missing. */
@@ -192,13 +244,59 @@ static vptq_status parse_yarn(source s, vptq_model_desc *d, vptq_err *err)
     return rope_number(s, "attention_factor", false, attention, &d->rope_attention_factor, err);
 }
 
-static vptq_status parse_scaling(source s, vptq_model_desc *d, vptq_err *err)
+/* The factors of all pairs, in a list. */
+static vptq_status parse_factors(source s, const char *key, const vptq_model_desc *d, float *to,
+                                 vptq_err *err)
+{
+    const json_t *list = json_object_get(s.obj, key);
+    const size_t pairs = vptq_rotary_dim(d) / 2;
+    bool fits = json_array_size(list) == pairs && pairs <= VPTQ_LONGROPE_MAX;
+    for (size_t i = 0; fits && i < pairs; i++) {
+        fits = json_is_number(json_array_get(list, i));
+        to[i] = (float)json_number_value(json_array_get(list, i));
+    }
+    return fits ? VPTQ_OK
+                : vptq_fail(err, VPTQ_E_FORMAT,
+                            "%s: key '%s' of the RoPE scaling is not a list of %zu numbers, at "
+                            "most %d",
+                            s.name, key, pairs, (int)VPTQ_LONGROPE_MAX);
+}
+
+/* `top` is the object that holds the scaling; its key has precedence. */
+static vptq_status parse_longrope(source top, source s, vptq_model_desc *d, vptq_err *err)
+{
+    uint32_t original;
+    double factor;
+    d->rope_scaling = VPTQ_ROPE_LONGROPE;
+    VPTQ_CHECK(get_u32_or(s, "original_max_position_embeddings", d->context, &original, err));
+    VPTQ_CHECK(get_u32_or(top, "original_max_position_embeddings", original,
+                          &d->rope_original_context, err));
+    VPTQ_CHECK(parse_factors(s, "short_factor", d, d->rope_short, err));
+    VPTQ_CHECK(parse_factors(s, "long_factor", d, d->rope_long, err));
+    const double length = d->rope_original_context;
+    VPTQ_CHECK(
+        rope_number(s, "factor", false, d->context / (length > 0 ? length : 1), &factor, err));
+    const double attention = factor <= 1 ? 1 : sqrt(1 + log(factor) / log(length));
+    return rope_number(s, "attention_factor", false, attention, &d->rope_attention_factor, err);
+}
+
+/* Phi-3 called longrope by other names before. */
+static bool is_longrope(const vptq_model_desc *d, const char *type)
+{
+    return strcmp(type, "longrope") == 0 ||
+           (d->family->partial_rotary &&
+            (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0));
+}
+
+static vptq_status parse_scaling(source top, source s, vptq_model_desc *d, vptq_err *err)
 {
     const char *type;
     VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, "type", "default", &type, err));
     VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, "rope_type", type, &type, err));
     if (strcmp(type, "default") == 0)
         return VPTQ_OK;
+    if (is_longrope(d, type))
+        return parse_longrope(top, s, d, err);
     VPTQ_CHECK(rope_number(s, "factor", true, 1, &d->rope_factor, err));
     if (strcmp(type, "llama3") == 0)
         return parse_llama3(s, d, err);
@@ -209,7 +307,7 @@ static vptq_status parse_scaling(source s, vptq_model_desc *d, vptq_err *err)
     else if (strcmp(type, "dynamic") != 0 || d->rope_factor != 1)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: RoPE scaling '%.100s' with factor %g is not supported, expected "
-                         "default, linear, llama3 or yarn",
+                         "default, linear, llama3, yarn or longrope",
                          s.name, type, d->rope_factor);
     return VPTQ_OK;
 }
@@ -224,14 +322,58 @@ static vptq_status get_object(source s, const char *key, const json_t **out, vpt
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is not an object", s.name, key);
 }
 
-static vptq_status refuse_partial_rotation(source s, vptq_err *err)
+/* Part of each head that is rotated, in either object. */
+static vptq_status parse_partial_rotation(source s, source inner, vptq_model_desc *d,
+                                          vptq_err *err)
 {
     double factor;
     VPTQ_CHECK(vptq_json_f64_or(s.obj, s.name, "partial_rotary_factor", 1, &factor, err));
+    if (inner.obj)
+        VPTQ_CHECK(
+            vptq_json_f64_or(inner.obj, s.name, "partial_rotary_factor", factor, &factor, err));
     if (factor == 1)
         return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                     "%s: 'partial_rotary_factor' is %g, only 1 is supported", s.name, factor);
+    if (!d->family->partial_rotary)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: 'partial_rotary_factor' is %g, only 1 is supported for %s",
+                         s.name, factor, d->family->model_type);
+    const double dim = d->head_dim * factor;
+    if (!(dim >= 2 && dim <= d->head_dim))
+        return vptq_fail(
+            err, VPTQ_E_FORMAT,
+            "%s: 'partial_rotary_factor' is %g, expected more than 0, up to 1, and "
+            "at least 2 rotated elements",
+            s.name, factor);
+    d->rotary_dim = (uint32_t)dim;
+    return VPTQ_OK;
+}
+
+/* RoPE of Gemma 3: an object for each kind of layer in rope_parameters, or older keys.  *full:
+ * the object of layers without window; NULL: the older keys. */
+static vptq_status parse_local_rope(source s, const json_t *parameters, vptq_model_desc *d,
+                                    const json_t **full, vptq_err *err)
+{
+    const json_t *local;
+    const char *type;
+    *full = parameters;
+    if (!d->family->local_rope)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_json_f64_or(s.obj, s.name, "rope_local_base_freq", DEFAULT_THETA,
+                                &d->rope_local_theta, err));
+    VPTQ_CHECK(get_object((source){parameters, s.name}, "full_attention", full, err));
+    VPTQ_CHECK(get_object((source){parameters, s.name}, "sliding_attention", &local, err));
+    if (!local)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_json_f64_or(local, s.name, "rope_theta", d->rope_local_theta,
+                                &d->rope_local_theta, err));
+    VPTQ_CHECK(vptq_json_str_or(local, s.name, "rope_type", "default", &type, err));
+    if (strcmp(type, "default") == 0)
+        return VPTQ_OK;
+    return vptq_fail(
+        err, VPTQ_E_UNSUPPORTED,
+        "%s: RoPE scaling '%.100s' of sliding attention is not supported, expected "
+        "default",
+        s.name, type);
 }
 
 /* Parses `rope_parameters` (theta and scaling in one object) or `rope_theta` and
@@ -242,18 +384,17 @@ static vptq_status parse_rope(source s, vptq_model_desc *d, vptq_err *err)
     d->rope_factor = d->rope_attention_factor = 1;
     VPTQ_CHECK(
         vptq_json_f64_or(s.obj, s.name, "rope_theta", DEFAULT_THETA, &d->rope_theta, err));
-    VPTQ_CHECK(refuse_partial_rotation(s, err));
     VPTQ_CHECK(get_object(s, "rope_parameters", &parameters, err));
     VPTQ_CHECK(get_object(s, "rope_scaling", &scaling, err));
+    VPTQ_CHECK(parse_local_rope(s, parameters, d, &parameters, err));
+    VPTQ_CHECK(parse_partial_rotation(s, (source){parameters, s.name}, d, err));
     if (parameters) {
-        source p = {parameters, s.name};
-        VPTQ_CHECK(
-            vptq_json_f64_or(p.obj, p.name, "rope_theta", d->rope_theta, &d->rope_theta, err));
-        VPTQ_CHECK(refuse_partial_rotation(p, err));
+        VPTQ_CHECK(vptq_json_f64_or(parameters, s.name, "rope_theta", d->rope_theta,
+                                    &d->rope_theta, err));
         scaling = parameters;
     }
     if (scaling)
-        VPTQ_CHECK(parse_scaling((source){scaling, s.name}, d, err));
+        VPTQ_CHECK(parse_scaling(s, (source){scaling, s.name}, d, err));
     return VPTQ_OK;
 }
 
@@ -273,6 +414,33 @@ static vptq_status parse_token(source s, const char *key, int32_t *out, vptq_err
     return VPTQ_OK;
 }
 
+static vptq_status parse_desc(source s, vptq_model_desc *d, vptq_err *err)
+{
+    VPTQ_CHECK(parse_sizes(s, d, err));
+    VPTQ_CHECK(parse_switches(s, d, err));
+    VPTQ_CHECK(parse_window(s, d, err));
+    VPTQ_CHECK(parse_gemma(s, d, err));
+    VPTQ_CHECK(parse_rope(s, d, err));
+    VPTQ_CHECK(parse_token(s, "bos_token_id", &d->bos, err));
+    VPTQ_CHECK(parse_token(s, "eos_token_id", &d->eos, err));
+    return vptq_model_desc_check(d, s.name, err);
+}
+
+/* Parses a configuration completed with the defaults of its family. */
+static vptq_status parse_completed(source s, vptq_model_desc *d, vptq_err *err)
+{
+    json_t *all = json_copy((json_t *)(uintptr_t)s.obj), *defaults;
+    defaults = d->family->defaults ? json_loads(d->family->defaults, 0, NULL) : json_object();
+    vptq_status st = VPTQ_OK;
+    if (!all || !defaults || json_object_update_missing(all, defaults))
+        st = vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory for the configuration", s.name);
+    else
+        st = parse_desc((source){all, s.name}, d, err);
+    json_decref(all);
+    json_decref(defaults);
+    return st;
+}
+
 vptq_status vptq_hf_config_parse(const json_t *config, const char *name, vptq_model_desc *desc,
                                  vptq_err *err)
 {
@@ -286,13 +454,7 @@ vptq_status vptq_hf_config_parse(const json_t *config, const char *name, vptq_mo
     if (nested)
         s.obj = nested;
     VPTQ_CHECK(find_family(s, &d.family, err));
-    VPTQ_CHECK(parse_sizes(s, &d, err));
-    VPTQ_CHECK(parse_switches(s, &d, err));
-    VPTQ_CHECK(parse_window(s, &d, err));
-    VPTQ_CHECK(parse_rope(s, &d, err));
-    VPTQ_CHECK(parse_token(s, "bos_token_id", &d.bos, err));
-    VPTQ_CHECK(parse_token(s, "eos_token_id", &d.eos, err));
-    VPTQ_CHECK(vptq_model_desc_check(&d, name, err));
+    VPTQ_CHECK(parse_completed(s, &d, err));
     *desc = d;
     return VPTQ_OK;
 }
@@ -360,6 +522,11 @@ static int set_family_keys(json_t *config, const vptq_model_desc *d)
 vptq_status vptq_hf_config_make(const vptq_model_desc *d, const char *dtype, json_t **out,
                                 vptq_err *err)
 {
+    if (!d->family->gguf_arch || d->gelu || d->full_every ||
+        d->rope_scaling == VPTQ_ROPE_LONGROPE)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "a configuration of model type '%s' can only be copied from the model",
+                         d->family->model_type);
     json_t *config = json_pack(
         "{s:[s], s:s, s:s, s:o, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, "
         "s:o, s:b, s:b}",

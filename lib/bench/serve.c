@@ -80,8 +80,8 @@ static uint64_t weight_bytes(const vptq_model *m)
         bytes += tensor_bytes(m->head);
     for (uint32_t layer = 0; layer < m->desc->layers; layer++) {
         const vptq_block *b = &m->blocks[layer];
-        bytes += tensor_bytes(b->input_norm) + tensor_bytes(b->post_norm) +
-                 tensor_bytes(b->q_norm) + tensor_bytes(b->k_norm);
+        for (int n = 0; n < VPTQ_BLOCK_NORM_COUNT; n++)
+            bytes += tensor_bytes(b->norm[n]);
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             const vptq_weight *w = &b->linear[l];
             bytes += tensor_bytes(b->linear_bias[l]);

@@ -46,8 +46,9 @@ static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t las
 static vptq_status check_norms(const compare *c, uint32_t layer, vptq_err *err)
 {
     const vptq_block *a = &c->quantized->blocks[layer], *b = &c->base->blocks[layer];
-    const vptq_tensor *norms[2][2] = {{a->input_norm, b->input_norm},
-                                      {a->post_norm, b->post_norm}};
+    const vptq_tensor *norms[2][2] = {
+        {a->norm[VPTQ_BLOCK_NORM_INPUT], b->norm[VPTQ_BLOCK_NORM_INPUT]},
+        {a->norm[VPTQ_BLOCK_NORM_FEED_FORWARD], b->norm[VPTQ_BLOCK_NORM_FEED_FORWARD]}};
     for (int i = 0; i < 2; i++) {
         VPTQ_CHECK(vptq_tensor_read(norms[i][0], 0, 1, c->what, err));
         VPTQ_CHECK(vptq_tensor_read(norms[i][1], 0, 1, c->w, err));

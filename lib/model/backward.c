@@ -141,6 +141,22 @@ void vptq_backward_keep(vptq_backward *b, size_t bytes)
     }
 }
 
+vptq_status vptq_backward_check(const vptq_model *m, vptq_err *err)
+{
+    const vptq_model_desc *d = m->desc;
+    if (vptq_forward_has_bytes(m))
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: has linear layers with 8-bit activations, through which gradients "
+            "are not computed",
+            m->ckpt.path);
+    if (d->gelu || d->score_cap != 0 || d->logit_cap != 0 || d->family->out_norms)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: gradients are not computed for models of type %s", m->ckpt.path,
+                         d->family->model_type);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
                                vptq_backward **out, vptq_err *err)
 {
@@ -150,12 +166,7 @@ vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
     const bool host = f->dev->ops->host_memory;
     *out = NULL;
     VPTQ_BUG_IF(length > f->max_length);
-    if (f->takes_bytes)
-        return vptq_fail(
-            err, VPTQ_E_UNSUPPORTED,
-            "%s: has linear layers with 8-bit activations, through which gradients "
-            "are not computed",
-            f->m->ckpt.path);
+    VPTQ_CHECK(vptq_backward_check(f->m, err));
     vptq_backward *b = vptq_mem_alloc(f->dev->ctx->mem, 1, sizeof *b, err);
     if (!b)
         return VPTQ_E_NOMEM;
@@ -300,30 +311,30 @@ static vptq_status feed_forward_back(const block_pass *p, float *dhidden, vptq_e
     VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_GATE, a->x, a->gate, 0, b->h, err));
     VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_UP, a->x, a->up, 1, b->h, err));
     return norm_back(b,
-                     &(vptq_rmsnorm_grad_args){.n = b->rows,
-                                               .dim = b->f->d->hidden,
-                                               .x = a->mid,
-                                               .dy = b->h,
-                                               .weight = b->f->params[p->layer].post_norm,
-                                               .add = true,
-                                               .dx = dhidden,
-                                               .dweight = p->hooks->post_norm},
+                     &(vptq_rmsnorm_grad_args){
+                         .n = b->rows,
+                         .dim = b->f->d->hidden,
+                         .x = a->mid,
+                         .dy = b->h,
+                         .weight = b->f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
+                         .add = true,
+                         .dx = dhidden,
+                         .dweight = p->hooks->post_norm},
                      err);
 }
 
 /* Undoes rotation and norm of the gradient of q or k; raw: what went into the norm. */
-static vptq_status heads_back(vptq_backward *b, uint32_t heads, const float *raw,
+static vptq_status heads_back(const block_pass *p, uint32_t heads, const float *raw,
                               const float *norm, float *dx, double *dweight, vptq_err *err)
 {
+    vptq_backward *b = p->b;
     vptq_forward *f = b->f;
     const size_t dim = f->d->head_dim;
-    vptq_rope_args r = {.n = b->length,
-                        .heads = heads,
-                        .head_dim = dim,
-                        .ldx = heads * dim,
-                        .cos_table = f->cos_table,
-                        .sin_table = f->sin_table,
-                        .back = true};
+    vptq_rope_args r = vptq_forward_rope(f, p->layer);
+    r.n = b->length;
+    r.heads = heads;
+    r.ldx = heads * dim;
+    r.back = true;
     for (size_t w = 0; w < b->count; w++) {
         r.x = dx + w * b->length * r.ldx;
         VPTQ_CHECK(f->dev->ops->rope(f->dev->state, &r, err));
@@ -352,7 +363,7 @@ static vptq_status attend_back(const block_pass *p, size_t w, vptq_err *err)
                                         .heads = d->heads,
                                         .kv_heads = d->kv_heads,
                                         .head_dim = d->head_dim,
-                                        .window = vptq_forward_window(b->f, p->layer),
+                                        .window = vptq_layer_window(d, p->layer),
                                         .scale = vptq_forward_score_scale(b->f),
                                         .q = a->q + q,
                                         .out = a->o + q,
@@ -374,17 +385,17 @@ static vptq_status attention_back(const block_pass *p, vptq_err *err)
     const vptq_forward_block_params *params = &b->f->params[p->layer];
     for (size_t w = 0; w < b->count; w++)
         VPTQ_CHECK(attend_back(p, w, err));
-    VPTQ_CHECK(
-        heads_back(b, d->heads, p->a->raw_q, params->q_norm, b->dq, p->hooks->q_norm, err));
-    return heads_back(b, d->kv_heads, p->a->raw_k, params->k_norm, b->dk, p->hooks->k_norm,
-                      err);
+    VPTQ_CHECK(heads_back(p, d->heads, p->a->raw_q, params->norm[VPTQ_BLOCK_NORM_Q], b->dq,
+                          p->hooks->q_norm, err));
+    return heads_back(p, d->kv_heads, p->a->raw_k, params->norm[VPTQ_BLOCK_NORM_K], b->dk,
+                      p->hooks->k_norm, err);
 }
 
 static vptq_status attention_half_back(const block_pass *p, const float *hidden, float *dhidden,
                                        vptq_err *err)
 {
     vptq_backward *b = p->b;
-    const float *norm = b->f->params[p->layer].input_norm;
+    const float *norm = b->f->params[p->layer].norm[VPTQ_BLOCK_NORM_INPUT];
     const size_t dim = b->f->d->hidden;
     VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_O, p->a->o, dhidden, 0, b->dout, err));
     VPTQ_CHECK(attention_back(p, err));
@@ -440,7 +451,8 @@ static vptq_status complete(const block_pass *p, vptq_err *err)
                                 .up = p->a->up,
                                 .y = p->a->act};
     VPTQ_CHECK(vptq_forward_rmsnorm(p->b->f, p->b->rows, f->d->hidden, p->a->mid,
-                                    f->params[p->layer].post_norm, p->a->x, err));
+                                    f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
+                                    p->a->x, err));
     return f->dev->ops->swiglu(f->dev->state, &s, err);
 }
 

@@ -19,8 +19,11 @@
 
 typedef struct vptq_backward vptq_backward;
 
+/* VPTQ_E_UNSUPPORTED for a model with 8-bit activations, or with arithmetic that the backward
+ * pass lacks: other activations than silu, soft caps, norms of what a block adds. */
+vptq_status vptq_backward_check(const vptq_model *m, vptq_err *err) VPTQ_MUST_CHECK;
 /* For up to `windows` windows of `length` tokens; that is at most the max_length of f, which
- * must outlive it.  VPTQ_E_UNSUPPORTED for a model with 8-bit activations. */
+ * must outlive it.  Errors as vptq_backward_check. */
 vptq_status vptq_backward_open(vptq_forward *f, size_t length, size_t windows,
                                vptq_backward **b, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_backward_close(vptq_backward *b); /* accepts NULL */

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "lib/base/half.h"
 #include "lib/model/forward_internal.h"
 
 /* Floats of a weight tile.  For many activation rows, large enough for efficient products.  For
@@ -146,21 +147,20 @@ vptq_status vptq_forward_reserve_ids(vptq_forward *f, size_t rows, vptq_err *err
 /* ---- open ---- */
 
 /* Norms and biases of a block, in the order in which f->vectors holds them. */
-enum { NORM_COUNT = 4, VECTOR_COUNT = NORM_COUNT + VPTQ_LINEAR_COUNT };
+enum { VECTOR_COUNT = VPTQ_BLOCK_NORM_COUNT + VPTQ_LINEAR_COUNT };
 
 static void block_vectors(const vptq_block *b, const vptq_tensor *v[VECTOR_COUNT])
 {
-    v[0] = b->input_norm;
-    v[1] = b->post_norm;
-    v[2] = b->q_norm;
-    v[3] = b->k_norm;
+    for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++)
+        v[i] = b->norm[i];
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
-        v[NORM_COUNT + i] = b->linear_bias[i];
+        v[VPTQ_BLOCK_NORM_COUNT + i] = b->linear_bias[i];
 }
 
-/* Loads a tensor into f->vectors after *used floats; *out is NULL for a NULL tensor. */
-static vptq_status load_vector(vptq_forward *f, const vptq_tensor *t, float *stage,
-                               size_t *used, const float **out, vptq_err *err)
+/* Loads a tensor into f->vectors after *used floats, adding `offset`; *out is NULL for a NULL
+ * tensor. */
+static vptq_status load_vector(vptq_forward *f, const vptq_tensor *t, float offset,
+                               float *stage, size_t *used, const float **out, vptq_err *err)
 {
     *out = NULL;
     if (!t)
@@ -168,10 +168,17 @@ static vptq_status load_vector(vptq_forward *f, const vptq_tensor *t, float *sta
     const size_t n = vptq_tensor_cols(t);
     float *dst = f->vectors + *used;
     VPTQ_CHECK(vptq_tensor_read(t, 0, 1, stage, err));
+    for (size_t i = 0; offset != 0 && i < n; i++)
+        stage[i] += offset;
     VPTQ_CHECK(f->dev->ops->upload(f->dev->state, dst, stage, n * sizeof *dst, err));
     *out = dst;
     *used += n;
     return VPTQ_OK;
+}
+
+static float norm_offset(const vptq_forward *f)
+{
+    return f->d->family->norm_offset ? 1 : 0;
 }
 
 static vptq_status load_block_vectors(vptq_forward *f, uint32_t layer, float *stage,
@@ -182,13 +189,12 @@ static vptq_status load_block_vectors(vptq_forward *f, uint32_t layer, float *st
     const float *loaded[VECTOR_COUNT];
     block_vectors(&f->m->blocks[layer], v);
     for (int i = 0; i < VECTOR_COUNT; i++)
-        VPTQ_CHECK(load_vector(f, v[i], stage, used, &loaded[i], err));
-    p->input_norm = loaded[0];
-    p->post_norm = loaded[1];
-    p->q_norm = loaded[2];
-    p->k_norm = loaded[3];
+        VPTQ_CHECK(load_vector(f, v[i], i < VPTQ_BLOCK_NORM_COUNT ? norm_offset(f) : 0, stage,
+                               used, &loaded[i], err));
+    for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++)
+        p->norm[i] = loaded[i];
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
-        p->bias[i] = loaded[NORM_COUNT + i];
+        p->bias[i] = loaded[VPTQ_BLOCK_NORM_COUNT + i];
     return VPTQ_OK;
 }
 
@@ -218,32 +224,61 @@ static vptq_status load_vectors(vptq_forward *f, vptq_err *err)
         /* The system may have read megabytes around the few bytes of a norm. */
         vptq_checkpoint_forget(&f->m->ckpt);
     }
-    VPTQ_TRY(load_vector(f, f->m->final_norm, stage, &used, &f->final_norm, err));
+    VPTQ_TRY(
+        load_vector(f, f->m->final_norm, norm_offset(f), stage, &used, &f->final_norm, err));
 out:
     vptq_mem_free(mem, stage);
     return st;
 }
 
-static vptq_status load_rope(vptq_forward *f, vptq_err *err)
+/* Loads the tables of a description as tables `at`. */
+static vptq_status load_tables(vptq_forward *f, const vptq_model_desc *d, int at, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
     vptq_mem *mem = f->dev->ctx->mem;
-    size_t half = f->d->head_dim / 2, bytes;
+    size_t half = vptq_rotary_dim(d) / 2, bytes;
     float *c = vptq_mem_alloc(mem, f->max_length, half * sizeof *c, err);
     float *s = c ? vptq_mem_alloc(mem, f->max_length, half * sizeof *s, err) : NULL;
     if (!s)
         VPTQ_TRY(VPTQ_E_NOMEM);
     bytes = f->max_length * half * sizeof *c;
-    vptq_rope_tables(f->d, f->max_length, c, s);
-    VPTQ_TRY(floats_alloc(f, f->max_length, half, &f->cos_table, err));
-    VPTQ_TRY(floats_alloc(f, f->max_length, half, &f->sin_table, err));
-    VPTQ_TRY(ops->upload(f->dev->state, f->cos_table, c, bytes, err));
-    VPTQ_TRY(ops->upload(f->dev->state, f->sin_table, s, bytes, err));
+    vptq_rope_tables(d, f->max_length, c, s);
+    VPTQ_TRY(floats_alloc(f, f->max_length, half, &f->cos_table[at], err));
+    VPTQ_TRY(floats_alloc(f, f->max_length, half, &f->sin_table[at], err));
+    VPTQ_TRY(ops->upload(f->dev->state, f->cos_table[at], c, bytes, err));
+    VPTQ_TRY(ops->upload(f->dev->state, f->sin_table[at], s, bytes, err));
 out:
     vptq_mem_free(mem, s);
     vptq_mem_free(mem, c);
     return st;
+}
+
+static vptq_status load_rope(vptq_forward *f, vptq_err *err)
+{
+    VPTQ_CHECK(load_tables(f, f->d, 0, err));
+    if (f->d->rope_local_theta == 0)
+        return VPTQ_OK;
+    vptq_model_desc local = *f->d;
+    local.rope_theta = local.rope_local_theta;
+    local.rope_scaling = VPTQ_ROPE_NONE;
+    return load_tables(f, &local, 1, err);
+}
+
+/* transformers rounds the root of the hidden size to the type of the weights. */
+static float embedding_scale(const vptq_model *m)
+{
+    const vptq_tensor *t = m->embedding;
+    const float scale = (float)sqrt((double)m->desc->hidden);
+    const bool in_blocks = vptq_dtype_get(t->type)->block > 1;
+    vptq_dtype type = in_blocks ? m->ckpt.storage : t->type;
+    if (t->round_to != VPTQ_F32)
+        type = t->round_to;
+    if (!m->desc->family->scaled_embedding)
+        return 0;
+    return type == VPTQ_F16    ? vptq_f16_to_f32(vptq_f32_to_f16(scale))
+           : type == VPTQ_BF16 ? vptq_bf16_to_f32(vptq_f32_to_bf16(scale))
+                               : scale;
 }
 
 /* Floats of the largest tile of any matrix of the model, head included. */
@@ -270,7 +305,9 @@ size_t vptq_forward_bytes(const vptq_model *m, size_t max_length, size_t rows)
                             .q_dim = (size_t)d->heads * d->head_dim,
                             .kv_dim = (size_t)d->kv_heads * d->head_dim};
     const size_t row = d->hidden + vptq_forward_row_floats(&f);
-    return (rows * row + max_length * d->head_dim + tile_floats(&f)) * sizeof(float);
+    const size_t tables = d->rope_local_theta != 0 ? 2 : 1;
+    return (rows * row + max_length * vptq_rotary_dim(d) * tables + tile_floats(&f)) *
+           sizeof(float);
 }
 
 vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
@@ -287,6 +324,7 @@ vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_
                         .d = m->desc,
                         .dev = dev,
                         .max_length = max_length,
+                        .embedding_scale = embedding_scale(m),
                         .takes_bytes = vptq_forward_has_bytes(m)};
     f->q_dim = (size_t)f->d->heads * f->d->head_dim;
     f->kv_dim = (size_t)f->d->kv_heads * f->d->head_dim;
@@ -325,8 +363,10 @@ void vptq_forward_close(vptq_forward *f)
     floats_free(f, &f->cache_k);
     floats_free(f, &f->cache_v);
     floats_free(f, &f->tile);
-    floats_free(f, &f->cos_table);
-    floats_free(f, &f->sin_table);
+    for (int i = 0; i < 2; i++) {
+        floats_free(f, &f->cos_table[i]);
+        floats_free(f, &f->sin_table[i]);
+    }
     floats_free(f, &f->vectors);
     vptq_mem_free(mem, f->params);
     vptq_mem_free(mem, f);
@@ -347,9 +387,12 @@ static vptq_status check_ids(const vptq_forward *f, const int32_t *ids, size_t n
 static vptq_status read_embeddings(const vptq_forward *f, const int32_t *ids, size_t n,
                                    float *hidden, vptq_err *err)
 {
+    const float scale = f->embedding_scale;
     for (size_t i = 0; i < n; i++)
         VPTQ_CHECK(vptq_tensor_read(f->m->embedding, (size_t)ids[i], 1,
                                     hidden + i * f->d->hidden, err));
+    for (size_t i = 0; scale != 0 && i < n * f->d->hidden; i++)
+        hidden[i] *= scale;
     return VPTQ_OK;
 }
 
@@ -509,6 +552,7 @@ static vptq_status embed_stored(vptq_forward *f, const int32_t *ids, size_t n, v
                                .table = vptq_forward_embedding(f)->stored,
                                .type = vptq_weight_type(&w),
                                .ids = f->ids,
+                               .scale = f->embedding_scale,
                                .out = f->hidden};
     VPTQ_CHECK(ops->upload(f->dev->state, f->ids, ids, n * sizeof *ids, err));
     return ops->embed(f->dev->state, &a, err);

@@ -1,7 +1,8 @@
 /* One transformer block over the rows of a group:
  *
- *     x = norm(h);  q, k, v = x W^T + b;  q, k = rope(norm?(q, k));  h += attention W_o^T
- *     x = norm(h);  h += (silu(x W_gate^T) * (x W_up^T)) W_down^T
+ *     x = norm(h);  q, k, v = x W^T + b;  q, k = rope(norm?(q, k))
+ *     h += norm?(attention W_o^T)
+ *     x = norm(h);  h += norm?((act(x W_gate^T) * (x W_up^T)) W_down^T)
  */
 #include <math.h>
 
@@ -127,17 +128,37 @@ static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vpt
     return vptq_forward_linear(f, &a, err);
 }
 
+static vptq_rmsnorm_args norm_args(const vptq_forward *f, size_t n, size_t dim, const float *x,
+                                   const float *weight, float *y)
+{
+    return (vptq_rmsnorm_args){.n = n,
+                               .dim = dim,
+                               .x = x,
+                               .ldx = dim,
+                               .weight = weight,
+                               .eps = f->d->norm_eps,
+                               .y = y,
+                               .ldy = dim};
+}
+
 vptq_status vptq_forward_rmsnorm(vptq_forward *f, size_t n, size_t dim, const float *x,
                                  const float *weight, float *y, vptq_err *err)
 {
-    const vptq_rmsnorm_args a = {.n = n,
-                                 .dim = dim,
-                                 .x = x,
-                                 .ldx = dim,
-                                 .weight = weight,
-                                 .eps = f->d->norm_eps,
-                                 .y = y,
-                                 .ldy = dim};
+    const vptq_rmsnorm_args a = norm_args(f, n, dim, x, weight, y);
+    return f->dev->ops->rmsnorm(f->dev->state, &a, err);
+}
+
+/* Adds the outputs of linear layer l to the hidden states: normalized, if the family has such a
+ * norm, by way of p->a->x, which is not needed anymore. */
+static vptq_status add_outputs(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
+                               const float *x, vptq_block_norm norm, vptq_err *err)
+{
+    const float *weight = f->params[p->layer].norm[norm];
+    if (!weight)
+        return block_linear(f, p, l, x, 1, p->h, err);
+    vptq_rmsnorm_args a = norm_args(f, p->rows, f->d->hidden, p->a->x, weight, p->h);
+    a.add = true;
+    VPTQ_CHECK(block_linear(f, p, l, x, 0, p->a->x, err));
     return f->dev->ops->rmsnorm(f->dev->state, &a, err);
 }
 
@@ -198,31 +219,34 @@ static vptq_status rotate(vptq_forward *f, const vptq_forward_pass *p, const que
 {
     const vptq_forward_block_params *b = &f->params[p->layer];
     float *raw_q = p->a->raw_q, *raw_k = p->a->raw_k;
-    vptq_rope_args r = {.n = rows->n,
-                        .heads = f->d->heads,
-                        .head_dim = f->d->head_dim,
-                        .x = q,
-                        .ldx = f->q_dim,
-                        .cos_table = f->cos_table,
-                        .sin_table = f->sin_table,
-                        .pos0 = rows->position};
+    vptq_rope_args r = vptq_forward_rope(f, p->layer);
+    r.n = rows->n;
+    r.heads = f->d->heads;
+    r.x = q;
+    r.ldx = f->q_dim;
+    r.pos0 = rows->position;
     raw_q = raw_q ? raw_q + rows->begin * f->q_dim : NULL;
     raw_k = raw_k ? raw_k + rows->begin * f->kv_dim : NULL;
-    VPTQ_CHECK(rotate_heads(f, p, b->q_norm, &r, raw_q, err));
+    VPTQ_CHECK(rotate_heads(f, p, b->norm[VPTQ_BLOCK_NORM_Q], &r, raw_q, err));
     r.heads = f->d->kv_heads;
     r.x = k;
     r.ldx = f->kv_dim;
-    return rotate_heads(f, p, b->k_norm, &r, raw_k, err);
+    return rotate_heads(f, p, b->norm[VPTQ_BLOCK_NORM_K], &r, raw_k, err);
 }
 
-size_t vptq_forward_window(const vptq_forward *f, uint32_t layer)
+vptq_rope_args vptq_forward_rope(const vptq_forward *f, uint32_t layer)
 {
-    return layer >= f->d->window_from ? f->d->window : 0;
+    const int local = f->cos_table[1] && vptq_layer_slides(f->d, layer);
+    return (vptq_rope_args){.head_dim = f->d->head_dim,
+                            .rotated = vptq_rotary_dim(f->d),
+                            .cos_table = f->cos_table[local],
+                            .sin_table = f->sin_table[local]};
 }
 
 float vptq_forward_score_scale(const vptq_forward *f)
 {
-    return (float)(1 / sqrt((double)f->d->head_dim));
+    const double scalar = f->d->query_scalar;
+    return (float)(1 / sqrt(scalar != 0 ? scalar : (double)f->d->head_dim));
 }
 
 /* Stores keys and values of all rows of the pass in the pages and attends to the content of the
@@ -240,8 +264,9 @@ static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, vpt
     const vptq_paged_args a = {.rows = p->pages->rows,
                                .pool = &p->pages->pool,
                                .heads = f->d->heads,
-                               .window = vptq_forward_window(f, p->layer),
+                               .window = vptq_layer_window(f->d, p->layer),
                                .scale = vptq_forward_score_scale(f),
+                               .cap = (float)f->d->score_cap,
                                .q = p->a->q,
                                .out = p->a->o,
                                .ldq = f->q_dim,
@@ -264,8 +289,9 @@ static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, const que
                                .heads = f->d->heads,
                                .kv_heads = f->d->kv_heads,
                                .head_dim = f->d->head_dim,
-                               .window = vptq_forward_window(f, p->layer),
+                               .window = vptq_layer_window(f->d, p->layer),
                                .scale = vptq_forward_score_scale(f),
+                               .cap = (float)f->d->score_cap,
                                .q = q,
                                .keys = keys,
                                .values = values,
@@ -328,7 +354,8 @@ static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, v
     float *k = p->cache_k ? p->cache_k + stored : p->a->k;
     float *v = p->cache_v ? p->cache_v + stored : p->a->v;
     VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
-                                    f->params[p->layer].input_norm, p->a->x, err));
+                                    f->params[p->layer].norm[VPTQ_BLOCK_NORM_INPUT], p->a->x,
+                                    err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_QKV, p->a->x, err));
     if (stops_at(p, VPTQ_INPUT_QKV))
         return VPTQ_OK;
@@ -344,7 +371,7 @@ static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, v
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_O, p->a->o, err));
     if (stops_at(p, VPTQ_INPUT_O))
         return VPTQ_OK;
-    return block_linear(f, p, VPTQ_LINEAR_O, p->a->o, 1, p->h, err);
+    return add_outputs(f, p, VPTQ_LINEAR_O, p->a->o, VPTQ_BLOCK_NORM_ATTENTION_OUT, err);
 }
 
 /* ---- feed forward ---- */
@@ -352,7 +379,8 @@ static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, v
 static vptq_status feed_forward_half(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
     VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
-                                    f->params[p->layer].post_norm, p->a->x, err));
+                                    f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
+                                    p->a->x, err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_UP, p->a->x, err));
     if (stops_at(p, VPTQ_INPUT_UP))
         return VPTQ_OK;
@@ -361,6 +389,7 @@ static vptq_status feed_forward_half(vptq_forward *f, const vptq_forward_pass *p
     VPTQ_CHECK(f->dev->ops->swiglu(f->dev->state,
                                    &(vptq_swiglu_args){.n = p->rows,
                                                        .dim = f->d->intermediate,
+                                                       .gelu = f->d->gelu,
                                                        .gate = p->a->gate,
                                                        .up = p->a->up,
                                                        .y = p->a->act},
@@ -368,7 +397,8 @@ static vptq_status feed_forward_half(vptq_forward *f, const vptq_forward_pass *p
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_DOWN, p->a->act, err));
     if (stops_at(p, VPTQ_INPUT_DOWN))
         return VPTQ_OK;
-    return block_linear(f, p, VPTQ_LINEAR_DOWN, p->a->act, 1, p->h, err);
+    return add_outputs(f, p, VPTQ_LINEAR_DOWN, p->a->act, VPTQ_BLOCK_NORM_FEED_FORWARD_OUT,
+                       err);
 }
 
 vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *pass,

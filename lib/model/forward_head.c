@@ -60,6 +60,13 @@ static vptq_status normalize_rows(vptq_forward *f, size_t n, const float *hidden
     return normalize(f, n, f->hidden, err);
 }
 
+/* Caps n logits, if the model does so. */
+static vptq_status cap_logits(vptq_forward *f, size_t n, float *logits, vptq_err *err)
+{
+    const vptq_soft_cap_args a = {.n = n, .cap = (float)f->d->logit_cap, .x = logits};
+    return a.cap > 0 ? f->dev->ops->soft_cap(f->dev->state, &a, err) : VPTQ_OK;
+}
+
 /* f->logits [rows, *width] = the logits of the ids from `first` on, *width <= step. */
 static vptq_status head_tile(vptq_forward *f, size_t rows, size_t step, size_t first,
                              size_t *width, vptq_err *err)
@@ -67,7 +74,8 @@ static vptq_status head_tile(vptq_forward *f, size_t rows, size_t step, size_t f
     const vptq_weight w = vptq_forward_head_weight(f);
     const vptq_forward_linear_args a = {.w = &w, .opened = &f->head, .rows = rows, .x = f->x};
     *width = w.rows - first < step ? w.rows - first : step;
-    return vptq_forward_linear_tile(f, &a, first, *width, f->logits, *width, err);
+    VPTQ_CHECK(vptq_forward_linear_tile(f, &a, first, *width, f->logits, *width, err));
+    return cap_logits(f, rows * *width, f->logits, err);
 }
 
 /* A sum over tiles needs tiles that do not depend on the number of threads: those of many rows.
@@ -156,10 +164,13 @@ static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq
         .w = &w, .opened = &f->head, .rows = rows, .x = f->x, .out = logits};
     /* Not `kept`, though the head stays open: results must not depend on how windows are
      * grouped. */
-    if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev, false))
-        return vptq_forward_linear(f, &a, err);
     const vptq_backend *ops = f->dev->ops;
-    const size_t vocab = f->d->vocab, step = vptq_forward_tile_rows(f, rows, f->d->hidden);
+    const size_t vocab = f->d->vocab;
+    if (ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev, false)) {
+        VPTQ_CHECK(vptq_forward_linear(f, &a, err));
+        return cap_logits(f, rows * vocab, logits, err);
+    }
+    const size_t step = vptq_forward_tile_rows(f, rows, f->d->hidden);
     for (size_t first = 0, width; first < vocab; first += width) {
         VPTQ_CHECK(head_tile(f, rows, step, first, &width, err));
         for (size_t r = 0; r < rows; r++)
@@ -227,6 +238,7 @@ vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
                                 .ids = ids};
     VPTQ_CHECK(normalize(f, n, hidden, err));
     VPTQ_CHECK(vptq_forward_linear(f, &head, err));
+    VPTQ_CHECK(cap_logits(f, n * w.rows, logits, err));
     VPTQ_CHECK(ops->upload(f->dev->state, u, s->u, n * sizeof *u, err));
     VPTQ_CHECK(ops->sample(f->dev->state, &a, err));
     return ops->download(f->dev->state, next, ids, n * sizeof *next, err);

@@ -6,8 +6,7 @@
 
 /* Norm weights and biases of a block in device memory; NULL if the model has none. */
 typedef struct vptq_forward_block_params {
-    const float *input_norm, *post_norm; /* [hidden] */
-    const float *q_norm, *k_norm;        /* [head_dim] */
+    const float *norm[VPTQ_BLOCK_NORM_COUNT]; /* [hidden], of q and k [head_dim] */
     const float *bias[VPTQ_LINEAR_COUNT];
 } vptq_forward_block_params;
 
@@ -25,7 +24,10 @@ struct vptq_forward {
     vptq_forward_block_params *params; /* [layers], host memory */
     float *vectors;                    /* device memory of params and final_norm */
     const float *final_norm;           /* [hidden] */
-    float *cos_table, *sin_table;      /* [max_length, head_dim / 2] */
+    /* [max_length, rotary_dim / 2] of layers without and with a window, if these have a theta
+     * of their own; else NULL. */
+    float *cos_table[2], *sin_table[2];
+    float embedding_scale; /* 0: embeddings are not scaled */
 
     /* [layers][VPTQ_LINEAR_COUNT] opened linear layers that steps keep; NULL before the first
      * step. */
@@ -177,8 +179,9 @@ vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_
                                      size_t first, size_t n, float *out, size_t ld,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Tokens that a query sees in this layer (0: all), and the factor of its scores. */
-size_t vptq_forward_window(const vptq_forward *f, uint32_t layer);
+/* Rotation of a layer, without rows and heads. */
+vptq_rope_args vptq_forward_rope(const vptq_forward *f, uint32_t layer);
+/* The factor of scores. */
 float vptq_forward_score_scale(const vptq_forward *f);
 
 /* y = RMS norm of the n tokens in x [n, dim] times weight [dim]; y may be x. */
@@ -246,7 +249,7 @@ typedef struct vptq_activations {
     float *k, *v;     /* [rows, kv_dim], rotated; not with a cache */
     float *o;         /* [rows, q_dim] output of the attention */
     float *gate, *up; /* [rows, intermediate] */
-    float *act;       /* [rows, intermediate] silu(gate) * up */
+    float *act;       /* [rows, intermediate] activation of gate, times up */
     /* NULL with a cache or pages, and where nobody needs them. */
     float *raw_q, *raw_k; /* q and k before their norms, if the model has such */
     float *lse;           /* [rows, heads] of the op attention */

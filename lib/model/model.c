@@ -95,13 +95,14 @@ static vptq_status find_block(const vptq_model *m, uint32_t layer, vptq_block *b
     *b = (vptq_block){0};
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
         VPTQ_CHECK(find_linear(m, layer, (vptq_linear)l, b, err));
-    VPTQ_CHECK(need_in_block(m, layer, "input_layernorm", d->hidden, &b->input_norm, err));
-    VPTQ_CHECK(
-        need_in_block(m, layer, "post_attention_layernorm", d->hidden, &b->post_norm, err));
-    if (!d->family->qk_norm)
-        return VPTQ_OK;
-    VPTQ_CHECK(need_in_block(m, layer, "self_attn.q_norm", d->head_dim, &b->q_norm, err));
-    return need_in_block(m, layer, "self_attn.k_norm", d->head_dim, &b->k_norm, err);
+    for (int n = 0; n < VPTQ_BLOCK_NORM_COUNT; n++) {
+        const char *path = vptq_block_norm_path(d->family, (vptq_block_norm)n);
+        const bool of_heads = n == VPTQ_BLOCK_NORM_Q || n == VPTQ_BLOCK_NORM_K;
+        if (path)
+            VPTQ_CHECK(need_in_block(m, layer, path, of_heads ? d->head_dim : d->hidden,
+                                     &b->norm[n], err));
+    }
+    return VPTQ_OK;
 }
 
 static vptq_status find_weights(vptq_model *m, vptq_err *err)

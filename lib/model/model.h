@@ -76,8 +76,8 @@ void vptq_weight_ahead(const vptq_weight *w);
 typedef struct vptq_block {
     vptq_weight linear[VPTQ_LINEAR_COUNT];
     const vptq_tensor *linear_bias[VPTQ_LINEAR_COUNT]; /* NULL if there is none */
-    const vptq_tensor *input_norm, *post_norm;
-    const vptq_tensor *q_norm, *k_norm; /* [head_dim], Qwen3; else NULL */
+    /* [hidden], of q and k [head_dim]; NULL if the family has no such norm */
+    const vptq_tensor *norm[VPTQ_BLOCK_NORM_COUNT];
 } vptq_block;
 
 typedef struct vptq_model {

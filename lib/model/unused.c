@@ -8,18 +8,17 @@
 bool vptq_model_knows(const vptq_checkpoint *c, const char *name)
 {
     static const char *const top[] = {VPTQ_EMBEDDING_NAME, "model.norm.weight", VPTQ_HEAD_NAME};
-    static const char *const inner[] = {"input_layernorm.weight",
-                                        "post_attention_layernorm.weight",
-                                        "self_attn.q_norm.weight", "self_attn.k_norm.weight"};
-    const size_t norms = c->desc.family->qk_norm ? 4 : 2;
     const char *rest = vptq_name_in_block(&c->desc, name);
     vptq_linear l;
     for (size_t i = 0; i < sizeof top / sizeof top[0]; i++)
         if (strcmp(name, top[i]) == 0)
             return true;
-    for (size_t i = 0; rest && i < norms; i++)
-        if (strcmp(rest, inner[i]) == 0)
+    for (int n = 0; rest && n < VPTQ_BLOCK_NORM_COUNT; n++) {
+        const char *path = vptq_block_norm_path(c->desc.family, (vptq_block_norm)n);
+        const size_t length = vptq_text_before(rest, ".weight");
+        if (path && length == strlen(path) && strncmp(rest, path, length) == 0)
             return true;
+    }
     return vptq_text_before(name, ".rotary_emb.inv_freq") ||
            vptq_text_before(name, ".masked_bias") ||
            vptq_linear_of_module(&c->desc, name, vptq_text_before(name, ".weight"), &l) ||
@@ -62,6 +61,10 @@ void vptq_model_warn_of_unused(const vptq_ctx *ctx, const vptq_checkpoint *c)
     if (!c->config)
         return;
     warn_of_biases(ctx, c);
+    if (c->other_parts)
+        vptq_log(ctx, VPTQ_LOG_WARN,
+                 "%s: only the text model is read; %zu tensors of its other parts are left out",
+                 c->path, c->other_parts);
     for (size_t i = 0; i < c->set.count; i++) {
         const char *name = c->set.tensors[i].name;
         /* parts of quantized matrices were checked when these were read */

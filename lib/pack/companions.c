@@ -68,15 +68,22 @@ static int set_type(json_t *config, vptq_dtype type, bool always)
     return bad;
 }
 
-/* Adds the older names of RoPE's base and scaling.  transformers 4, the only release that loads
- * the published layout, ignores `rope_parameters`, which our reader prefers. */
+/* Adds the older names of RoPE's base and scaling (Gemma 3: of full attention, and the base of
+ * sliding attention).  transformers 4, the only release that loads the published layout,
+ * ignores `rope_parameters`, which our reader prefers. */
 static int set_rope(json_t *config)
 {
     int bad = 0;
     json_t *parameters = json_object_get(config, "rope_parameters");
+    json_t *full = json_object_get(parameters, "full_attention");
+    json_t *local = json_object_get(parameters, "sliding_attention");
+    if (json_object_get(local, "rope_theta"))
+        bad |= json_object_set(config, "rope_local_base_freq",
+                               json_object_get(local, "rope_theta"));
+    parameters = full ? full : parameters;
     json_t *theta = json_object_get(parameters, "rope_theta");
     if (!json_is_object(parameters))
-        return 0;
+        return bad;
     if (theta)
         bad |= json_object_set(config, "rope_theta", theta);
     json_t *type = json_object_get(parameters, "rope_type");
@@ -113,6 +120,39 @@ vptq_status vptq_package_make_config(const vptq_checkpoint *c, vptq_dtype type, 
     }
     *out = config;
     return VPTQ_OK;
+}
+
+/* Sets a key unless it is there, even as null. */
+static int set_missing(json_t *config, const char *key, json_t *value)
+{
+    const int bad = value ? 0 : -1;
+    if (bad || json_object_get(config, key)) {
+        json_decref(value);
+        return bad;
+    }
+    return json_object_set_new(config, key, value);
+}
+
+vptq_status vptq_package_split_config(const vptq_model_desc *d, json_t *config, vptq_err *err)
+{
+    int bad = 0;
+    json_t *scaling = json_object_get(config, "rope_scaling");
+    if (!d->family->fused || vptq_rotary_dim(d) != d->head_dim)
+        return VPTQ_OK;
+    bad |= json_object_set_new(config, "architectures", json_pack("[s]", "MistralForCausalLM"));
+    bad |= json_object_set_new(config, "model_type", json_string("mistral"));
+    bad |= set_missing(config, "num_key_value_heads", json_integer(d->kv_heads));
+    bad |= set_missing(config, "max_position_embeddings", json_integer(d->context));
+    bad |= set_missing(config, "rms_norm_eps", json_real((double)d->norm_eps));
+    bad |= set_missing(config, "sliding_window", json_null());
+    json_object_del(config, "auto_map"); /* the classes of Phi-3 */
+    if (d->rope_scaling == VPTQ_ROPE_LONGROPE && json_is_object(scaling)) {
+        json_object_del(scaling, "type"); /* once called su */
+        bad |= json_object_set_new(scaling, "rope_type", json_string("longrope"));
+        bad |= set_missing(config, "original_max_position_embeddings",
+                           json_integer(d->rope_original_context));
+    }
+    return bad ? vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json") : VPTQ_OK;
 }
 
 /* ---- small files ---- */

@@ -253,6 +253,7 @@ static vptq_status write_file(exporting *e, uint64_t *bytes, vptq_err *err)
 static vptq_status export_model(exporting *e, vptq_pack_result *r, vptq_err *err)
 {
     const vptq_pack_options *opt = e->opt;
+    VPTQ_CHECK(vptq_gguf_check_family(&e->c->desc, e->c->path, err));
     VPTQ_CHECK(list_tensors(e, err));
     VPTQ_CHECK(make_keys(e, err));
     r->plain = (uint32_t)e->count;

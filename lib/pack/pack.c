@@ -391,6 +391,8 @@ static vptq_status add_config(packing *p, vptq_dtype type, vptq_err *err)
         type = p->c->storage;
     VPTQ_CHECK(vptq_package_make_config(p->c, type, &config, err));
     vptq_status st = quantization_config(p, config, err);
+    if (!st && p->opt->form == VPTQ_PACK_HF)
+        st = vptq_package_split_config(&p->c->desc, config, err);
     if (!st)
         st = vptq_package_add_config(p->out, config, err);
     json_decref(config);

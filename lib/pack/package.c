@@ -7,6 +7,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "formats/hf/fused.h"
+#include "lib/base/text.h"
+
 #define SHARD_BYTES (UINT64_C(4) << 30)
 
 void vptq_package_init(vptq_package *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
@@ -73,7 +76,7 @@ vptq_status vptq_package_add(vptq_package *o, const vptq_tensor *t, vptq_package
     if (o->count == o->cap)
         VPTQ_CHECK(grow(o, err));
     vptq_package_tensor *out = &o->tensors[o->count];
-    *out = (vptq_package_tensor){*t, source, 0};
+    *out = (vptq_package_tensor){.tensor = *t, .source = source};
     out->tensor.data = NULL;
     out->tensor.mapped = false;
     out->tensor.source = NULL;
@@ -188,23 +191,117 @@ vptq_status vptq_package_finish(vptq_package *o, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Weights of the model: plain numbers, without the second copy of a tied embedding, and those
- * of all quantized matrices. */
+/* ---- fused tensors ---- */
+
+static const vptq_package_tensor *find(const vptq_package *o, const char *name)
+{
+    const vptq_package_tensor key = {.tensor = {.name = name}};
+    return bsearch(&key, o->tensors, o->count, sizeof key, by_name);
+}
+
+/* The fused layer that a weight is a part of, *layer; NULL if it is none. */
+static const vptq_fused *fused_of(const vptq_package *o, const char *name, uint32_t *layer,
+                                  vptq_linear *l)
+{
+    const size_t length = vptq_text_before(name, ".weight");
+    if (!length || !vptq_linear_of_module(&o->from->desc, name, length, l))
+        return NULL;
+    *layer = (uint32_t)strtoul(name + strlen("model.layers."), NULL, 10);
+    for (int i = 0; i < VPTQ_FUSED_COUNT; i++) {
+        const vptq_fused *f = &vptq_fused_layers[i];
+        if (*l >= f->first && (int)*l < (int)f->first + f->count)
+            return f;
+    }
+    return NULL;
+}
+
+/* *out = a fused tensor with its parts. */
+static vptq_status fuse(vptq_package *o, uint32_t layer, const vptq_fused *f,
+                        vptq_package_tensor *out, vptq_err *err)
+{
+    char module[VPTQ_NAME_MAX], name[VPTQ_NAME_MAX + 8];
+    const size_t count = (size_t)f->count;
+    vptq_package_tensor *parts = vptq_arena_alloc(&o->arena, count, sizeof *parts, err);
+    vptq_fused_name(name, layer, f);
+    const char *own = parts ? vptq_arena_strdup(&o->arena, name, err) : NULL;
+    if (!own)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        vptq_linear_full_name(module, layer, (vptq_linear)(f->first + i));
+        snprintf(name, sizeof name, "%s.weight", module);
+        const vptq_package_tensor *part = find(o, name);
+        if (!part)
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is missing", o->from->path,
+                             name);
+        parts[i] = *part;
+        if (i == 0)
+            *out = (vptq_package_tensor){
+                .tensor = part->tensor, .parts = parts, .part_count = count};
+        else
+            out->tensor.shape[0] += part->tensor.shape[0];
+        out->tensor.bytes += i ? part->tensor.bytes : 0;
+    }
+    out->tensor.name = own;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_package_fuse(vptq_package *o, vptq_err *err)
+{
+    size_t count = 0;
+    uint32_t layer;
+    vptq_linear l;
+    if (!o->from->desc.family->fused)
+        return VPTQ_OK;
+    vptq_package_tensor *list = vptq_mem_alloc(o->ctx->mem, o->count, sizeof *list, err);
+    if (!list)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < o->count; i++) {
+        const vptq_fused *f = fused_of(o, o->tensors[i].tensor.name, &layer, &l);
+        vptq_status st = VPTQ_OK;
+        if (f && l == f->first)
+            st = fuse(o, layer, f, &list[count++], err);
+        else if (!f)
+            list[count++] = o->tensors[i];
+        if (st) {
+            vptq_mem_free(o->ctx->mem, list);
+            return st;
+        }
+    }
+    vptq_mem_free(o->ctx->mem, o->tensors);
+    o->tensors = list;
+    o->cap = o->count;
+    o->count = count;
+    return vptq_package_finish(o, err);
+}
+
+/* ---- sums ---- */
+
+/* Weights of one output tensor: plain numbers, without the second copy of a tied embedding.
+ * *coded: the weight of codes that was counted last. */
+static uint64_t count_in(const vptq_package *o, const vptq_package_tensor *e,
+                         const vptq_tensor **coded)
+{
+    const vptq_tensor *t = &e->tensor;
+    const bool copy = o->from->desc.tied && strcmp(t->name, VPTQ_HEAD_NAME) == 0;
+    uint64_t n = 0;
+    for (size_t i = 0; i < e->part_count; i++)
+        n += e->parts[i].source.plain ? elements_of(&e->parts[i].tensor) : 0;
+    if (e->source.plain && vptq_dtype_get(t->type)->is_float && !copy)
+        n += elements_of(t);
+    if (e->source.coded && e->source.coded != *coded) /* its parts follow each other */
+        n += elements_of(e->source.coded);
+    *coded = e->source.coded;
+    return n;
+}
+
+/* Weights of the model, with those of all quantized matrices. */
 static uint64_t count_weights(const vptq_package *o)
 {
     const vptq_checkpoint *c = o->from;
-    const vptq_tensor *coded = NULL; /* the last one that was counted */
+    const vptq_tensor *coded = NULL;
     uint64_t n = 0;
-    for (size_t i = 0; i < o->count; i++) {
-        const vptq_tensor *t = &o->tensors[i].tensor;
-        const vptq_package_source *from = &o->tensors[i].source;
-        const bool copy = c->desc.tied && strcmp(t->name, VPTQ_HEAD_NAME) == 0;
-        if (from->plain && vptq_dtype_get(t->type)->is_float && !copy)
-            n += elements_of(t);
-        if (from->coded && from->coded != coded) /* its parts follow each other */
-            n += elements_of(from->coded);
-        coded = from->coded;
-    }
+    for (size_t i = 0; i < o->count; i++)
+        n += count_in(o, &o->tensors[i], &coded);
     for (size_t i = 0; i < c->quantized_count; i++)
         n += (uint64_t)c->quantized[i].vq.shape.out * c->quantized[i].vq.shape.in;
     return n;

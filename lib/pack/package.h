@@ -20,9 +20,12 @@ typedef struct vptq_package_source {
 } vptq_package_source;
 
 typedef struct vptq_package_tensor {
-    vptq_tensor tensor; /* as written; data is NULL, bytes is set */
-    vptq_package_source source;
-    uint64_t packed; /* bytes in the archive, once it is written; else 0 */
+    vptq_tensor tensor;         /* as written; data is NULL, bytes is set */
+    vptq_package_source source; /* nothing if there are parts */
+    uint64_t packed;            /* bytes in the archive, once it is written; else 0 */
+    /* [part_count] whose rows follow each other in a fused tensor; NULL: one of its own */
+    const struct vptq_package_tensor *parts;
+    size_t part_count;
 } vptq_package_tensor;
 
 typedef struct vptq_package_file {
@@ -104,6 +107,8 @@ typedef bool (*vptq_package_skip)(const vptq_checkpoint *c, const char *name);
 vptq_status vptq_package_add_dequantized(vptq_package *o, vptq_dtype plain_type,
                                          vptq_dtype matrix_type, vptq_package_skip skip,
                                          vptq_err *err) VPTQ_MUST_CHECK;
+/* Puts the fused tensors of the family (vptq_fused_layers) in place of their parts. */
+vptq_status vptq_package_fuse(vptq_package *o, vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds a small file; `data` must outlive the output. */
 vptq_status vptq_package_add_file(vptq_package *o, const char *name, const char *data,
                                   size_t size, vptq_err *err) VPTQ_MUST_CHECK;
@@ -209,6 +214,11 @@ vptq_status vptq_package_copy(const vptq_ctx *ctx, const vptq_checkpoint *from,
  * unchanged).  The caller releases *config with json_decref. */
 vptq_status vptq_package_make_config(const vptq_checkpoint *c, vptq_dtype type, json_t **config,
                                      vptq_err *err) VPTQ_MUST_CHECK;
+/* Describes a model of a fused family, whose linear layers are stored one by one, as Mistral,
+ * which is the same but for the names of tensors, where the whole head is rotated.  Other
+ * models stay as they are. */
+vptq_status vptq_package_split_config(const vptq_model_desc *d, json_t *config,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
 /* The object of config.json that holds quantization_config. */
 json_t *vptq_package_config_holder(json_t *config);
 vptq_status vptq_package_add_config(vptq_package *o, const json_t *config,

@@ -11,6 +11,10 @@ static vptq_status fill(void *arg, const vptq_package_tensor *t, vptq_package_si
                         vptq_err *err)
 {
     const unpacking *u = arg;
+    for (size_t i = 0; i < t->part_count; i++)
+        VPTQ_CHECK(fill(arg, &t->parts[i], s, err));
+    if (t->part_count)
+        return VPTQ_OK;
     return t->source.plain ? vptq_package_fill_plain(u->out, t, s, err)
                            : vptq_package_fill_rows(u->out, u->dev, t, s, err);
 }
@@ -31,6 +35,7 @@ static vptq_status write_plain(const vptq_checkpoint *c, const vptq_pack_options
     if (!opt->dry_run)
         VPTQ_CHECK(vptq_package_check_path(c, opt->output, err));
     VPTQ_CHECK(vptq_package_add_dequantized(o, opt->dtype, opt->dtype, NULL, err));
+    VPTQ_CHECK(vptq_package_fuse(o, err));
     VPTQ_CHECK(add_config(c, opt->dtype, o, err));
     VPTQ_CHECK(vptq_package_add_companions(o, c, opt->tokenizer,
                                            opt->dry_run ? NULL : opt->output, err));

@@ -33,8 +33,8 @@ bool vptq_fold_applies(const vptq_quantizer *q, uint32_t layer)
 /* The norm before an input; NULL = none. */
 static const vptq_tensor *norm_before(const vptq_block *b, vptq_input input)
 {
-    return input == VPTQ_INPUT_QKV  ? b->input_norm
-           : input == VPTQ_INPUT_UP ? b->post_norm
+    return input == VPTQ_INPUT_QKV  ? b->norm[VPTQ_BLOCK_NORM_INPUT]
+           : input == VPTQ_INPUT_UP ? b->norm[VPTQ_BLOCK_NORM_FEED_FORWARD]
                                     : NULL;
 }
 

@@ -307,6 +307,11 @@ static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
     for (uint32_t layer = q->first; layer <= q->last; layer++) {
         if (!vptq_fold_applies(q, layer))
             continue;
+        if (q->model.desc->family->norm_offset)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: awq and smooth move scales into norms, which models of type "
+                             "%s store as differences from 1",
+                             q->model.ckpt.path, q->model.desc->family->model_type);
         if (q->opt->calibrate && q->opt->calibrate->sequential)
             return vptq_fail(err, VPTQ_E_ARG,
                              "awq and smooth need the Hessians of a whole block first: they do "

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/model/backward.h"
 #include "lib/model/corpus.h"
 #include "lib/quantize/self_text.h"
 #include "lib/quantize/tune_internal.h"
@@ -498,6 +499,7 @@ vptq_status vptq_tune_report(vptq_device *dev, const vptq_tune_options *opt,
     VPTQ_TRY(check_options(opt, err));
     VPTQ_TRY(check_directories(opt, err));
     VPTQ_TRY(open_models(&t, err));
+    VPTQ_TRY(vptq_backward_check(&t.original, err));
     if (opt->self_windows)
         VPTQ_TRY(vptq_self_text_check(&t.original, err));
     VPTQ_TRY(load_text(&t, ids, err));

@@ -10,17 +10,17 @@ static void use(const vptq_model_desc *d)
     vptq_err err;
     vptq_model_desc again;
     json_t *made = NULL;
+    size_t pairs = vptq_rotary_dim(d) / 2;
+    float *tables = pairs <= MOST_PAIRS ? malloc(2 * POSITIONS * pairs * sizeof *tables) : NULL;
+    if (tables)
+        vptq_rope_tables(d, POSITIONS, tables, tables + POSITIONS * pairs);
+    free(tables);
     if (vptq_hf_config_make(d, "float16", &made, &err))
         return;
     if (vptq_hf_config_parse(made, "made", &again, &err) || again.hidden != d->hidden ||
         again.rope_scaling != d->rope_scaling || again.window != d->window)
         abort();
     json_decref(made);
-    size_t pairs = d->head_dim / 2;
-    float *tables = pairs <= MOST_PAIRS ? malloc(2 * POSITIONS * pairs * sizeof *tables) : NULL;
-    if (tables)
-        vptq_rope_tables(d, POSITIONS, tables, tables + POSITIONS * pairs);
-    free(tables);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

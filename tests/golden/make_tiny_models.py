@@ -5,7 +5,8 @@
 
 Weights are drawn so that attention is far from uniform and every bias, norm, window and RoPE
 scaling changes the logits visibly: a reader that drops one of them fails.  The logits are
-float32 (eager attention) over the stored values."""
+float32 (eager attention) over the stored values; logits_N.npy has those of the first N tokens
+alone, where RoPE depends on the length."""
 import json
 import os
 import shutil
@@ -14,14 +15,21 @@ import sys
 import numpy as np
 import torch
 import transformers
-from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM,
+                          Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                          MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
 COMMON = dict(vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
               num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
               bos_token_id=1, eos_token_id=2, attn_implementation="eager")
-LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=16.0,
               original_max_position_embeddings=16, rope_theta=10000.0)
+LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.25, 1.5],
+                long_factor=[1.1, 2.5, 6.0], rope_theta=10000.0)
+# The root of 48 is not a bfloat16 number.
+GEMMA = dict(hidden_size=48, intermediate_size=32, head_dim=8, sliding_window=8,
+             query_pre_attn_scalar=12)
 FAMILIES = {
     "llama3": (LlamaConfig, LlamaForCausalLM, torch.float32,
                dict(tie_word_embeddings=False, rope_scaling=LLAMA3, rope_theta=10000.0)),
@@ -32,19 +40,38 @@ FAMILIES = {
                    max_window_layers=1)),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, torch.float16,
               dict(tie_word_embeddings=True, head_dim=16)),
+    "phi3": (Phi3Config, Phi3ForCausalLM, torch.bfloat16,
+             dict(sliding_window=8, pad_token_id=0)),
+    "phi4": (Phi3Config, Phi3ForCausalLM, torch.bfloat16,
+             dict(tie_word_embeddings=True, partial_rotary_factor=0.75, rope_scaling=LONGROPE,
+                  original_max_position_embeddings=24, pad_token_id=0)),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, torch.bfloat16,
+               dict(**GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=5.0)),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, torch.bfloat16,
+               dict(**GEMMA, num_hidden_layers=3,
+                    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                    rope_parameters=dict(
+                        sliding_attention=dict(rope_type="default", rope_theta=100.0),
+                        full_attention=dict(rope_type="linear", factor=4.0,
+                                            rope_theta=10000.0)))),
 }
+SEEDS = {family: i + 1 for i, family in enumerate(FAMILIES)}
+SHORT = {"phi4": 20}
 TOKENS = 40
 
 
 def randomize(model, generator):
+    gemma = model.config.model_type.startswith("gemma")
     for name, p in model.named_parameters():
         x = torch.randn(p.shape, generator=generator, dtype=torch.float32)
-        if p.ndim == 2 and "embed" not in name:
+        if "embed" in name and gemma:
+            x *= 0.15  # multiplied by the root of the hidden size
+        elif p.ndim == 2 and "embed" not in name:
             x *= (2.0 if "q_proj" in name or "k_proj" in name else 1.2) / p.shape[1] ** 0.5
         elif name.endswith("bias"):
             x *= 0.5
         elif p.ndim == 1:
-            x = 1 + 0.3 * x
+            x = 0.3 * x if gemma else 1 + 0.3 * x
         p.data = x
 
 
@@ -52,16 +79,23 @@ def make(family):
     config_class, model_class, dtype, extra = FAMILIES[family]
     out = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tiny_" + family)
     shutil.rmtree(out, ignore_errors=True)
-    generator = torch.Generator().manual_seed(sorted(FAMILIES).index(family) + 1)
-    model = model_class(config_class(**COMMON, **extra))
+    generator = torch.Generator().manual_seed(SEEDS[family])
+    model = model_class(config_class(**{**COMMON, **extra}))
     randomize(model, generator)
     model.to(dtype).save_pretrained(out)
     # Read back: a cast of the model would also have rounded its RoPE frequencies.
     model = model_class.from_pretrained(out, dtype=torch.float32, attn_implementation="eager")
     model.eval()
+    scaled = model.get_input_embeddings()
+    if hasattr(scaled, "embed_scale"):  # rounded as for weights of the stored type
+        scaled.embed_scale.copy_(scaled.embed_scale.to(dtype))
     ids = torch.randint(3, COMMON["vocab_size"], (1, TOKENS), generator=generator)
     with torch.no_grad():
         logits = model(ids).logits[0]
+        if family in SHORT:
+            short = model(ids[:, :SHORT[family]]).logits[0]
+            np.save(os.path.join(out, "logits_%d.npy" % SHORT[family]),
+                    short.numpy().astype("<f4"))
     ids[0].numpy().astype("<i4").tofile(os.path.join(out, "ids.i32"))
     np.save(os.path.join(out, "logits.npy"), logits.numpy().astype("<f4"))
     generation = os.path.join(out, "generation_config.json")

@@ -4,11 +4,13 @@
 
 #include "lib/model/forward.h"
 
-/* The tiny models of tests/golden: one of each family, all with these sizes. */
+/* The tiny models of tests/golden: one of each family, the first VRIG_FAMILIES with packed
+ * models, gradients and the hidden size below, and others. */
 #define VRIG_TINY_OF(family) "tests/golden/tiny_" family
 #define VRIG_TINY            VRIG_TINY_OF("mistral")
 enum { VRIG_VOCAB = 48, VRIG_HIDDEN = 32, VRIG_TOKENS = 40, VRIG_FAMILIES = 4 };
-extern const char *const vrig_families[VRIG_FAMILIES];
+enum { VRIG_ALL_FAMILIES = 8, VRIG_MAX_HIDDEN = 48 };
+extern const char *const vrig_families[VRIG_ALL_FAMILIES];
 
 /* Must not be moved after opening: the device points into it. */
 typedef struct vrig {

@@ -132,12 +132,12 @@ static void test_family_from_architecture(void **state)
     json_decref(config);
     refuse("gpt_neox", "GPTNeoXForCausalLM", "", VPTQ_E_UNSUPPORTED,
            "architecture 'GPTNeoXForCausalLM' of model type 'gpt_neox' is not supported, "
-           "expected a causal language model of one of: llama, mistral, qwen2, qwen3");
+           "expected a causal language model of one of: llama, mistral, qwen2, qwen3, phi3, "
+           "gemma2, gemma3_text");
     /* similar shapes with different arithmetic */
-    static const char *const others[][2] = {{"phi3", "Phi3ForCausalLM"},
+    static const char *const others[][2] = {{"phi", "PhiForCausalLM"},
                                             {"gemma", "GemmaForCausalLM"},
-                                            {"gemma2", "Gemma2ForCausalLM"},
-                                            {"gemma3_text", "Gemma3ForCausalLM"},
+                                            {"starcoder2", "Starcoder2ForCausalLM"},
                                             {"gpt2", "GPT2LMHeadModel"}};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         char said[128];
@@ -180,14 +180,147 @@ static void test_windows(void **state)
     assert_int_equal(d.window_from, 1);
     d = parse(qwen, q, TYPES(FULL "," FULL "," FULL "," FULL));
     assert_int_equal(d.window, 0);
-    refuse(qwen, q, TYPES(SLIDE "," FULL "," SLIDE "," FULL), VPTQ_E_UNSUPPORTED,
-           "'layer_types' has full attention in layer 1 after sliding attention in layer 0");
+    d = parse(qwen, q, TYPES(SLIDE "," FULL "," SLIDE "," FULL));
+    assert_int_equal(d.full_every, 2);
+    assert_true(vptq_layer_slides(&d, 0) && !vptq_layer_slides(&d, 1));
+    assert_int_equal(vptq_layer_window(&d, 2), 9);
+    assert_int_equal(vptq_layer_window(&d, 3), 0);
+    d = parse(qwen, q, TYPES(FULL "," SLIDE "," FULL "," SLIDE));
+    assert_int_equal(d.window_from, 1);
+    assert_int_equal(d.full_every, 3);
+    refuse(qwen, q, TYPES(SLIDE "," SLIDE "," FULL "," FULL), VPTQ_E_UNSUPPORTED,
+           "'layer_types' of layer 3 does not continue the pattern of the layers before it");
     refuse(qwen, q, TYPES(FULL "," FULL "," FULL ",\"linear_attention\""), VPTQ_E_UNSUPPORTED,
            "'layer_types' of layer 3 is 'linear_attention'");
     refuse(qwen, q, TYPES(FULL), VPTQ_E_FORMAT, "'layer_types' is not a list of one name");
 #undef TYPES
 #undef FULL
 #undef SLIDE
+}
+
+#define PHI3(more) "phi3", "Phi3ForCausalLM", ",\"num_key_value_heads\":2" more
+
+static void test_phi3(void **state)
+{
+    (void)state;
+    vptq_model_desc d = parse(PHI3(""));
+    assert_true(d.family->fused && !d.tied && !d.gelu && d.norm_eps == 1e-5F);
+    assert_int_equal(d.context, 4096);
+    assert_int_equal(d.window, 0);
+    assert_int_equal(vptq_rotary_dim(&d), 8);
+    d = parse(PHI3(",\"sliding_window\":9,\"partial_rotary_factor\":0.75"));
+    assert_int_equal(d.window, 9);
+    assert_int_equal(d.rotary_dim, 6);
+    d = parse(PHI3(",\"rope_parameters\":{\"partial_rotary_factor\":0.5,\"rope_theta\":7.0}"));
+    assert_int_equal(d.rotary_dim, 4);
+    assert_true(d.rope_theta == 7);
+    refuse(PHI3(",\"partial_rotary_factor\":0.4"), VPTQ_E_FORMAT,
+           "3 elements of each head are rotated, expected an even number up to the head "
+           "dimension of 8");
+    refuse(PHI3(",\"partial_rotary_factor\":1.5"), VPTQ_E_FORMAT,
+           "'partial_rotary_factor' is 1.5, expected more than 0, up to 1");
+}
+
+#define LONGROPE_OF(type, factors, more)                                                       \
+    PHI3(",\"max_position_embeddings\":4096,\"original_max_position_embeddings\":1024,"        \
+         "\"partial_rotary_factor\":0.5,\"rope_scaling\":{\"type\":\"" type "\","              \
+         "\"short_factor\":[1,1.5],\"long_factor\":[" factors "]" more "}")
+#define LONGROPE(type, more) LONGROPE_OF(type, "2,3", more)
+
+static void test_longrope(void **state)
+{
+    (void)state;
+    vptq_model_desc d = parse(LONGROPE("longrope", ""));
+    float tables[2][2 * 2];
+    assert_int_equal(d.rope_scaling, VPTQ_ROPE_LONGROPE);
+    assert_int_equal(d.rope_original_context, 1024);
+    assert_true(d.rope_short[1] == 1.5F && d.rope_long[0] == 2);
+    /* sqrt(1 + ln 4 / ln 1024) */
+    assert_true(fabs(d.rope_attention_factor - 1.0954451150103321) < 1e-15);
+    vptq_rope_tables(&d, 2, tables[0], tables[1]);
+    assert_true(fabs((double)tables[1][2] - sin(1.0) * d.rope_attention_factor) < 1e-7);
+    d.rope_original_context = 1; /* two positions are longer */
+    vptq_rope_tables(&d, 2, tables[0], tables[1]);
+    assert_true(fabs((double)tables[1][2] - sin(0.5) * d.rope_attention_factor) < 1e-7);
+    assert_int_equal(parse(LONGROPE("su", "")).rope_scaling, VPTQ_ROPE_LONGROPE);
+    assert_int_equal(parse(LONGROPE("yarn", "")).rope_scaling, VPTQ_ROPE_LONGROPE);
+    d = parse(LONGROPE("longrope", ",\"attention_factor\":1.25"));
+    assert_true(d.rope_attention_factor == 1.25);
+    refuse(LONGROPE_OF("longrope", "1,2,3", ""), VPTQ_E_FORMAT,
+           "key 'long_factor' of the RoPE scaling is not a list of 2 numbers, at most 128");
+    refuse(LONGROPE_OF("longrope", "1,0", ""), VPTQ_E_FORMAT,
+           "the model's long RoPE factor is 0, expected more than 0");
+}
+
+static void test_gemma2(void **state)
+{
+    (void)state;
+    const char *type = "gemma2", *g = "Gemma2ForCausalLM";
+    vptq_model_desc d = parse(type, g, "");
+    assert_true(d.tied && d.gelu && d.family->norm_offset && d.family->out_norms);
+    assert_int_equal(d.head_dim, 256);
+    assert_int_equal(d.context, 8192);
+    assert_int_equal(d.window, 4096);
+    assert_int_equal(d.full_every, 2);
+    assert_true(d.query_scalar == 256 && d.score_cap == 50 && d.logit_cap == 30);
+    assert_true(d.rope_local_theta == 0);
+    d = parse(type, g,
+              ",\"attn_logit_softcapping\":null,\"final_logit_softcapping\":2.5,"
+              "\"sliding_window\":null,\"tie_word_embeddings\":false,"
+              "\"hidden_act\":\"gelu\",\"hidden_activation\":\"silu\",\"attention_bias\":true");
+    assert_true(d.score_cap == 0 && d.logit_cap == 2.5 && d.window == 0 && d.full_every == 0);
+    assert_true(!d.tied && !d.gelu && d.qkv_bias && d.o_bias);
+    refuse(type, g, ",\"hidden_activation\":\"gelu\"", VPTQ_E_UNSUPPORTED,
+           "'hidden_activation' is 'gelu', only 'silu' and 'gelu_pytorch_tanh' are supported");
+    refuse(type, g, ",\"use_bidirectional_attention\":true", VPTQ_E_UNSUPPORTED,
+           "'use_bidirectional_attention' is true, only causal attention is supported");
+    refuse(type, g, ",\"attn_logit_softcapping\":-1", VPTQ_E_FORMAT,
+           "the model's soft cap of scores is -1, expected more than 0");
+    refuse(type, g, ",\"query_pre_attn_scalar\":-2", VPTQ_E_FORMAT,
+           "the model's query_pre_attn_scalar is -2, expected more than 0");
+}
+
+static void test_gemma3(void **state)
+{
+    (void)state;
+    const char *type = "gemma3_text", *g = "Gemma3ForCausalLM";
+    vptq_model_desc d = parse(type, g, ",\"sliding_window_pattern\":3");
+    assert_true(d.tied && d.gelu && d.family->qk_norm && d.family->out_norms);
+    assert_true(d.rope_theta == 1e6 && d.rope_local_theta == 1e4);
+    assert_true(d.score_cap == 0 && d.logit_cap == 0);
+    assert_int_equal(d.full_every, 3);
+    assert_int_equal(d.window, 4096);
+    /* both spellings of RoPE */
+    static const char *const same[] = {
+        ",\"rope_theta\":5e5,\"rope_local_base_freq\":100,"
+        "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}",
+        ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8.0,"
+        "\"rope_theta\":500000.0},\"sliding_attention\":{\"rope_type\":\"default\","
+        "\"rope_theta\":100.0}}"};
+    for (int i = 0; i < 2; i++) {
+        d = parse(type, g, same[i]);
+        assert_int_equal(d.rope_scaling, VPTQ_ROPE_LINEAR);
+        assert_true(d.rope_factor == 8 && d.rope_theta == 5e5 && d.rope_local_theta == 100);
+    }
+    refuse(type, g,
+           ",\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":\"linear\","
+           "\"factor\":2.0}}",
+           VPTQ_E_UNSUPPORTED, "RoPE scaling 'linear' of sliding attention is not supported");
+    refuse(type, g, ",\"sliding_window\":null", VPTQ_E_FORMAT,
+           "'sliding_window' is null or 0, expected a number of tokens");
+    /* the sizes that the configuration of google/gemma-3-4b-it leaves out */
+    json_t *config = config_of(type, g, "");
+    vptq_err err = {0};
+    assert_int_equal(json_object_del(config, "num_attention_heads"), 0);
+    assert_int_equal(json_object_del(config, "vocab_size"), 0);
+    assert_ok(vptq_hf_config_parse(config, "c", &d, &err), &err);
+    assert_int_equal(d.heads, 8);
+    assert_int_equal(d.kv_heads, 4);
+    assert_int_equal(d.vocab, 262208);
+    json_decref(config);
+    json_t *made;
+    assert_fails(vptq_hf_config_make(&d, "float16", &made, &err), VPTQ_E_UNSUPPORTED, &err,
+                 "a configuration of model type 'gemma3_text' can only be copied");
 }
 
 static void test_rope_spellings(void **state)
@@ -263,8 +396,8 @@ static void test_bad_values(void **state)
                  "key 'low_freq_factor' of the RoPE scaling");
     refuse_llama(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}", no,
                  "RoPE scaling 'dynamic' with factor 2 is not supported");
-    refuse_llama(",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2}", no,
-                 "'longrope'");
+    refuse_llama(",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2}", bad,
+                 "key 'short_factor' of the RoPE scaling is not a list of 4 numbers");
     refuse_llama(",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2,\"truncate\":false}",
                  no, "'truncate' false");
 }
@@ -390,7 +523,9 @@ static void test_real_files(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_defaults), cmocka_unit_test(test_common_keys),
            cmocka_unit_test(test_families), cmocka_unit_test(test_family_from_architecture),
-           cmocka_unit_test(test_windows), cmocka_unit_test(test_rope_spellings),
+           cmocka_unit_test(test_windows), cmocka_unit_test(test_phi3),
+           cmocka_unit_test(test_longrope), cmocka_unit_test(test_gemma2),
+           cmocka_unit_test(test_gemma3), cmocka_unit_test(test_rope_spellings),
            cmocka_unit_test(test_yarn), cmocka_unit_test(test_bad_values),
            cmocka_unit_test(test_missing_and_nested), cmocka_unit_test(test_make),
            cmocka_unit_test(test_made_text), cmocka_unit_test(test_real_files))

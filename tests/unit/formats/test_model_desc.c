@@ -25,9 +25,31 @@ static void test_families(void **state)
     assert_null(vptq_family_by_architecture("LlamaForSequenceClassification"));
     assert_null(vptq_family_by_gguf_arch(""));
     vptq_family_names(names, sizeof names);
-    assert_string_equal(names, "llama, mistral, qwen2, qwen3");
+    assert_string_equal(names, "llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3_text");
     vptq_family_names(little, sizeof little);
     assert_string_equal(little, "llama, ");
+}
+
+static void test_norm_paths(void **state)
+{
+    (void)state;
+    const vptq_family *llama = vptq_family_by_model_type("llama");
+    const vptq_family *gemma = vptq_family_by_model_type("gemma3_text");
+    static const struct {
+        vptq_block_norm norm;
+        const char *llama, *gemma;
+    } want[VPTQ_BLOCK_NORM_COUNT] = {
+        {VPTQ_BLOCK_NORM_INPUT, "input_layernorm", "input_layernorm"},
+        {VPTQ_BLOCK_NORM_FEED_FORWARD, "post_attention_layernorm", "pre_feedforward_layernorm"},
+        {VPTQ_BLOCK_NORM_Q, NULL, "self_attn.q_norm"},
+        {VPTQ_BLOCK_NORM_K, NULL, "self_attn.k_norm"},
+        {VPTQ_BLOCK_NORM_ATTENTION_OUT, NULL, "post_attention_layernorm"},
+        {VPTQ_BLOCK_NORM_FEED_FORWARD_OUT, NULL, "post_feedforward_layernorm"}};
+    for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++) {
+        const char *own = vptq_block_norm_path(llama, want[i].norm);
+        assert_string_equal(own ? own : "", want[i].llama ? want[i].llama : "");
+        assert_string_equal(vptq_block_norm_path(gemma, want[i].norm), want[i].gemma);
+    }
 }
 
 static vptq_model_desc smollm2(void)
@@ -211,6 +233,6 @@ static void test_rope_tables(void **state)
     json_decref(cases);
 }
 
-VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_linears),
-           cmocka_unit_test(test_modules), cmocka_unit_test(test_check),
-           cmocka_unit_test(test_rope_tables))
+VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_norm_paths),
+           cmocka_unit_test(test_linears), cmocka_unit_test(test_modules),
+           cmocka_unit_test(test_check), cmocka_unit_test(test_rope_tables))

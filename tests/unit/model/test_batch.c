@@ -36,7 +36,9 @@ static void run_alone(vrig *r, const int32_t *prompt, size_t n, size_t new, uint
     vptq_err err = {0};
     vptq_forward *f;
     const vptq_rng rng = vptq_rng_make(seed, number, 0, VPTQ_RNG_GENERATE);
-    assert_ok(vptq_forward_open(&r->m, &r->dev, n + new, &f, &err), &err);
+    /* as long as the batch: longrope scaling depends on it */
+    const size_t length = n + new > LENGTH ? n + new : LENGTH;
+    assert_ok(vptq_forward_open(&r->m, &r->dev, length, &f, &err), &err);
     for (size_t i = 0; i < new; i++) {
         const double u = vptq_rng_uniform(&rng, i);
         const vptq_forward_sampling c = {temperature, 0.9, &u};
@@ -104,7 +106,7 @@ static void test_families(void **state)
     (void)state;
     static const char *const backends[] = {"ref", "cpu"};
     vrig r;
-    for (size_t f = 0; f < VRIG_FAMILIES; f++)
+    for (size_t f = 0; f < VRIG_ALL_FAMILIES; f++)
         for (size_t d = 0; d < 2; d++)
             for (int sampled = 0; sampled < 2; sampled++) {
                 vptq_batch_options o = make_options(VPTQ_F32);

@@ -95,10 +95,10 @@ static void test_hooks(void **state)
         float x[HIDDEN];
         for (size_t c = 0; c < HIDDEN; c++)
             h[c] = (double)before[i * HIDDEN + c];
-        norm_row(&r, b->input_norm, h, x);
+        norm_row(&r, b->norm[VPTQ_BLOCK_NORM_INPUT], h, x);
         assert_close(seen->x[VPTQ_INPUT_QKV] + i * HIDDEN, x, HIDDEN, 1e-5, 1e-5);
         add_linear(&r, VPTQ_LINEAR_O, seen->x[VPTQ_INPUT_O] + i * q, h);
-        norm_row(&r, b->post_norm, h, x);
+        norm_row(&r, b->norm[VPTQ_BLOCK_NORM_FEED_FORWARD], h, x);
         assert_close(seen->x[VPTQ_INPUT_UP] + i * HIDDEN, x, HIDDEN, 1e-5, 1e-5);
         add_linear(&r, VPTQ_LINEAR_DOWN, seen->x[VPTQ_INPUT_DOWN] + i * inter, h);
         for (size_t c = 0; c < HIDDEN; c++)

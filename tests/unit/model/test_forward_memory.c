@@ -100,6 +100,12 @@ static vptq_status checked_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err
     return vptq_backend_ref.rope(dev, a, err);
 }
 
+static vptq_status checked_soft_cap(vptq_dev *dev, const vptq_soft_cap_args *a, vptq_err *err)
+{
+    assert_true(on_device(a->x));
+    return vptq_backend_ref.soft_cap(dev, a, err);
+}
+
 static vptq_status checked_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
     assert_true(on_device(a->logits) && on_device(a->targets) && on_device(a->state));
@@ -119,12 +125,13 @@ static vptq_backend checked_backend(void)
     b.embed = checked_embed;
     b.rmsnorm = checked_rmsnorm;
     b.rope = checked_rope;
+    b.soft_cap = checked_soft_cap;
     b.nll = checked_nll;
     return b;
 }
 
 typedef struct results {
-    float hidden[TOKENS * HIDDEN], norm[TOKENS * HIDDEN];
+    float hidden[TOKENS * VRIG_MAX_HIDDEN], norm[TOKENS * VRIG_MAX_HIDDEN];
     float logits[TOKENS * VOCAB], last[VOCAB];
     vptq_nll_state nll[TOKENS];
 } results;
@@ -155,12 +162,12 @@ static void test_arrays_are_in_device_memory(void **state)
 {
     (void)state;
     const vptq_backend checked = checked_backend();
-    for (int i = 0; i < VRIG_FAMILIES; i++) {
-        results host, device;
+    for (int i = 0; i < VRIG_ALL_FAMILIES; i++) {
+        results host = {.last = {0}}, device = host;
         run_all(vrig_families[i], NULL, &host);
         run_all(vrig_families[i], &checked, &device);
-        assert_same_f32(device.hidden, host.hidden, TOKENS * HIDDEN);
-        assert_same_f32(device.norm, host.norm, TOKENS * HIDDEN);
+        assert_same_f32(device.hidden, host.hidden, TOKENS * VRIG_MAX_HIDDEN);
+        assert_same_f32(device.norm, host.norm, TOKENS * VRIG_MAX_HIDDEN);
         assert_same_f32(device.logits, host.logits, TOKENS * VOCAB);
         assert_same_f32(device.last, host.last, VOCAB);
         for (int t = 0; t < TOKENS; t++)

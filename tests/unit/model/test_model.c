@@ -85,8 +85,9 @@ static void test_families(void **state)
         assert_int_equal(m.head == m.embedding, m.desc->tied);
         for (uint32_t l = 0; l < m.desc->layers; l++) {
             const vptq_block *b = &m.blocks[l];
-            assert_int_equal(b->q_norm != NULL, i == 3);
-            assert_int_equal(b->k_norm != NULL, i == 3);
+            assert_int_equal(b->norm[VPTQ_BLOCK_NORM_Q] != NULL, i == 3);
+            assert_int_equal(b->norm[VPTQ_BLOCK_NORM_K] != NULL, i == 3);
+            assert_null(b->norm[VPTQ_BLOCK_NORM_ATTENTION_OUT]);
             assert_int_equal(b->linear_bias[VPTQ_LINEAR_Q] != NULL, i == 2);
             assert_null(b->linear_bias[VPTQ_LINEAR_DOWN]);
             assert_int_equal(b->linear[VPTQ_LINEAR_DOWN].cols, m.desc->intermediate);
