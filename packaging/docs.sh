@@ -46,7 +46,11 @@ body()
 
 rm -rf "$out"
 mkdir -p "$out/docs/man"
-cp "$here/docs.css" "$out/style.css"
+# The style sheet of vptq-eval's pages, and what these pages have besides.
+{
+    sed -n '/^static const char style/,/;$/s/^ *"\(.*\)";*$/\1/p' lib/report/html.c | sed 's/\\n//g; s/\\"/"/g'
+    cat "$here/docs.css"
+} >"$out/style.css"
 sources=(README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md examples/README.md share/README.md)
 mapfile -t -O "${#sources[@]}" sources < <(find docs -name '*.md' | LC_ALL=C sort)
 for source in "${sources[@]}"; do

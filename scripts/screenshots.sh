@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Shows HTML pages written by vptq-eval in a headless Chromium: at desktop (1280 pixels) and phone width
-# (360), light and dark.  Dark is forced in a copy of the page.
-# usage: screenshots.sh OUTDIR PAGE.html..   takes screenshots
+# Shows HTML pages in a headless Chromium: at desktop (1280 pixels) and phone width (360), light and dark,
+# and printed.
+# usage: screenshots.sh OUTDIR PAGE.html..   takes screenshots, and prints to PDF
 #        screenshots.sh --check PAGE.html..  checks that no page is wider than its window, and that no
 #                                            text in its figures is cut off or overlaps another
 set -euo pipefail
@@ -19,11 +19,13 @@ shift
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-# browse ARGUMENT..: opens the frame in the browser.
+# browse URL OPTION..: opens an address.
 browse()
 {
-    "$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$tmp/profile" \
-        "$@" "file://$tmp/frame.html" 2>"$tmp/log" || {
+    local url=$1
+    shift
+    "$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --allow-file-access-from-files \
+        --user-data-dir="$tmp/profile" "$@" "$url" 2>"$tmp/log" || {
         tail -n 5 "$tmp/log" >&2
         exit 1
     }
@@ -32,10 +34,8 @@ browse()
 # frame PAGE WIDTH HEIGHT: puts the page into a frame, since windows have at least 500 pixels.
 frame()
 {
-    printf '<!doctype html><style>body{margin:0}iframe{border:0;display:block}</style>'
-    printf '<iframe width="%s" height="%s" srcdoc="' "$2" "$3"
-    sed 's/&/\&amp;/g; s/"/\&quot;/g' "$1"
-    printf '"></iframe>'
+    printf '<!doctype html><style>:root{color-scheme:light dark}body{margin:0}iframe{border:0;display:block}</style>'
+    printf '<iframe width="%s" height="%s" src="file://%s"></iframe>' "$2" "$3" "$(realpath "$1")"
 }
 
 # check PAGE WIDTH: prints the faults of the rendered page.
@@ -68,7 +68,7 @@ onload = () => {
 </script>
 END
     } >"$tmp/frame.html"
-    browse --dump-dom >"$tmp/dom"
+    browse "file://$tmp/frame.html" --dump-dom >"$tmp/dom"
     if ! grep -q '>RIGHT<' "$tmp/dom"; then
         echo "screenshots: $1 at $2 pixels:" >&2
         grep -o 'WRONG .* END' "$tmp/dom" | sed 's/^WRONG //; s/ END$//' >&2
@@ -88,17 +88,19 @@ if [ "$out" = --check ]; then
 fi
 
 mkdir -p "$out"
+height=${HEIGHT:-2400}
 for page in "$@"; do
-    name=$(basename "$page" .html)
-    cp "$page" "$tmp/light.html"
-    sed 's/@media(prefers-color-scheme:dark){:root{\([^}]*\)}}/:root{\1}/' "$page" >"$tmp/dark.html"
-    for scheme in light dark; do
-        for form in wide:1280 phone:360; do
-            width=${form#*:}
-            frame "$tmp/$scheme.html" "$width" "${HEIGHT:-2400}" >"$tmp/frame.html"
-            browse --window-size="$((width > 500 ? width : 500)),${HEIGHT:-2400}" \
-                --screenshot="$out/$name-${form%:*}-$scheme.png" >&2
-            echo "$out/$name-${form%:*}-$scheme.png"
+    name=$out/$(basename "$page" .html)
+    for form in wide:1280 phone:360; do
+        width=${form#*:}
+        frame "$page" "$width" "$height" >"$tmp/frame.html"
+        for scheme in dark light; do # 0 and 1 in Chromium
+            picture=$name-${form%:*}-$scheme.png
+            browse "file://$tmp/frame.html" --blink-settings=preferredColorScheme="$([ $scheme = dark ] && echo 0 || echo 1)" \
+                --window-size="$((width > 500 ? width : 500)),$height" --screenshot="$picture" >&2
+            echo "$picture"
         done
     done
+    browse "file://$(realpath "$page")" --no-pdf-header-footer --print-to-pdf="$name.pdf" >&2
+    echo "$name.pdf"
 done

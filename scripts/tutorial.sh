@@ -17,7 +17,7 @@ cd "$src/build/tutorial"
 picture()
 {
     awk -v wanted="$2" '
-        /^:root|^@media\(prefers-color|^svg [.t]/ { rules = rules $0 "\n" }
+        /^:root|^@media screen and \(prefers-color|^svg [.t]|^\.f[0-7]/ { rules = rules $0 "\n" }
         /^<svg / && ++seen == wanted {
             sub(/^<svg /, "<svg xmlns=\"http://www.w3.org/2000/svg\" ")
             head = $0

@@ -74,13 +74,16 @@ static vptq_status collect_points(vptq_ablate_report *r, size_t text, bool kld, 
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < r->count; i++) {
         const vptq_ablate_result *row = &r->rows[i];
-        if (!has_score(row) || (kld && !isfinite(row->scores[text].kld)))
+        unsigned index;
+        if (!has_score(row))
+            continue;
+        /* even of a row without divergence, so that a method has one colour in all pictures */
+        VPTQ_CHECK(find_series(r, row->row, &p->series, &index, err));
+        if (kld && !isfinite(row->scores[text].kld))
             continue;
         const vptq_ablate_score *s = &row->scores[text];
         const double value = kld ? s->kld : s->ppl,
                      spread = kld ? s->kld_stderr : s->ppl_stderr;
-        unsigned index;
-        VPTQ_CHECK(find_series(r, row->row, &p->series, &index, err));
         p->point[p->count] = (vptq_svg_point){
             .label = row->row->name, .x = row->bits_per_weight, .y = value, .series = index};
         p->bar[p->count] = (vptq_svg_bar){.label = row->row->name,
@@ -129,21 +132,21 @@ static void draw_points(vptq_html *h, const points *p, bool kld)
                                      .count = p->count,
                                      .decimals = -5,
                                      .even = p->original};
+    vptq_html_figures_begin(h);
     vptq_svg_scatter(h, &scatter);
     vptq_svg_bars(h, &bars);
+    vptq_html_figures_end(h);
 }
 
 static vptq_status draw_text(vptq_html *h, vptq_ablate_report *r, size_t text, vptq_err *err)
 {
     points p;
     vptq_html_heading(h, 2, NULL, vptq_path_base(vptq_ablate_text(r->opt, text)));
-    vptq_html_figures_begin(h);
     for (int kld = 0; kld <= r->opt->kld; kld++) {
         VPTQ_CHECK(collect_points(r, text, kld, &p, err));
         if (p.count > 0)
             draw_points(h, &p, kld);
     }
-    vptq_html_figures_end(h);
     return VPTQ_OK;
 }
 

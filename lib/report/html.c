@@ -3,12 +3,14 @@
 
 /* The eight series have the hues of Okabe and Ito in their order, darkened to a contrast of 3
  * with the light background and lightened for the dark one; they also differ by mark and dash.
- * Text in the page's colour is readable on the heat colour at any strength. */
+ * Text in the page's colour is readable on the heat colour at any strength.  Paper has the
+ * light colours. */
 static const char style[] =
     ":root{color-scheme:light dark;--bg:#fff;--panel:#f6f7f9;--fg:#1b1f24;--soft:#57606a;"
     "--line:#d0d7de;--grid:#e4e8ec;--link:#0b5cad;--heat:#f59331;--s0:#0072b2;--s1:#c44e00;"
     "--s2:#00805c;--s3:#9b4a8c;--s4:#8a6500;--s5:#2d7fb8;--s6:#b3364b;--s7:#4d4d4d}\n"
-    "@media(prefers-color-scheme:dark){:root{--bg:#14171b;--panel:#1c2026;--fg:#e6e9ed;"
+    "@media screen and "
+    "(prefers-color-scheme:dark){:root{--bg:#14171b;--panel:#1c2026;--fg:#e6e9ed;"
     "--soft:#a3adb8;--line:#39414b;--grid:#2a3038;--link:#7cb8f0;--heat:#a8480f;--s0:#56b4e9;"
     "--s1:#ff9350;--s2:#35c49b;--s3:#e39aca;--s4:#e8bf4a;--s5:#9cc9ff;--s6:#ff8a97;"
     "--s7:#c4c9cf}}\n"
@@ -47,7 +49,8 @@ static const char style[] =
     "td:not(.n){min-width:8rem}\n"
     "th.n,td.n{text-align:right;white-space:nowrap}\n"
     "thead th.n{white-space:normal}\n"
-    "tbody th{font-weight:500;min-width:min(14rem,38vw);overflow-wrap:anywhere}\n"
+    "tbody th{font-weight:500;min-width:min(14rem,38vw);overflow-wrap:anywhere;"
+    "position:sticky;left:0;background:var(--bg)}\n"
     "tbody .s{min-width:0;white-space:nowrap}\n"
     "tbody tr:hover>*{background:var(--panel)}\n"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,21rem),1fr));"
@@ -68,8 +71,14 @@ static const char style[] =
     "summary{cursor:pointer;font-weight:600}\n"
     "@media(max-width:30rem){body{padding:1rem .75rem 3rem}figure{padding:.6rem}"
     "th,td{padding:.35rem .5rem}}\n"
-    "@media print{body{max-width:none}.scroll{overflow:visible}figure,tr{break-inside:avoid}}"
-    "\n";
+    "@page{margin:12mm}\n"
+    "@media print{html{font-size:10pt}body{max-width:none;padding:0}"
+    ".scroll{overflow:visible}nav{display:none}"
+    "table{font-size:.75rem}table:has(th:nth-child(12)){font-size:.6rem}"
+    "th,td{padding:.25rem .35rem}td:not(.n),tbody th{min-width:0}tbody "
+    "th{position:static;background:none}"
+    "h2,h3,caption{break-after:avoid}.note{break-before:avoid}"
+    "figure,tr,li,.scroll{break-inside:avoid}}\n";
 
 static void emit_series_styles(vptq_emit *e)
 {

@@ -73,7 +73,8 @@ typedef struct vptq_svg_scatter_spec {
     vptq_svg_axis x, y;
     const vptq_svg_point *points;
     size_t count;
-    const char *const *series; /* names for the legend, [series_count]; or NULL */
+    /* Names for the legend, which leaves out those without points, [series_count]; or NULL. */
+    const char *const *series;
     size_t series_count;
     bool frontier;
 } vptq_svg_scatter_spec;

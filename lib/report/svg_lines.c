@@ -254,11 +254,20 @@ static void position_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, l
     }
 }
 
+static bool has_points(const vptq_svg_scatter_spec *s, unsigned series)
+{
+    for (size_t i = 0; i < s->count; i++)
+        if (s->points[i].series == series && is_shown(s, i))
+            return true;
+    return false;
+}
+
 static double scatter_legend(vptq_html *h, const vptq_svg_scatter_spec *s,
                              const label_position *positions, double y)
 {
     for (unsigned k = 0; k < s->series_count; k++)
-        y = vptq_svg_legend_row(h, k, false, y, s->series[k]);
+        if (has_points(s, k))
+            y = vptq_svg_legend_row(h, k, false, y, s->series[k]);
     for (size_t i = 0; i < s->count; i++)
         if (is_shown(s, i) && positions[i].number) {
             char text[1100];

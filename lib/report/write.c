@@ -377,12 +377,11 @@ static void write_html_cell(vptq_emit *e, const vptq_column *c, const vptq_cell 
     char number[SHOWN_TEXT];
     const char *tag = c->head ? "th" : "td";
     const char *text = is_missing(cell) ? "\xe2\x80\x93" : shown(c, cell, number);
-    const char *class = is_right(c)             ? " class=\"n\""
-                        : strlen(text) <= SHORT ? " class=\"s\""
-                                                : "";
+    const bool is_short = strlen(text) <= SHORT;
+    const char *class = is_right(c) ? " class=\"n\"" : is_short ? " class=\"s\"" : "";
     vptq_emit_format(e, "<%s%s%s>", tag, c->head ? " scope=\"row\"" : "", class);
     vptq_emit_text(e, cell->strong ? "<strong>" : "");
-    if (c->head)
+    if (c->head && !is_short)
         emit_breakable(e, text);
     else
         vptq_emit_xml(e, text);

@@ -75,6 +75,14 @@ for format in md csv json html; do
 done
 expect_line whole.html 'Divergence over bits'
 expect_line whole.html 'smooth+gptq'
+# a method has the same colour in the bars of perplexity and divergence
+for name in gptq-3 vptq-3 w8a8_smooth_gptq; do
+    colors=$(grep -A 2 ">$name</text>" whole.html | sed -n 's/^<rect class="\(f[0-7]\)".*/\1/p')
+    case $(tr '\n' ' ' <<< "$colors") in
+    'f0 f0 ' | 'f1 f1 ' | 'f2 f2 ' | 'f3 f3 ') ;;
+    *) fail "colours of $name: $colors" ;;
+    esac
+done
 expect_alone whole.html
 
 # Figures that an older run did not measure are added; those that it did are kept.

@@ -8,7 +8,7 @@ records=$(data golden/serving/records.jsonl)
 "$BIN/vptq-eval" error -m "$(data golden/vptq_model_stories260K)" --base "$(data models/stories260K-hf)" -q \
     --format html -o error.html
 "$SRC/scripts/screenshots.sh" --check compare.html extreme.html error.html >out.txt
-[ "$(grep -c ': right in ' out.txt)" -eq 9 ] || fail "$(cat out.txt)"
+[ "$(grep -c ': good at ' out.txt)" -eq 9 ] || fail "$(cat out.txt)"
 # defects are found
 sed 's/<main>/<main><p style="width:700px">wide<\/p>/; s/<text x="2.0" y="15.0"/<text x="-20" y="15.0"/' error.html >wrong.html
 expect_exit 1 "$SRC/scripts/screenshots.sh" --check wrong.html >out.txt 2>err.txt
