@@ -1,12 +1,8 @@
-/* Dequantizes the ten GGUF block layouts and quantizes to two of them.  Every product and sum
+/* Dequantizes the ten GGUF block layouts (quantize.c has the way back).  Every product and sum
  * is one float operation in the order of ggml's reference code, which fixes the bits of the
  * result.  Block fields are read byte by byte because blocks are only aligned to 2 bytes.
  * https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c and ggml-common.h */
 #include "formats/gguf/quants.h"
-
-#include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "lib/base/half.h"
 #include "lib/base/le.h"
@@ -182,108 +178,4 @@ void vptq_ggml_dequantize(vptq_dtype type, const uint8_t *src, size_t n, float *
     VPTQ_BUG_IF(!fn || n % info->block != 0);
     for (size_t i = 0; i < n / info->block; i++)
         fn(src + i * info->bytes, dst + i * info->block);
-}
-
-/* ---- quantizing ---- */
-
-static void to_q8_0(const float *x, uint8_t *dst)
-{
-    float max = 0;
-    for (int j = 0; j < SMALL; j++)
-        max = fabsf(x[j]) > max ? fabsf(x[j]) : max;
-    const float d = max / 127;
-    const float inverse = d > 1 / FLT_MAX ? 1 / d : 0; /* 1 / d would be infinite */
-    vptq_put_le(dst, vptq_f32_to_f16(d), 2);
-    for (int j = 0; j < SMALL; j++)
-        dst[2 + j] = (uint8_t)(int8_t)roundf(x[j] * inverse);
-}
-
-enum { RUN = 16, RUNS = SUPER / RUN, HALF_RANGE = 32 }; /* Q6_K: numbers -32 to 31 per run */
-#define LEAST_SCALE 1e-15F                              /* smaller ones are zero */
-
-static float to_six_bits(float x)
-{
-    x = rintf(x);
-    return x < -HALF_RANGE ? -HALF_RANGE : x > HALF_RANGE - 1 ? HALF_RANGE - 1 : x;
-}
-
-/* Sums for the scale by which the numbers round(inverse x) fit x best, each weighted by x^2:
- * the scale is xl / ll, and the fit the better, the larger xl^2 / ll. */
-static void fit_run(const float *x, float inverse, float *xl, float *ll)
-{
-    *xl = *ll = 0;
-    for (int i = 0; i < RUN; i++) {
-        const float l = to_six_bits(inverse * x[i]), w = x[i] * x[i];
-        *xl += w * x[i] * l;
-        *ll += w * l * l;
-    }
-}
-
-/* The best scale of a run among those that put its largest number near the end of the range. */
-static float run_scale(const float *x)
-{
-    float max = 0, xl, ll, scale = 0, best = 0;
-    for (int i = 0; i < RUN; i++)
-        max = fabsf(x[i]) > fabsf(max) ? x[i] : max;
-    if (fabsf(max) < LEAST_SCALE)
-        return 0;
-    fit_run(x, -HALF_RANGE / max, &xl, &ll);
-    if (ll > 0)
-        scale = xl / ll;
-    best = scale * xl;
-    for (int step = -9; step <= 9; step++) {
-        if (step == 0)
-            continue; /* the one above */
-        fit_run(x, -(HALF_RANGE + 0.1F * (float)step) / max, &xl, &ll);
-        if (ll > 0 && xl * xl > best * ll) {
-            scale = xl / ll;
-            best = scale * xl;
-        }
-    }
-    return scale;
-}
-
-/* Stores the 256 numbers of a block, each plus 32, as q6_k reads them. */
-static void put_six_bits(const uint8_t *value, uint8_t *dst)
-{
-    for (int part = 0; part < 2; part++, value += SUPER / 2) {
-        uint8_t *ql = dst + part * 64, *qh = dst + 128 + part * 32;
-        for (int l = 0; l < 32; l++) {
-            const int a = value[l], b = value[l + 32], c = value[l + 64], d = value[l + 96];
-            ql[l] = (uint8_t)((a & 15) | (c & 15) << 4);
-            ql[l + 32] = (uint8_t)((b & 15) | (d & 15) << 4);
-            qh[l] = (uint8_t)(a >> 4 | b >> 4 << 2 | c >> 4 << 4 | d >> 4 << 6);
-        }
-    }
-}
-
-static void to_q6_k(const float *x, uint8_t *dst)
-{
-    float scales[RUNS], max = 0;
-    uint8_t value[SUPER] = {0};
-    for (int r = 0; r < RUNS; r++) {
-        scales[r] = run_scale(x + r * RUN);
-        max = fabsf(scales[r]) > fabsf(max) ? scales[r] : max;
-    }
-    memset(dst, 0, SUPER / 2 + SUPER / 4 + RUNS + 2);
-    if (fabsf(max) < LEAST_SCALE)
-        return;
-    const float inverse = -128 / max;
-    vptq_put_le(dst + 208, vptq_f32_to_f16(1 / inverse), 2);
-    for (int r = 0; r < RUNS; r++) {
-        const float s = rintf(inverse * scales[r]);
-        dst[192 + r] = (uint8_t)(int8_t)(s > 127 ? 127 : s);
-        const float d = half_at(dst + 208) * (float)(int8_t)dst[192 + r];
-        for (int i = r * RUN; d != 0 && i < (r + 1) * RUN; i++)
-            value[i] = (uint8_t)(to_six_bits(x[i] / d) + HALF_RANGE);
-    }
-    put_six_bits(value, dst);
-}
-
-void vptq_ggml_quantize(vptq_dtype type, const float *x, size_t n, uint8_t *dst)
-{
-    const vptq_dtype_info *info = vptq_dtype_get(type);
-    VPTQ_BUG_IF((type != VPTQ_Q8_0 && type != VPTQ_Q6_K) || n % info->block != 0);
-    for (size_t i = 0; i < n / info->block; i++)
-        (type == VPTQ_Q8_0 ? to_q8_0 : to_q6_k)(x + i * info->block, dst + i * info->bytes);
 }

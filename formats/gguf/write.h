@@ -38,7 +38,7 @@ typedef struct vptq_gguf_writer {
     uint64_t left; /* bytes of the current tensor not written yet */
 } vptq_gguf_writer;
 
-/* Tensors have types F32, F16, BF16 or Q8_0 and at most 4 dims; name, type, dims, shape
+/* Tensors have types that the reader knows and at most 4 dims; name, type, dims, shape
  * (outermost first) and bytes are used.  The list must outlive the writer. */
 vptq_status vptq_gguf_writer_open(const char *path, bool force, const vptq_gguf_keys *keys,
                                   const vptq_tensor *tensors, size_t count, vptq_gguf_writer *w,

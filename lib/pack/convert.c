@@ -141,8 +141,8 @@ static float limit_of(vptq_dtype type)
 {
     if (type == VPTQ_F16)
         return 65520.0F;
-    if (type == VPTQ_Q8_0 || type == VPTQ_Q6_K)
-        return nextafterf(VPTQ_GGML_LIMIT, INFINITY);
+    if (vptq_ggml_limit(type) > 0)
+        return nextafterf(vptq_ggml_limit(type), INFINITY);
     return type == VPTQ_BF16 ? 0x1.FFp127F : INFINITY;
 }
 

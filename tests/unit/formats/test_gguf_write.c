@@ -283,66 +283,6 @@ static void test_steps_of_sentencepiece(void **state)
     }
 }
 
-/* ---- Q8_0 ---- */
-
-/* From tests/golden/make_q8_0.py: numbers, and their blocks as written by the gguf package. */
-static void test_q8_0(void **state)
-{
-    enum { BLOCKS = 8, N = 32 * BLOCKS, BYTES = 34 * BLOCKS };
-    (void)state;
-    float x[N];
-    uint8_t made[BYTES];
-    size_t size;
-    char *file = vtest_read_file("tests/golden/q8_0.bin", &size);
-    assert_int_equal(size, sizeof x + BYTES);
-    memcpy(x, file, sizeof x);
-    vptq_ggml_quantize(VPTQ_Q8_0, x, N, made);
-    assert_memory_equal(made, file + sizeof x, BYTES);
-    free(file);
-    /* numbers so small that the inverse of their scale is infinite: a block of zeros */
-    static const uint8_t none[34];
-    for (int i = 0; i < 32; i++)
-        x[i] = (float)(i - 16) * 1e-41F;
-    memset(made, 0x55, sizeof none);
-    vptq_ggml_quantize(VPTQ_Q8_0, x, 32, made);
-    assert_memory_equal(made, none, sizeof none);
-}
-
-/* From tests/golden/make_q6_k.py: numbers, and their blocks as written by ggml.  The numbers of
- * runs with scale 0, which only one block has, may differ. */
-static void test_q6_k(void **state)
-{
-    enum { BLOCKS = 8, N = 256 * BLOCKS, BYTES = 210 * BLOCKS, ZERO_SCALES = 6 };
-    (void)state;
-    static float x[N], back[N], expected[N];
-    static uint8_t made[BYTES];
-    size_t size;
-    char *file = vtest_read_file("tests/golden/q6_k.bin", &size);
-    assert_int_equal(size, sizeof x + BYTES);
-    memcpy(x, file, sizeof x);
-    vptq_ggml_quantize(VPTQ_Q6_K, x, N, made);
-    for (size_t b = 0, at = 0; b < BLOCKS; b++, at += 210)
-        if (b != ZERO_SCALES)
-            assert_memory_equal(made + at, file + sizeof x + at, 210);
-    vptq_ggml_dequantize(VPTQ_Q6_K, made, N, back);
-    vptq_ggml_dequantize(VPTQ_Q6_K, (const uint8_t *)file + sizeof x, N, expected);
-    for (size_t i = 0; i < N; i++)
-        assert_true(back[i] == expected[i]); /* 0 and -0 alike */
-    free(file);
-    /* the largest numbers have finite scales, and zeros below the smallest have none */
-    for (int i = 0; i < 256; i++)
-        x[i] = (i % 3 ? 1 : -1) * VPTQ_GGML_LIMIT;
-    vptq_ggml_quantize(VPTQ_Q6_K, x, 256, made);
-    vptq_ggml_dequantize(VPTQ_Q6_K, made, 256, back);
-    for (int i = 0; i < 256; i++)
-        assert_true(fabsf(back[i] - x[i]) < VPTQ_GGML_LIMIT / 16);
-    static const uint8_t none[210];
-    for (int i = 0; i < 256; i++)
-        x[i] = (float)(i - 128) * 1e-41F;
-    vptq_ggml_quantize(VPTQ_Q6_K, x, 256, made);
-    assert_memory_equal(made, none, sizeof none);
-}
-
 /* ---- models ---- */
 
 static vptq_status export(const char *in, const char *out, const char *tokenizer,
@@ -576,6 +516,5 @@ static void test_out_of_memory(void **state)
 VTEST_MAIN(scratch_test(test_sentencepiece), scratch_test(test_llama3), scratch_test(test_qwen),
            scratch_test(test_vocabularies_without_gguf_form),
            scratch_test(test_merges_without_scores), scratch_test(test_steps_of_sentencepiece),
-           cmocka_unit_test(test_q8_0), cmocka_unit_test(test_q6_k), scratch_test(test_models),
-           scratch_test(test_descriptions), scratch_test(test_models_without_gguf_form),
-           scratch_test(test_out_of_memory))
+           scratch_test(test_models), scratch_test(test_descriptions),
+           scratch_test(test_models_without_gguf_form), scratch_test(test_out_of_memory))
