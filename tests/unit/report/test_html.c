@@ -84,7 +84,7 @@ static void test_contrast(void **state)
             assert_true(contrast(page.data, scheme, texts[i % 3], grounds[i / 3]) >= 4.5);
         assert_true(contrast(page.data, scheme, "fg", "heat") >= 4.5);
         for (int i = 0; i < VPTQ_SVG_SERIES; i++) {
-            char series[8];
+            char series[16];
             snprintf(series, sizeof series, "s%d", i);
             assert_true(contrast(page.data, scheme, series, "bg") >= 3);
         }
