@@ -86,7 +86,7 @@ static void test_choices(void **state)
     assert_string_equal(text, "");
 }
 
-/* What is left follows from the share of the work, not from the units, and counts all open
+/* The time left follows from the share of the work, not from the units, and counts all open
  * stages. */
 static void test_progress_line(void **state)
 {
