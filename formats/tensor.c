@@ -384,6 +384,9 @@ vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err)
         const char *name = s->tensors[i].name;
         bool fresh;
         VPTQ_CHECK(vptq_strmap_add(&s->by_name, name, strlen(name), (uint32_t)i, &fresh, err));
+        if (!fresh) /* one of them was renamed */
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: duplicate tensor '%s'",
+                             s->tensors[i].file, name);
     }
     return VPTQ_OK;
 }

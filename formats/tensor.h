@@ -110,9 +110,9 @@ const vptq_tensor *vptq_tensor_find(const vptq_tensor_set *s, const char *name);
 vptq_status vptq_tensor_need(const vptq_tensor_set *s, const char *name, uint64_t rows,
                              uint64_t cols, const vptq_tensor **out,
                              vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds a copy of the description (name and file are copied into the arena, data is not).  A
- * duplicate name is VPTQ_E_FORMAT.  Call _finish after the last add or new name, before find.
- */
+/* Adds a copy of the description (name and file are copied into the arena, data is not).  Call
+ * _finish after the last add or new name, before find.  Both return VPTQ_E_FORMAT for a
+ * duplicate name. */
 vptq_status vptq_tensor_set_add(vptq_tensor_set *s, const vptq_tensor *t,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err) VPTQ_MUST_CHECK;

@@ -38,9 +38,9 @@ static int unknown_key(const vptq_cli *cli, const char *key)
     const char *found = vptq_cli_nearest_name(cli->state, name);
     if (found)
         respell(nearest, sizeof nearest, found, '-', '_');
-    return vptq_cli_usage_error(cli, "%s: there is no option '%s'%s%s%s",
-                                cli->state->config.path, key, found ? "; did you mean '" : "",
-                                nearest, found ? "'?" : "");
+    return vptq_cli_usage_error(cli, "%s: unknown option '%s'%s%s%s", cli->state->config.path,
+                                key, found ? "; did you mean '" : "", nearest,
+                                found ? "'?" : "");
 }
 
 /* *word = the option as on a command line, "--name=value". */

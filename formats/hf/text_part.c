@@ -75,10 +75,7 @@ static vptq_status rename_tensor(const char **name, vptq_tensor_set *set, vptq_e
         snprintf(own, size, "%s%s", model, rest);
         *name = own;
     }
-    if (!vptq_tensor_find(set, *name))
-        return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_FORMAT, "%s: duplicate tensor '%s', also named '%s'",
-                     set->tensors[0].file, *name, old);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_hf_text_tensors(vptq_tensor_set *set, size_t *dropped, vptq_err *err)

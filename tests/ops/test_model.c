@@ -362,21 +362,21 @@ static void test_rope(void **state)
     }
 }
 
-static void test_rope_by_hand(void **state)
+/* Turns row 1 of two heads of four elements, 1 to 8, to `want` and back on every backend. */
+static void expect_rope(size_t rotated, const float *cosine, const float *sine,
+                        const float *want)
 {
-    (void)state;
-    /* Row 1 of the tables: quarter turn for pair (0, 2), half turn for pair (1, 3). */
-    const float cosine[] = {1, 1, 0, -1}, sine[] = {0, 0, 1, 0};
-    const float want[] = {-3, -2, 1, -4, -7, -6, 5, -8};
+    const float before[] = {1, 2, 3, 4, 5, 6, 7, 8};
     for (size_t i = 0; i < NAMES; i++) {
-        float x[] = {1, 2, 3, 4, 5, 6, 7, 8};
-        const float before[] = {1, 2, 3, 4, 5, 6, 7, 8};
+        float x[8];
         devices_one d;
         vptq_err err;
+        memcpy(x, before, sizeof x);
         devices_open(&d, names[i], vptq_cpu_simd(), 1);
         vptq_rope_args a = {.n = 1,
                             .heads = 2,
                             .head_dim = 4,
+                            .rotated = rotated,
                             .x = x,
                             .ldx = 8,
                             .cos_table = cosine,
@@ -391,34 +391,17 @@ static void test_rope_by_hand(void **state)
     }
 }
 
-/* Only the first two elements of each head turn, by a quarter. */
-static void test_partial_rope_by_hand(void **state)
+/* A quarter turn for pair (0, 2) and a half turn for pair (1, 3); then only the first two
+ * elements of each head by a quarter. */
+static void test_rope_by_hand(void **state)
 {
     (void)state;
-    const float cosine[] = {1, 0}, sine[] = {0, 1};
-    const float want[] = {-2, 1, 3, 4, -6, 5, 7, 8}, before[] = {1, 2, 3, 4, 5, 6, 7, 8};
-    for (size_t i = 0; i < NAMES; i++) {
-        float x[8];
-        devices_one d;
-        vptq_err err;
-        memcpy(x, before, sizeof x);
-        devices_open(&d, names[i], vptq_cpu_simd(), 1);
-        vptq_rope_args a = {.n = 1,
-                            .heads = 2,
-                            .head_dim = 4,
-                            .rotated = 2,
-                            .x = x,
-                            .ldx = 8,
-                            .cos_table = cosine,
-                            .sin_table = sine,
-                            .pos0 = 1};
-        assert_ok(d.dev.ops->rope(d.dev.state, &a, &err), &err);
-        assert_same_f32(x, want, 8);
-        a.back = true;
-        assert_ok(d.dev.ops->rope(d.dev.state, &a, &err), &err);
-        assert_same_f32(x, before, 8);
-        devices_close(&d);
-    }
+    const float cosine[] = {1, 1, 0, -1}, sine[] = {0, 0, 1, 0};
+    const float want[] = {-3, -2, 1, -4, -7, -6, 5, -8};
+    const float quarter_cosine[] = {1, 0}, quarter_sine[] = {0, 1};
+    const float partial[] = {-2, 1, 3, 4, -6, 5, 7, 8};
+    expect_rope(0, cosine, sine, want);
+    expect_rope(2, quarter_cosine, quarter_sine, partial);
 }
 
 /* ---- swiglu ---- */
@@ -660,7 +643,7 @@ VTEST_MAIN(cmocka_unit_test(test_exp_error), cmocka_unit_test(test_exp_special),
            cmocka_unit_test(test_reductions_of_any_length), cmocka_unit_test(test_embed),
            cmocka_unit_test(test_embed_refuses_blocks), cmocka_unit_test(test_rmsnorm_by_hand),
            cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_rope_by_hand),
-           cmocka_unit_test(test_rope), cmocka_unit_test(test_partial_rope_by_hand),
-           cmocka_unit_test(test_soft_cap), cmocka_unit_test(test_soft_cap_by_hand),
-           cmocka_unit_test(test_swiglu_by_hand), cmocka_unit_test(test_swiglu),
-           cmocka_unit_test(test_nll), cmocka_unit_test(test_nll_special))
+           cmocka_unit_test(test_rope), cmocka_unit_test(test_soft_cap),
+           cmocka_unit_test(test_soft_cap_by_hand), cmocka_unit_test(test_swiglu_by_hand),
+           cmocka_unit_test(test_swiglu), cmocka_unit_test(test_nll),
+           cmocka_unit_test(test_nll_special))

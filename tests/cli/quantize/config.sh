@@ -75,11 +75,11 @@ bad 1 "run.json: the value of 'model' is not a text, a number"
 printf '{"calibration": [["a"]]}' >run.json
 bad 1 "run.json: the value of 'calibration' is not a text, a number"
 printf '{"centriods": 4}' >run.json
-bad 2 "run.json: there is no option 'centriods'; did you mean 'centroids'?"
+bad 2 "run.json: unknown option 'centriods'; did you mean 'centroids'?"
 printf '{"vector-length": 4}' >run.json
-bad 2 "run.json: there is no option 'vector-length'; did you mean 'vector_length'?"
+bad 2 "run.json: unknown option 'vector-length'; did you mean 'vector_length'?"
 printf '{"config": "run.json"}' >run.json
-bad 2 "run.json: there is no option 'config'"
+bad 2 "run.json: unknown option 'config'"
 printf '{"model": true}' >run.json
 bad 2 "run.json: 'model' expects a value"
 printf '{"sequential": 1}' >run.json
