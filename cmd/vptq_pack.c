@@ -22,15 +22,26 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Parses the name of a stored type: f16, bf16 or f32. */
+/* Parses the name of a stored type. The short names of GGUF's blocks mean the best ones of so
+ * many bits. */
 static bool parse_dtype(const char *name, vptq_dtype *type)
 {
-    static const vptq_dtype types[] = {VPTQ_F16, VPTQ_BF16, VPTQ_F32};
-    int i;
-    if (!vptq_cli_parse_choice(name, "f16|bf16|f32", &i))
-        return false;
-    *type = types[i];
-    return true;
+    static const struct {
+        const char *name;
+        vptq_dtype type;
+    } types[] = {
+        {"f16", VPTQ_F16},   {"bf16", VPTQ_BF16}, {"f32", VPTQ_F32},   {"q8", VPTQ_Q8_0},
+        {"q8_0", VPTQ_Q8_0}, {"q6", VPTQ_Q6_K},   {"q6_k", VPTQ_Q6_K}, {"q5", VPTQ_Q5_K},
+        {"q5_k", VPTQ_Q5_K}, {"q4", VPTQ_Q4_K},   {"q4_k", VPTQ_Q4_K}, {"q3", VPTQ_Q3_K},
+        {"q3_k", VPTQ_Q3_K}, {"q2", VPTQ_Q2_K},   {"q2_k", VPTQ_Q2_K}, {"q5_1", VPTQ_Q5_1},
+        {"q5_0", VPTQ_Q5_0}, {"q4_1", VPTQ_Q4_1}, {"q4_0", VPTQ_Q4_0},
+    };
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        if (strcmp(name, types[i].name) == 0) {
+            *type = types[i].type;
+            return true;
+        }
+    return false;
 }
 
 static vptq_status choose_dtype(const pack_args *a, vptq_dtype *type, vptq_err *err)
@@ -40,27 +51,25 @@ static vptq_status choose_dtype(const pack_args *a, vptq_dtype *type, vptq_err *
         return VPTQ_OK;
     if (!parse_dtype(a->dtype, type))
         return vptq_fail(err, VPTQ_E_ARG,
-                         "unknown storage type '%.32s' (expected f16, bf16 or f32)", a->dtype);
-    if (!a->unpack && *type == VPTQ_F32)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "--dtype f32 cannot be packed: the layout stores f16 or bf16");
+                         "unknown storage type '%.32s' (expected f16, bf16 or f32, for a GGUF "
+                         "file also q8, q6, q5, q4, q3 or q2)",
+                         a->dtype);
     return VPTQ_OK;
 }
 
-/* Chooses the type of embedding and output head; q8_0 and q6_k are GGUF's names of q8 and q6.
- */
+/* Chooses the type of embedding and output head. */
 static vptq_status choose_embeddings(const pack_args *a, vptq_dtype *type, vptq_err *err)
 {
-    int i;
+    static const vptq_dtype types[] = {VPTQ_F16, VPTQ_BF16, VPTQ_F32, VPTQ_Q8_0, VPTQ_Q6_K};
     *type = VPTQ_DTYPE_COUNT;
-    if (!a->embeddings || parse_dtype(a->embeddings, type))
+    if (!a->embeddings)
         return VPTQ_OK;
-    if (!vptq_cli_parse_choice(a->embeddings, "q8|q8_0|q6|q6_k", &i))
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "--embeddings %.40s: expected f16, bf16, f32, q8 or q6",
-                         a->embeddings);
-    *type = i < 2 ? VPTQ_Q8_0 : VPTQ_Q6_K;
-    return VPTQ_OK;
+    if (parse_dtype(a->embeddings, type))
+        for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+            if (*type == types[i])
+                return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_ARG, "--embeddings %.40s: expected f16, bf16, f32, q8 or q6",
+                     a->embeddings);
 }
 
 /* Chooses the form of the output by --to and the extension of its name. */
@@ -194,10 +203,12 @@ int main(int argc, char **argv)
          "directory, archive or GGUF file to write"},
         {0, "to", CLI_CHOICE, &a.form, "auto|hf|archive|gguf",
          "directory or single file; auto: by the extension .vptq or .gguf of OUT"},
-        {0, "dtype", CLI_STRING, &a.dtype, "f16|bf16|f32",
-         "stored type (default: as quantized; f16 with --unpack)"},
+        {0, "dtype", CLI_STRING, &a.dtype, "f16|bf16|f32|q8|q6|q5|q4|q3|q2",
+         "stored type (default: as quantized; f16 with --unpack); GGUF: q8 to q2 quantize the "
+         "linear layers to Q8_0, Q6_K .. Q2_K"},
         {0, "embeddings", CLI_STRING, &a.embeddings, "f16|bf16|f32|q8|q6",
-         "archive, GGUF: type of embedding and output head (default: --dtype)"},
+         "archive, GGUF: type of embedding and output head (default: --dtype, f16 with q8 to "
+         "q2)"},
         {0, "shard-size", CLI_SIZE, &a.shard_bytes, "SIZE",
          "maximum size of a weights file in a directory; 0 = 4 GiB"},
         {0, "level", CLI_U32, &a.level, "1..22",
@@ -212,7 +223,7 @@ int main(int argc, char **argv)
         .tool = "vptq-pack",
         .summary = "Packs quantized matrices into checkpoints, and unpacks them.",
         .usage = "vptq-pack WORK -o OUT [--to hf|archive] [--dtype f16|bf16]\n"
-                 "vptq-pack --unpack MODEL -o DIR|FILE.gguf [--dtype f16|bf16|f32]\n"
+                 "vptq-pack --unpack MODEL -o DIR|FILE.gguf [--dtype TYPE]\n"
                  "vptq-pack --list MODEL\n"
                  "vptq-pack --check MODEL\n"
                  "vptq-pack --digest PACKED|WORK\n"
@@ -223,6 +234,7 @@ int main(int argc, char **argv)
                     "vptq-pack --digest model.vptq         one hash, and work has the same\n"
                     "vptq-pack --unpack model.gguf -o model-f16\n"
                     "vptq-pack --unpack work -o model.gguf         runs with llama.cpp\n"
+                    "vptq-pack --unpack model -o small.gguf --dtype q4\n"
                     "vptq-pack --repair published -o fixed",
         .options = options,
         .formats = "text|json",

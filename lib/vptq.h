@@ -481,9 +481,11 @@ typedef struct vptq_pack_options {
     const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
     const char *tokenizer; /* file; NULL = the model's own */
     vptq_pack_form form;
-    vptq_dtype dtype; /* F16, BF16, to unpack F32; to pack VPTQ_DTYPE_COUNT = as quantized */
+    vptq_dtype dtype; /* F16, BF16, to unpack F32, of a GGUF file also Q4_0 to Q6_K, for linear
+                         layers; to pack VPTQ_DTYPE_COUNT = as quantized */
     vptq_dtype embeddings; /* archive, GGUF: of embedding and output head; F16, BF16, F32, Q8_0
-                              or Q6_K; VPTQ_DTYPE_COUNT = as the other plain tensors */
+                              or Q6_K; VPTQ_DTYPE_COUNT = as the other plain tensors,
+                              F16 next to blocks */
     uint64_t shard_bytes;  /* largest weights file of a directory; 0 = 4 GiB */
     uint32_t level;        /* archive: zstd level 1 to 22; 0 = chosen by kind of tensor */
     bool repair;           /* vptq_pack: reports what rewriting a packed input repaired */

@@ -4,9 +4,10 @@
 
 #include "formats/gguf/quants.h"
 #include "lib/base/half.h"
+#include "lib/base/parallel.h"
 #include "lib/pack/package.h"
 
-enum { TILE_FLOATS = 1 << 20, TILE_ALIGN = 64 };
+enum { TILE_FLOATS = 1 << 20, TILE_ALIGN = 64, CHUNK_FLOATS = 1 << 14 };
 
 /* ---- rows as floats ---- */
 
@@ -85,7 +86,9 @@ vptq_status vptq_package_rows_open(const vptq_package *o, vptq_device *dev,
     const vptq_packed_matrix *m = t->source.matrix;
     const vptq_tensor *plain = t->source.plain;
     *r = (vptq_package_rows){.ctx = o->ctx, .dev = m ? dev : NULL, .from = o->from, .t = t};
-    r->loss = vptq_is_embedding(t->tensor.name) ? o->loss : NULL;
+    r->loss = vptq_is_embedding(t->tensor.name) ? o->loss
+              : t->tensor.dims >= 2             ? o->layer_loss
+                                                : NULL;
     vptq_arena_init(&r->arena, o->ctx->mem);
     r->rows = m ? m->vq.shape.out : vptq_tensor_rows(plain);
     r->cols = m ? m->vq.shape.in : vptq_tensor_cols(plain);
@@ -167,10 +170,11 @@ static vptq_status add_loss(vptq_package_loss *loss, vptq_dtype type, const floa
 
 /* VPTQ_E_NUMERIC for the first number that the type of t cannot hold; `at` is the index in the
  * tensor of x[0]. */
-static vptq_status check_range(const vptq_tensor *t, const float *x, size_t n, size_t at,
-                               size_t cols, vptq_err *err)
+static vptq_status check_range(const vptq_package_rows *r, const vptq_tensor *t, const float *x,
+                               size_t n, size_t at, vptq_err *err)
 {
     const vptq_dtype type = t->type;
+    const size_t cols = r->cols;
     const float limit = limit_of(type);
     for (size_t i = 0; i < n; i++, at++) {
         if (fabsf(x[i]) < limit)
@@ -183,9 +187,26 @@ static vptq_status check_range(const vptq_tensor *t, const float *x, size_t n, s
                          "(choose another %s)",
                          t->file, t->name, at / cols, at % cols, (double)x[i],
                          vptq_dtype_get(type)->name,
-                         vptq_dtype_get(type)->block > 1 ? "--embeddings" : "--dtype");
+                         vptq_dtype_get(type)->block > 1 && vptq_is_embedding(r->t->tensor.name)
+                             ? "--embeddings"
+                             : "--dtype");
     }
     return VPTQ_OK;
+}
+
+typedef struct quantizing {
+    vptq_dtype type;
+    const float *x;
+    uint8_t *stored;
+} quantizing;
+
+static void quantize_blocks(void *arg, size_t begin, size_t end, int thread)
+{
+    const quantizing *q = arg;
+    const vptq_dtype_info *info = vptq_dtype_get(q->type);
+    (void)thread;
+    vptq_ggml_quantize(q->type, q->x + begin * info->block, (end - begin) * info->block,
+                       q->stored + begin * info->bytes);
 }
 
 vptq_status vptq_package_convert(const vptq_package_rows *r, const vptq_tensor *t,
@@ -194,13 +215,15 @@ vptq_status vptq_package_convert(const vptq_package_rows *r, const vptq_tensor *
 {
     const vptq_dtype type = t->type;
     const size_t n = rows * r->cols;
-    VPTQ_CHECK(check_range(t, x, n, first * r->cols, r->cols, err));
+    const size_t block = vptq_dtype_get(type)->block;
+    VPTQ_CHECK(check_range(r, t, x, n, first * r->cols, err));
     if (type == VPTQ_F16)
         vptq_f32_to_f16_n(x, stored, n);
     else if (type == VPTQ_BF16)
         vptq_f32_to_bf16_n(x, stored, n);
-    else if (type == VPTQ_Q8_0 || type == VPTQ_Q6_K)
-        vptq_ggml_quantize(type, x, n, stored);
+    else if (block > 1)
+        vptq_parallel_for(r->ctx->threads, n / block, CHUNK_FLOATS / block, quantize_blocks,
+                          &(quantizing){type, x, stored});
     else
         memcpy(stored, x, n * sizeof *x);
     return r->loss ? add_loss(r->loss, type, x, n, stored, err) : VPTQ_OK;

@@ -8,6 +8,14 @@
 #include "lib/model/model.h"
 #include "lib/pack/package.h"
 
+/* The linear layers of the blocks. */
+typedef struct linear_layers {
+    size_t count;
+    size_t of_fallback, of_f16; /* rows are not whole blocks */
+    size_t again;               /* were quantized before */
+    uint64_t bytes, weights;
+} linear_layers;
+
 typedef struct exporting {
     vptq_device *dev;
     const vptq_checkpoint *c;
@@ -17,17 +25,100 @@ typedef struct exporting {
     vptq_tensor *tensors;         /* [count] in the order of the file */
     vptq_package_tensor **source; /* [count] NULL = rope_freqs, which is computed */
     size_t count;
-    vptq_package_loss loss;
+    vptq_package_loss loss, layer_loss;
+    linear_layers layers;
     vptq_gguf_keys keys;
     uint64_t bytes; /* of tensors */
 } exporting;
 
-/* ---- which tensors ---- */
+/* ---- types ---- */
 
+/* Types of linear layers: general.file_type, and the type for rows that are not whole blocks,
+ * both as in llama.cpp (llama.h, src/llama-quant.cpp).  Of its variants of a type the ones that
+ * store all linear layers in it. */
+static const struct {
+    bool known;
+    uint32_t file_type;
+    vptq_dtype fallback; /* F16 where its rows are not whole blocks either */
+} layer_types[VPTQ_DTYPE_COUNT] = {
+    [VPTQ_F32] = {true, 0, VPTQ_F32},    [VPTQ_F16] = {true, 1, VPTQ_F16},
+    [VPTQ_BF16] = {true, 32, VPTQ_BF16}, [VPTQ_Q4_0] = {true, 2, VPTQ_F16},
+    [VPTQ_Q4_1] = {true, 3, VPTQ_F16},   [VPTQ_Q5_0] = {true, 8, VPTQ_F16},
+    [VPTQ_Q5_1] = {true, 9, VPTQ_F16},   [VPTQ_Q8_0] = {true, 7, VPTQ_F16},
+    [VPTQ_Q2_K] = {true, 10, VPTQ_Q4_0}, [VPTQ_Q3_K] = {true, 11, VPTQ_Q4_0},
+    [VPTQ_Q4_K] = {true, 14, VPTQ_Q5_0}, [VPTQ_Q5_K] = {true, 16, VPTQ_Q5_1},
+    [VPTQ_Q6_K] = {true, 18, VPTQ_Q8_0},
+};
+
+static bool is_blocks(vptq_dtype type)
+{
+    return vptq_dtype_get(type)->block > 1;
+}
+
+static bool fits(vptq_dtype type, uint64_t columns)
+{
+    return columns % vptq_dtype_get(type)->block == 0;
+}
+
+static vptq_dtype layer_type(vptq_dtype wanted, uint64_t columns)
+{
+    const vptq_dtype fallback = layer_types[wanted].fallback;
+    return fits(wanted, columns) ? wanted : fits(fallback, columns) ? fallback : VPTQ_F16;
+}
+
+/* Embedding and output head are in blocks on request only. */
 static vptq_dtype embedding_type(const exporting *e)
 {
-    return e->opt->embeddings == VPTQ_DTYPE_COUNT ? e->opt->dtype : e->opt->embeddings;
+    return e->opt->embeddings != VPTQ_DTYPE_COUNT ? e->opt->embeddings
+           : is_blocks(e->opt->dtype)             ? VPTQ_F16
+                                                  : e->opt->dtype;
 }
+
+static vptq_dtype tensor_type(const exporting *e, const vptq_package_tensor *source,
+                              uint32_t dims, const uint64_t *shape)
+{
+    return dims < 2                                 ? VPTQ_F32
+           : vptq_is_embedding(source->tensor.name) ? embedding_type(e)
+                                                    : layer_type(e->opt->dtype, shape[1]);
+}
+
+static void count_layer(exporting *e, const vptq_tensor *t, const vptq_package_source *from)
+{
+    linear_layers *n = &e->layers;
+    n->count++;
+    n->of_f16 += t->type != e->opt->dtype && t->type == VPTQ_F16;
+    n->of_fallback += t->type != e->opt->dtype && t->type != VPTQ_F16;
+    n->again += from->matrix || from->plain->uniform || from->plain->additive ||
+                is_blocks(from->plain->type);
+    n->bytes += t->bytes;
+    n->weights += t->shape[0] * t->shape[1];
+}
+
+static void warn_of_layers(const exporting *e)
+{
+    const linear_layers *n = &e->layers;
+    const vptq_dtype_info *type = vptq_dtype_get(e->opt->dtype);
+    const char *fallback = vptq_dtype_get(layer_types[e->opt->dtype].fallback)->name;
+    char stored[64] = "F16";
+    if (is_blocks(e->opt->dtype) && n->again)
+        vptq_log(e->dev->ctx, VPTQ_LOG_WARN,
+                 "%s: %zu linear layers are quantized already; quantizing their weights again, "
+                 "to %s, adds to the error",
+                 e->c->path, n->again, type->name);
+    if (n->of_fallback && n->of_f16)
+        snprintf(stored, sizeof stored, "%s (%zu) and F16 (%zu)", fallback, n->of_fallback,
+                 n->of_f16);
+    else if (n->of_fallback)
+        snprintf(stored, sizeof stored, "%s", fallback);
+    if (n->of_fallback || n->of_f16)
+        vptq_log(e->dev->ctx, VPTQ_LOG_WARN,
+                 "%s: the rows of %zu of %zu linear layers are not whole blocks of %s (%zu "
+                 "numbers); stored as %s",
+                 e->c->path, n->of_fallback + n->of_f16, n->count, type->name, type->block,
+                 stored);
+}
+
+/* ---- which tensors ---- */
 
 /* Skips the rotary frequencies of older checkpoints, and the second copy of a tied head. */
 static bool is_left_out(const vptq_checkpoint *c, const char *hf)
@@ -55,15 +146,15 @@ static vptq_status add_tensor(exporting *e, const char *gguf, vptq_package_tenso
         t->shape[d] = shape[d];
         elements *= (size_t)shape[d]; /* cannot overflow: it was in memory or in a file */
     }
-    t->type = dims < 2                                 ? VPTQ_F32
-              : vptq_is_embedding(source->tensor.name) ? embedding_type(e)
-                                                       : e->opt->dtype;
+    t->type = tensor_type(e, source, dims, shape);
     const size_t block = vptq_dtype_get(t->type)->block;
     if (shape[dims - 1] % block || !vptq_dtype_bytes(t->type, elements, &t->bytes))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: tensor '%s' has rows of %llu numbers, %s needs a multiple of %zu",
                          e->c->path, gguf, (unsigned long long)shape[dims - 1],
                          vptq_dtype_get(t->type)->name, block);
+    if (dims > 1 && !vptq_is_embedding(source->tensor.name))
+        count_layer(e, t, &source->source);
     if (source) {
         vptq_package_warn_decoding(&e->out, &source->tensor, t->type);
         source->tensor.type = t->type;
@@ -131,18 +222,12 @@ static vptq_status list_tensors(exporting *e, vptq_err *err)
 
 /* ---- metadata ---- */
 
-/* general.file_type: the type of most weights. */
-static uint32_t file_type(vptq_dtype type)
-{
-    return type == VPTQ_F16 ? 1 : type == VPTQ_BF16 ? 32 : 0;
-}
-
 static vptq_status make_keys(exporting *e, vptq_err *err)
 {
     vptq_vocab v;
     VPTQ_CHECK(vptq_gguf_put_desc(&e->keys, &e->c->desc, e->c->path, err));
-    vptq_gguf_put_u32(&e->keys, "general.file_type", file_type(e->opt->dtype));
-    if (vptq_dtype_get(embedding_type(e))->block > 1)
+    vptq_gguf_put_u32(&e->keys, "general.file_type", layer_types[e->opt->dtype].file_type);
+    if (is_blocks(e->opt->dtype) || is_blocks(embedding_type(e)))
         vptq_gguf_put_u32(&e->keys, "general.quantization_version", 2);
     VPTQ_CHECK(vptq_checkpoint_vocab(e->c, e->dev->ctx, &v, err));
     const char *chat; /* its own file takes precedence over tokenizer_config.json */
@@ -256,9 +341,13 @@ static vptq_status export_model(exporting *e, vptq_pack_result *r, vptq_err *err
     VPTQ_CHECK(vptq_gguf_check_family(&e->c->desc, e->c->path, err));
     VPTQ_CHECK(list_tensors(e, err));
     VPTQ_CHECK(make_keys(e, err));
+    warn_of_layers(e);
     r->plain = (uint32_t)e->count;
     r->bytes = e->bytes + e->keys.bytes.len;
-    r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
+    if (e->layers.weights)
+        r->bits_per_weight = 8.0 * (double)e->layers.bytes / (double)e->layers.weights;
+    if (is_blocks(opt->dtype))
+        r->layers.type = vptq_dtype_get(opt->dtype)->name;
     if (!opt->dry_run)
         VPTQ_CHECK(write_file(e, &r->bytes, err));
     vptq_package_summarize(&e->out, opt->dry_run, r);
@@ -273,6 +362,11 @@ vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
                                           .base = opt->base,
                                           .partial = opt->partial,
                                           .shapes_only = true};
+    if ((unsigned)opt->dtype >= VPTQ_DTYPE_COUNT || !layer_types[opt->dtype].known)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "linear layers of type %d, expected F16, BF16, F32, Q4_0 to Q8_0 or "
+                         "Q2_K to Q6_K",
+                         (int)opt->dtype);
     VPTQ_CHECK(vptq_package_check_embeddings(opt, err));
     /* opening it as a model checks every matrix and tensor against the architecture */
     vptq_status st = vptq_model_open(dev->ctx, opt->input, &open, false, &m, err);
@@ -282,6 +376,8 @@ vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
     vptq_arena_init(&e.arena, dev->ctx->mem);
     vptq_package_init(&e.out, dev->ctx, e.c, "unpack");
     e.out.loss = &e.loss;
+    if (is_blocks(opt->dtype))
+        e.out.layer_loss = &e.layer_loss;
     vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
     if (!opt->dry_run)
         st = vptq_package_check_path(e.c, opt->output, err);

@@ -485,6 +485,16 @@ out:
     return st;
 }
 
+/* VPTQ_E_ARG for types that are not packed. */
+static vptq_status check_types(const vptq_pack_options *opt, vptq_err *err)
+{
+    if (opt->dtype != VPTQ_DTYPE_COUNT && opt->dtype != VPTQ_F16 && opt->dtype != VPTQ_BF16)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--dtype: packed models store f16 or bf16; --unpack writes GGUF files "
+                         "of other types");
+    return vptq_package_check_embeddings(opt, err);
+}
+
 vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                             vptq_pack_result *r, vptq_err *err)
 {
@@ -499,7 +509,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     if (opt->level > VPTQ_ARCHIVE_MAX_LEVEL)
         return vptq_fail(err, VPTQ_E_ARG, "--level is %u, expected 1 to %d", opt->level,
                          (int)VPTQ_ARCHIVE_MAX_LEVEL);
-    VPTQ_CHECK(vptq_package_check_embeddings(opt, err));
+    VPTQ_CHECK(check_types(opt, err));
     if (opt->form == VPTQ_PACK_HF && opt->embeddings != VPTQ_DTYPE_COUNT)
         return vptq_fail(err, VPTQ_E_ARG,
                          "--embeddings: the published layout has one type for all numbers "
@@ -535,7 +545,7 @@ vptq_status vptq_pack_check_output(const vptq_ctx *ctx, const char *model,
     const vptq_checkpoint_options open = {
         .tokenizer = opt->tokenizer, .shapes_only = true, .quiet = true};
     vptq_model m;
-    VPTQ_CHECK(vptq_package_check_embeddings(opt, err));
+    VPTQ_CHECK(check_types(opt, err));
     VPTQ_CHECK(vptq_model_open(ctx, model, &open, false, &m, err));
     const vptq_status st = vptq_package_check_path(&m.ckpt, opt->output, err);
     vptq_model_release(&m);

@@ -15,6 +15,12 @@ typedef struct vptq_pack_embedding {
     double relative_mse; /* of the numbers as the input is evaluated; NaN in a dry run */
 } vptq_pack_embedding;
 
+/* Linear layers that a GGUF file has in blocks. */
+typedef struct vptq_pack_layers {
+    const char *type;    /* NULL = there are none */
+    double relative_mse; /* as of the embedding */
+} vptq_pack_layers;
+
 typedef struct vptq_pack_result {
     uint64_t bytes;                      /* written */
     uint32_t quantized, plain;           /* matrices and tensors of each kind */
@@ -22,6 +28,7 @@ typedef struct vptq_pack_result {
     double bits_per_weight;
     double file_bits_per_weight; /* all bytes written, per weight of the model */
     vptq_pack_embedding embedding;
+    vptq_pack_layers layers;
     double seconds;
 } vptq_pack_result;
 

@@ -307,14 +307,20 @@ static uint64_t count_weights(const vptq_package *o)
     return n;
 }
 
+/* NaN if it was not measured; 0 if all bytes were copied. */
+static double relative_mse(const vptq_package_loss *loss, bool dry_run)
+{
+    if (!loss || dry_run)
+        return (double)NAN;
+    return loss->energy > 0 ? loss->error / loss->energy : 0;
+}
+
 void vptq_package_summarize(const vptq_package *o, bool dry_run, vptq_pack_result *r)
 {
     const uint64_t weights = count_weights(o);
-    const bool measured = o->loss && o->loss->energy > 0;
     r->file_bits_per_weight = weights ? 8.0 * (double)r->bytes / (double)weights : 0;
-    r->embedding.relative_mse = measured  ? o->loss->error / o->loss->energy
-                                : dry_run ? (double)NAN
-                                          : 0;
+    r->embedding.relative_mse = relative_mse(o->loss, dry_run);
+    r->layers.relative_mse = relative_mse(o->layer_loss, dry_run);
     for (size_t i = 0; i < o->count; i++) {
         const vptq_tensor *t = &o->tensors[i].tensor;
         if (!vptq_is_embedding(t->name))

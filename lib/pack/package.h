@@ -47,8 +47,8 @@ typedef struct vptq_package_sink {
 typedef vptq_status (*vptq_package_fill)(void *arg, const vptq_package_tensor *t,
                                          vptq_package_sink *s, vptq_err *err);
 
-/* Sums over the numbers of embedding and output head as they are converted: of the squares of
- * the differences, and of the numbers. */
+/* Sums over numbers as they are converted: of the squares of the differences, and of the
+ * numbers. */
 typedef struct vptq_package_loss {
     double error, energy;
 } vptq_package_loss;
@@ -65,7 +65,9 @@ typedef struct vptq_package {
     uint64_t bytes;         /* of all tensors and files */
     vptq_package_fill fill; /* set by the caller before writing */
     void *fill_arg;
-    vptq_package_loss *loss; /* of the caller, who zeroed it; NULL = not measured */
+    /* of embedding and output head, and of linear layers; of the caller, who zeroed them; NULL
+     * = not measured */
+    vptq_package_loss *loss, *layer_loss;
 } vptq_package;
 
 /* ---- the list (package.c) ---- */
@@ -116,8 +118,8 @@ bool vptq_package_has_file(const vptq_package *o, const char *name);
 /* Sorts the tensors; VPTQ_E_FORMAT for a duplicate name. */
 vptq_status vptq_package_finish(vptq_package *o, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Sets r->file_bits_per_weight from r->bytes, and r->embedding: its bytes as written or listed,
- * its loss as measured by writing. */
+/* Sets r->file_bits_per_weight from r->bytes, r->embedding (its bytes as written or listed),
+ * and the losses as measured by writing. */
 void vptq_package_summarize(const vptq_package *o, bool dry_run, vptq_pack_result *r);
 
 /* ---- writing (package.c) ---- */
@@ -188,9 +190,9 @@ void vptq_package_rows_close(vptq_package_rows *r);
 vptq_status vptq_package_put(vptq_package_sink *s, const void *data, size_t n,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Converts rows [first, first + n), a tile of `r` in x, to t's type: F32, F16, BF16, Q8_0 or
- * Q6_K.  VPTQ_E_NUMERIC with tensor, row and column for a value that is not finite or too large
- * for the type. */
+/* Converts rows [first, first + n), a tile of `r` in x, to t's type: F32, F16, BF16 or blocks.
+ * VPTQ_E_NUMERIC with tensor, row and column for a value that is not finite or too large for
+ * the type. */
 vptq_status vptq_package_convert(const vptq_package_rows *r, const vptq_tensor *t,
                                  const float *x, size_t first, size_t n, void *stored,
                                  vptq_err *err) VPTQ_MUST_CHECK;

@@ -226,21 +226,38 @@ static const vptq_column written_columns[] = {
     {.name = "bits_per_weight", VPTQ_REAL(written, r.bits_per_weight)},
     {.name = "total_bytes", VPTQ_INTEGER(written, r.bytes)},
     {.name = "file_bits_per_weight", VPTQ_REAL(written, r.file_bits_per_weight)},
+    {.name = "layer_type", VPTQ_TEXT(written, r.layers.type)},
+    {.name = "layer_relative_mse", VPTQ_REAL(written, r.layers.relative_mse)},
     {.name = "embedding_type", VPTQ_TEXT(written, r.embedding.type)},
     {.name = "embedding_bytes", VPTQ_INTEGER(written, r.embedding.bytes)},
     {.name = "embedding_relative_mse", VPTQ_REAL(written, r.embedding.relative_mse)},
     {.name = "seconds", VPTQ_REAL(written, r.seconds)}};
 
-/* Prints what is in the file besides the matrices. */
+enum { MSE_TEXT = 64 };
+
+static void mse_text(char text[MSE_TEXT], double relative_mse)
+{
+    text[0] = 0;
+    if (relative_mse > 0) /* known, and something was lost */
+        snprintf(text, MSE_TEXT, ", relative mean square error %.3g", relative_mse);
+}
+
+/* Prints the linear layers of a GGUF file in blocks, and what is in the file besides matrices.
+ */
 static vptq_status print_file(const vptq_pack_result *r, const vptq_output *out, vptq_err *err)
 {
     const vptq_pack_embedding *e = &r->embedding;
-    char size[32], mse[64] = "";
+    char size[32], mse[MSE_TEXT];
+    if (r->layers.type) {
+        mse_text(mse, r->layers.relative_mse);
+        VPTQ_CHECK(vptq_print_text(out, err,
+                                   "linear layers: quantized to %s, %.4f bits per weight%s\n",
+                                   r->layers.type, r->bits_per_weight, mse));
+    }
     if (!e->type)
         return VPTQ_OK;
     vptq_human_bytes(size, e->bytes);
-    if (e->relative_mse > 0)
-        snprintf(mse, sizeof mse, ", relative mean square error %.3g", e->relative_mse);
+    mse_text(mse, e->relative_mse);
     return vptq_print_text(out, err, "embedding: %s, %s%s; whole file: %.4f bits per weight\n",
                            e->type, size, mse, r->file_bits_per_weight);
 }

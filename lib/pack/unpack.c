@@ -59,6 +59,10 @@ static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
         return vptq_fail(err, VPTQ_E_ARG,
                          "--embeddings: a directory has one type for all numbers (--dtype); "
                          "write a GGUF file (OUT.gguf or --to gguf)");
+    if (opt->dtype != VPTQ_F16 && opt->dtype != VPTQ_BF16 && opt->dtype != VPTQ_F32)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--dtype: a directory stores f16, bf16 or f32; write a GGUF file "
+                         "(OUT.gguf or --to gguf)");
     const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer,
                                           .base = opt->base,
                                           .partial = opt->partial,

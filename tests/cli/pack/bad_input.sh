@@ -36,8 +36,10 @@ for option in "-o out" "--to hf" "--dtype f16" "--embeddings f16" "--shard-size 
     bad 2 "$name does not go with --check" pack --check "$golden" $option
 done
 bad 2 ": --to zip: expected" pack "$golden" -o out --to zip
-bad 2 "f32 cannot be packed" pack "$golden" -o out --dtype f32
-bad 2 "q4" pack "$golden" -o out --dtype q4
+bad 2 "^vptq-pack: --dtype: packed models store f16 or bf16; --unpack writes GGUF files of other types" pack "$golden" -o out --dtype f32
+bad 2 "packed models store f16 or bf16" pack "$golden" -o out.vptq --dtype q4
+bad 2 "unknown storage type .q1. (expected f16, bf16 or f32, for a GGUF file also q8, q6, q5, q4, q3 or q2)" pack "$golden" -o out --dtype q1
+bad 2 "^vptq-pack: --dtype: a directory stores f16, bf16 or f32; write a GGUF file (OUT.gguf or --to gguf)" pack --unpack "$golden" -o out --dtype q4_k
 
 # Missing and invalid inputs.
 bad 1 "nothing" pack nothing -o out

@@ -343,17 +343,32 @@ static void expect_same_tensor(const vptq_tensor *a, const vptq_tensor *b, vptq_
     assert_int_equal(b->type, a->dims < 2 ? VPTQ_F32 : type);
     assert_ok(vptq_tensor_read(a, 0, rows, x, &err), &err);
     assert_ok(vptq_tensor_read(b, 0, rows, y, &err), &err);
-    if (a->dims >= 2 && type != VPTQ_Q8_0)
+    const vptq_dtype_info *info = vptq_dtype_get(type);
+    if (a->dims >= 2 && info->block == 1)
         vptq_round_to_n(type, x, n);
-    if (type == VPTQ_Q8_0) {
-        uint8_t *blocks = vtest_alloc(n / 32, 34);
-        vptq_ggml_quantize(VPTQ_Q8_0, x, n, blocks);
-        vptq_ggml_dequantize(VPTQ_Q8_0, blocks, n, x);
+    if (a->dims >= 2 && info->block > 1) {
+        uint8_t *blocks = vtest_alloc(n / info->block, info->bytes);
+        vptq_ggml_quantize(type, x, n, blocks);
+        vptq_ggml_dequantize(type, blocks, n, x);
         free(blocks);
     }
     assert_same_f32(y, x, n);
     free(x);
     free(y);
+}
+
+/* Of linear layers with 32 or 48 columns, as all these models have. */
+static vptq_dtype layer_type(vptq_dtype wanted, const vptq_tensor *t)
+{
+    if (vptq_dtype_get(wanted)->block == 1)
+        return wanted;
+    return vptq_tensor_cols(t) % 32 ? VPTQ_F16
+           : wanted == VPTQ_Q2_K    ? VPTQ_Q4_0
+           : wanted == VPTQ_Q3_K    ? VPTQ_Q4_0
+           : wanted == VPTQ_Q4_K    ? VPTQ_Q5_0
+           : wanted == VPTQ_Q5_K    ? VPTQ_Q5_1
+           : wanted == VPTQ_Q6_K    ? VPTQ_Q8_0
+                                    : wanted;
 }
 
 static void expect_same_model(const char *from, const char *to, vptq_dtype type,
@@ -372,7 +387,8 @@ static void expect_same_model(const char *from, const char *to, vptq_dtype type,
         const bool outer =
             strstr(a.set.tensors[i].name, "embed") || strstr(a.set.tensors[i].name, "lm_head");
         assert_non_null(t);
-        expect_same_tensor(&a.set.tensors[i], t, outer ? embeddings : type);
+        expect_same_tensor(&a.set.tensors[i], t,
+                           outer ? embeddings : layer_type(type, &a.set.tensors[i]));
     }
     vptq_checkpoint_release(&a);
     vptq_checkpoint_release(&b);
@@ -401,8 +417,11 @@ static void put_qwen2(const char *dir)
 
 static void test_models(void **state)
 {
-    static const vptq_dtype types[][2] = {
-        {VPTQ_F16, VPTQ_F16}, {VPTQ_BF16, VPTQ_Q8_0}, {VPTQ_F32, VPTQ_F32}};
+    static const vptq_dtype types[][2] = {{VPTQ_F16, VPTQ_F16},  {VPTQ_BF16, VPTQ_Q8_0},
+                                          {VPTQ_F32, VPTQ_F32},  {VPTQ_Q2_K, VPTQ_F16},
+                                          {VPTQ_Q3_K, VPTQ_F16}, {VPTQ_Q4_K, VPTQ_Q8_0},
+                                          {VPTQ_Q6_K, VPTQ_F16}, {VPTQ_Q8_0, VPTQ_F16},
+                                          {VPTQ_Q5_0, VPTQ_F16}, {VPTQ_Q4_0, VPTQ_F16}};
     char tok[4096], one[4096], two[4096], qwen2[4096];
     vptq_err err = {0};
     const char *const models[] = {"tests/golden/tiny_llama3", "tests/golden/tiny_mistral",
@@ -414,7 +433,7 @@ static void test_models(void **state)
     vtest_path(two, sizeof two, *state, "two.gguf");
     put_small(tok, gpt2, small_merges);
     for (int m = 0; m < 4; m++)
-        for (int i = 0; i < 3; i++) {
+        for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
             assert_ok(export(models[m], one, tok, types[i][0], types[i][1], NULL, &err), &err);
             expect_same_model(models[m], one, types[i][0], types[i][1]);
             /* writing what was read gives the same bytes */
@@ -487,8 +506,12 @@ static void test_models_without_gguf_form(void **state)
     put_small(tok, gpt2, small_merges);
     assert_fails(export(llama, out, NULL, VPTQ_F16, VPTQ_F16, NULL, &err), VPTQ_E_FORMAT, &err,
                  "pass --tokenizer FILE");
-    assert_fails(export(llama, out, tok, VPTQ_Q8_0, VPTQ_F16, NULL, &err), VPTQ_E_UNSUPPORTED,
-                 &err, "Q8_0 needs a multiple of 32");
+    assert_fails(export(llama, out, tok, VPTQ_F16, VPTQ_Q6_K, NULL, &err), VPTQ_E_UNSUPPORTED,
+                 &err, "rows of 32 numbers, Q6_K needs a multiple of 256");
+    static const vptq_dtype bad[] = {VPTQ_U8, VPTQ_F64, VPTQ_DTYPE_COUNT};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_fails(export(llama, out, tok, bad[i], VPTQ_F16, NULL, &err), VPTQ_E_ARG, &err,
+                     "expected F16, BF16, F32, Q4_0 to Q8_0 or Q2_K to Q6_K");
     assert_fails(export(QWEN2, out, tok, VPTQ_F16, VPTQ_F16, NULL, &err), VPTQ_E_UNSUPPORTED,
                  &err, "sliding attention begins at layer 1");
     assert_false(vptq_path_exists(out));
