@@ -4,7 +4,8 @@
 # same token ids and the perplexity of vptq-eval: within 0.1 % for the original in F16 and for a model
 # with three quantized blocks, within 0.5 % with the embedding in Q8_0 (llama.cpp then also rounds
 # activations to 8 bits); and all figures of vptq-eval kld between the two by llama.cpp's protocol,
-# within 0.1 %.
+# within 0.1 %.  Its linear layers in Q8_0 and Q6_K to Q2_K must have the types and numbers of llama.cpp's
+# own quantizer.
 #
 # Builds the package once from source (C++ compiler, some minutes) in build/interop/gguf.  If that is
 # impossible, prints one line and exits with 0.  The last line is "N passed, N failed, N skipped"; exits
@@ -125,6 +126,33 @@ fi
 
 unpack "$model" -o "$dir/q8_0.gguf" --embeddings q8
 same "Q8_0 embedding" "$dir/q8_0.gguf" "$dir/q8_0.gguf" 5e-3
+
+# blocks DTYPE FILE_TYPE: linear layers quantized by both from the same file, types and numbers.
+blocks()
+{
+    local name
+    unpack "$dir/f16.gguf" -o "$dir/ours.gguf" --dtype "$1" 2>/dev/null
+    if ! "$python" "$src/tests/interop/gguf_quantize.py" "$dir/f16.gguf" "$dir/theirs.gguf" "$2" >"$dir/llama.log" 2>&1; then
+        echo "not ok $1: llama.cpp failed (see $dir/llama.log)"
+        failed=$((failed + 1))
+        return
+    fi
+    for name in ours theirs; do
+        "$BIN/vptq-pack" -q --list "$dir/$name.gguf" | grep -v "^$dir" >"$dir/$name.list"
+        rm -rf "${dir:?}/$name"
+        unpack "$dir/$name.gguf" -o "$dir/$name" --dtype f32
+    done
+    if cmp "$dir/ours.list" "$dir/theirs.list" && cmp "$dir/ours/model.safetensors" "$dir/theirs/model.safetensors"; then
+        echo "ok $1: the types and numbers of llama.cpp's quantizer"
+        passed=$((passed + 1))
+    else
+        echo "not ok $1: other types or numbers than llama.cpp's quantizer ($dir/ours, $dir/theirs)"
+        failed=$((failed + 1))
+    fi
+}
+for type in q8:7 q6:18 q5:16 q4:14 q3:11 q2:10; do
+    blocks "${type%:*}" "${type#*:}"
+done
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" = 0 ]
