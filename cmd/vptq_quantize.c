@@ -48,10 +48,12 @@ static bool is_packed(const quantize_args *a)
                             : a->to != TO_WORK;
 }
 
-/* Whether this run calibrates; a plan does without, unless a text is given. */
+/* Whether this run calibrates; a plan without an output does without, unless a text is given.
+ */
 static bool calibrates(const vptq_cli *cli, const quantize_args *a)
 {
-    return !a->hessians && (vptq_cli_calibrate_given(&a->calibrate) || !cli->common.dry_run);
+    return !a->hessians &&
+           (vptq_cli_calibrate_given(&a->calibrate) || !cli->common.dry_run || a->output);
 }
 
 /* Sets what a budget without Hessians and texts implies: what gives the best result. */
@@ -60,6 +62,7 @@ static void take_defaults(const vptq_cli *cli, quantize_args *a)
     if (a->hessians || isnan(a->bits) || vptq_cli_given(cli, "layers") ||
         vptq_cli_calibrate_given(&a->calibrate))
         return;
+    a->sequential = a->sequential || calibrates(cli, a);
     if (cli->common.dry_run) { /* measuring takes a while: a plan is made without */
         if (!vptq_cli_given(cli, "allocate") && !cli->common.quiet)
             vptq_cli_say(cli,
@@ -67,7 +70,6 @@ static void take_defaults(const vptq_cli *cli, quantize_args *a)
                          "plan does not measure");
         return;
     }
-    a->sequential = true;
     if (!vptq_cli_given(cli, "allocate"))
         a->allocate = VPTQ_ALLOCATE_KL;
 }
@@ -311,7 +313,9 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
                                  .last_layer = a->layers.last,
                                  .force = cli->common.force,
                                  .dry_run = cli->common.dry_run,
-                                 .predict = !strcmp(cli->common.backend, "cuda")};
+                                 .predict = !strcmp(cli->common.backend, "cuda"),
+                                 .estimate = true,
+                                 .packs = is_packed(a)};
 
     vptq_status st = VPTQ_OK;
     if (calibrates(cli, a)) {

@@ -146,17 +146,18 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
 {
     char fingerprint[17];
     vptq_hidden_states *const streams[] = {&c->states, vptq_calibrator_second(c)};
-    uint64_t position;
+    uint64_t position = UINT64_MAX;
 
     c->layer = 0;
     state_fingerprint(c, fingerprint);
-    VPTQ_CHECK(vptq_hidden_states_load(streams, c->opt.sequential ? 2 : 1, c->state_path,
-                                       fingerprint, wanted, &position, err));
+    if (c->state_path[0])
+        VPTQ_CHECK(vptq_hidden_states_load(streams, c->opt.sequential ? 2 : 1, c->state_path,
+                                           fingerprint, wanted, &position, err));
     if (position <= wanted) {
         c->layer = (uint32_t)position;
         return VPTQ_OK;
     }
-    if (vptq_path_exists(c->state_path))
+    if (c->state_path[0] && vptq_path_exists(c->state_path))
         vptq_log(
             c->dev->ctx, VPTQ_LOG_WARN,
             "%s belongs to another run or is damaged; running the blocks before layer %u again",
@@ -173,7 +174,8 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
 
     c->last = last;
     c->group_rows = c->starts[vptq_forward_group(c->starts, count, 0)]; /* one window length */
-    VPTQ_CHECK(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
+    if (dir)
+        VPTQ_CHECK(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
     VPTQ_CHECK(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
     VPTQ_CHECK(vptq_forward_reserve(c->forward, c->group_rows, err));
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)

@@ -77,7 +77,8 @@ void vptq_calibrator_release(vptq_calibrator *c);
 
 /* Allocates everything and sets the hidden states before block c->layer: those of the
  * checkpoint in `dir` if it belongs to this calibration and is not past block `wanted`,
- * otherwise the embeddings.  `last` is the last block to run. */
+ * otherwise the embeddings.  `last` is the last block to run.  `dir` may be NULL where no
+ * checkpoint is wanted and memory holds the hidden states. */
 vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t wanted,
                                   uint32_t last, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -1,12 +1,14 @@
 /* Collection: a calibration that writes the sums of every block to files. */
 #include "hessian/collect.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "hessian/dir.h"
 #include "hessian/outputs.h"
+#include "hessian/probe.h"
 #include "lib/base/file.h"
 
 typedef struct collector {
@@ -408,6 +410,15 @@ static void fill_result(const collector *c, vptq_collect_result *r)
             c->model->desc->layers * sizeof(float) * vptq_output_layer_entries(c->model->desc);
 }
 
+static vptq_status estimate(const collector *c, vptq_collect_result *r, vptq_err *err)
+{
+    r->estimated_seconds = (double)NAN;
+    if (c->opt->calibrate.weights == VPTQ_WEIGHTS_GUIDED)
+        return VPTQ_OK;
+    return vptq_calibrator_probe(&c->calibrator, c->meta[VPTQ_PART_MAIN].last_layer,
+                                 &r->estimated_seconds, &r->memory_bytes, err);
+}
+
 static vptq_status collect_locked(collector *c, vptq_collect_result *r, vptq_err *err)
 {
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
@@ -444,6 +455,7 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
         fill_result(&c, result);
         result->layers_done =
             c.meta[VPTQ_PART_MAIN].last_layer - c.meta[VPTQ_PART_MAIN].first_layer + 1;
+        VPTQ_TRY(estimate(&c, result, err));
         goto out;
     }
     VPTQ_TRY(vptq_path_join(c.holdout, sizeof c.holdout, dir, VPTQ_HESSIAN_HOLDOUT, err));

@@ -13,6 +13,9 @@ typedef struct vptq_collect_result {
     uint32_t layers_done, layers_reused; /* reused: found finished; a plan has all as done */
     uint64_t bytes;                      /* of all Hessian files */
     double seconds;
+    /* of a plan: seconds of the run, NAN = not estimated, and the peak of its memory */
+    double estimated_seconds;
+    uint64_t memory_bytes;
 } vptq_collect_result;
 
 /* Collects into `dir` (created if missing, locked while running); the held-out windows go into

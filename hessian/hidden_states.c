@@ -37,7 +37,7 @@ vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t
         return vptq_fail(err, VPTQ_E_NOMEM, "hidden states of %zu tokens are too large", rows);
     if (s->resident)
         rows = s->max_rows < CHUNK ? s->max_rows : CHUNK;
-    else if (s->max_rows < rows && (left < reserve || bytes > (left - reserve) / 2)) {
+    else if (dir && s->max_rows < rows && (left < reserve || bytes > (left - reserve) / 2)) {
         VPTQ_TRY(open_spill(s, dir, err));
         vptq_log(ctx, VPTQ_LOG_MORE, "hidden states (%zu MiB) go to a file in '%s'",
                  bytes >> 20, dir);

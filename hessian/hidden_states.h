@@ -29,7 +29,8 @@ typedef struct vptq_hidden_states {
 
 /* Allocates [rows, dim] floats, uninitialized; the caller has set rows, dim and max_rows, and
  * resident and dev if they are to lie in device memory.  Otherwise they go to a file in `dir`
- * if they take more than half of the memory left under the cap after `reserve` bytes. */
+ * if they take more than half of the memory left under the cap after `reserve` bytes; not if
+ * `dir` is NULL. */
 vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t reserve,
                                     vptq_hidden_states *s, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_hidden_states_close(vptq_hidden_states *s); /* accepts a zeroed struct */

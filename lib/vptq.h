@@ -194,6 +194,16 @@ typedef struct vptq_output {
 
 VPTQ_API void vptq_human_seconds(char text[32], double seconds); /* "3 min 20 s" */
 
+/* Time, memory and disk that a dry run expects of the run. */
+typedef struct vptq_estimate {
+    double seconds; /* from a second or two of its work on this machine; NAN = not estimated */
+    uint64_t memory_bytes; /* peak, as vptq_ctx_options.memory_cap counts; 0 = not estimated */
+    uint64_t disk_bytes;   /* that the run holds on the disk at most, about; 0 = none */
+    uint64_t disk_free_bytes; /* where the output goes; 0 = unknown, or no output */
+    char
+        left_out[96]; /* work that `seconds` does not count: "tuning, calibration"; "" = none */
+} vptq_estimate;
+
 /* A text as files.  All ids are joined in order, texts before token files.  Texts, recipes,
  * tasks and records may be compressed with gzip or zstd; these and token files may be pipes, or
  * "-": standard input.  A context reads a pipe once and keeps what it gave.  VPTQ_BUILTIN_TEXT
@@ -379,6 +389,8 @@ typedef struct vptq_quantize_options {
      * writes `work`.  Model, directories, tokenizer and force are those of this run, not of
      * *tune.  A dry run ignores it: bits and shapes stay. */
     const vptq_tune_options *tune;
+    bool estimate; /* in a dry run: also time, memory and disk, from a second or two of work */
+    bool packs;    /* estimate: the disk also holds the packed model, as with vptq_convert */
 } vptq_quantize_options;
 
 /* Options with their defaults: all layers, NAN where that means "as recorded". */
@@ -399,6 +411,7 @@ typedef struct vptq_quantize_result {
     /* options.predict: of the whole run, and of its calibration */
     double predicted_seconds, predicted_calibration;
     char digest[VPTQ_DIGEST_SIZE]; /* as of vptq_digest; "" while matrices are missing */
+    vptq_estimate estimate;        /* of a dry run */
 } vptq_quantize_result;
 
 /* Quantizes the linear layers of a model into a work directory, matrix by matrix, and reports a
@@ -563,6 +576,7 @@ typedef struct vptq_ppl_result {
     size_t context;
     double seconds, tokens_per_second;
     double bits_per_weight; /* of the model's linear layers as stored */
+    vptq_estimate estimate; /* of a dry run */
 } vptq_ppl_result;
 
 /* Perplexity of a model on texts.  `results` (may be NULL) has one for each text.
@@ -619,6 +633,7 @@ typedef struct vptq_kld_result {
     size_t context;
     vptq_ppl_protocol protocol;
     double seconds;
+    vptq_estimate estimate; /* of a dry run */
 } vptq_kld_result;
 
 /* Divergence of `m` from its original `base` over the tokens that vptq_perplexity scores.  m

@@ -10,6 +10,7 @@
 #include "lib/base/file.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
+#include "lib/report/estimate.h"
 #include "lib/vptq_internal.h"
 
 static bool is_json(const vptq_output *out)
@@ -23,6 +24,9 @@ static bool is_json(const vptq_output *out)
 typedef struct collected {
     const char *model, *output;
     vptq_collect_result r;
+    bool planned;
+    vptq_estimate estimate;
+    vptq_object totals;
 } collected;
 static const vptq_column collected_columns[] = {
     {.name = "model", VPTQ_TEXT(collected, model)},
@@ -34,10 +38,28 @@ static const vptq_column collected_columns[] = {
     {.name = "layers_done", VPTQ_INTEGER(collected, r.layers_done)},
     {.name = "layers_reused", VPTQ_INTEGER(collected, r.layers_reused)},
     {.name = "bytes", VPTQ_INTEGER(collected, r.bytes)},
-    {.name = "seconds", VPTQ_REAL(collected, r.seconds)}};
+    {.name = "seconds", VPTQ_REAL(collected, r.seconds)},
+    {.name = "totals", VPTQ_OBJECT(collected, totals), .when = offsetof(collected, planned)}};
 
-static vptq_status report_collected(const vptq_output *out, const collected *c, bool planned,
-                                    vptq_err *err)
+/* Memory also holds what the context has allocated so far; the disk also holds a checkpoint of
+ * the hidden states, and the one that replaces it. */
+static void estimate_collected(const vptq_ctx *ctx, const vptq_model *m,
+                               const vptq_collect_options *o, collected *c)
+{
+    const uint64_t windows = c->r.windows + c->r.held_out;
+    c->estimate = vptq_estimate_make(c->output);
+    c->estimate.seconds = c->r.estimated_seconds;
+    c->estimate.memory_bytes = c->r.memory_bytes + (ctx->mem ? ctx->mem->used : 0);
+    c->estimate.disk_bytes =
+        c->r.bytes + 2 * windows * c->r.length * m->desc->hidden * sizeof(float);
+    if (isnan(c->r.estimated_seconds))
+        vptq_estimate_leave_out(&c->estimate, "guided weights");
+    if (o->calibrate.outputs)
+        vptq_estimate_leave_out(&c->estimate, "output Hessians");
+    c->totals = vptq_estimate_object(&c->estimate);
+}
+
+static vptq_status report_collected(const vptq_output *out, const collected *c, vptq_err *err)
 {
     const vptq_collect_result *r = &c->r;
     char bytes[32], seconds[32], held_out[64] = "", kept[48] = "";
@@ -50,10 +72,11 @@ static vptq_status report_collected(const vptq_output *out, const collected *c, 
         snprintf(held_out, sizeof held_out, ", %zu windows held out", r->held_out);
     if (r->layers_reused)
         snprintf(kept, sizeof kept, ", %u layers kept", r->layers_reused);
-    return vptq_print_line(out, err, "%s: %zu windows of %zu tokens, %u layers%s, %s%s%s, %s",
-                           c->output ? c->output : "plan", r->windows, r->length,
-                           r->layers_done, planned ? " to do" : "", bytes, held_out, kept,
-                           seconds);
+    VPTQ_CHECK(
+        vptq_print_line(out, err, "%s: %zu windows of %zu tokens, %u layers%s, %s%s%s, %s",
+                        c->output ? c->output : "plan", r->windows, r->length, r->layers_done,
+                        c->planned ? " to do" : "", bytes, held_out, kept, seconds));
+    return c->planned ? vptq_estimate_print(out, &c->estimate, err) : VPTQ_OK;
 }
 
 vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
@@ -67,7 +90,10 @@ vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
         o.tool_version = "libvptq " VPTQ_VERSION;
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     VPTQ_CHECK(vptq_hessian_collect(dev, m, &o, dir, &c.r, err));
-    return report_collected(out, &c, opt->dry_run, err);
+    c.planned = opt->dry_run;
+    if (c.planned)
+        estimate_collected(ctx, m, opt, &c);
+    return report_collected(out, &c, err);
 }
 
 /* ---- show ---- */

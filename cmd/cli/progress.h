@@ -47,7 +47,7 @@ void vptq_cli_progress_clear(vptq_cli_progress *p);
 void vptq_cli_progress_end(vptq_cli_progress *p);
 
 /* Formats a line: "stage  42% 21/50 windows  3.5/s  8.3 s left  detail", cut to `width` columns
- * unless that is 0.  What is left includes the other open stages. */
+ * unless that is 0.  The time left includes that of other open stages. */
 void vptq_cli_progress_text(char *text, size_t size, const vptq_cli_progress *p,
                             const vptq_cli_stage *s, const char *detail, unsigned width);
 

@@ -99,6 +99,9 @@ vptq_status vptq_file_remove(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_unnamed(const char *path, int *fd, vptq_err *err) VPTQ_MUST_CHECK;
 
 bool vptq_path_exists(const char *path);
+/* Bytes that the disk of `path`, which need not exist yet, has free for this user; 0 = unknown.
+ */
+uint64_t vptq_path_disk_free(const char *path);
 bool vptq_path_is_dir(const char *path);
 /* True if DIR/NAME is a link to a file outside DIR, whose path is then in `target`.  In the
  * cache of Hugging Face links to DIR/../../blobs/HASH are not outside. */

@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 /* The folder that holds `path` ("." for a bare name). */
@@ -320,4 +321,25 @@ vptq_status vptq_dir_sync(int fd, const char *path, vptq_err *err)
     if (fsync(fd) && errno != EINVAL && errno != ENOTSUP)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot sync the folder of '%s'", path);
     return VPTQ_OK;
+}
+
+uint64_t vptq_path_disk_free(const char *path)
+{
+    char dir[PATH_MAX];
+    struct statvfs fs;
+    size_t n = strlen(path);
+    if (n >= sizeof dir)
+        return 0;
+    memcpy(dir, path, n + 1);
+    while (statvfs(n ? dir : ".", &fs)) {
+        if (!n)
+            return 0;
+        while (n && dir[n - 1] != '/')
+            n--;
+        while (n > 1 && dir[n - 1] == '/') /* the root keeps its name */
+            n--;
+        n = n == 1 && dir[0] == '/' && dir[1] == 0 ? 0 : n;
+        dir[n] = 0;
+    }
+    return (uint64_t)fs.f_bavail * fs.f_frsize;
 }

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "lib/eval/estimate.h"
 #include "lib/eval/kld.h"
 #include "lib/report/column.h"
 
@@ -10,6 +11,7 @@
 typedef struct kld_row {
     const char *model, *base, *base_file, *protocol, *fingerprint;
     vptq_kld_result r;
+    vptq_object totals;
 } kld_row;
 
 /* A key of JSON only. */
@@ -98,7 +100,8 @@ static const vptq_column saved[] = {KEY("tokens", VPTQ_INTEGER(kld_row, r.tokens
 static const vptq_column planned[] = {KEY("tokens", VPTQ_INTEGER(kld_row, r.tokens)),
                                       KEY("windows", VPTQ_INTEGER(kld_row, r.windows)),
                                       KEY("context", VPTQ_INTEGER(kld_row, r.context)),
-                                      KEY("model", VPTQ_TEXT(kld_row, model))};
+                                      KEY("model", VPTQ_TEXT(kld_row, model)),
+                                      KEY("totals", VPTQ_OBJECT(kld_row, totals))};
 
 static void append(vptq_column *columns, size_t *count, const vptq_column *more, size_t n)
 {
@@ -149,9 +152,12 @@ static vptq_status print_result(const vptq_output *out, const vptq_kld_options *
     const bool json = out->format == VPTQ_FORMAT_JSON;
     if (o->dry_run && json)
         return vptq_print_object(out, VPTQ_COLUMNS(planned), row, err);
-    if (o->dry_run)
-        return vptq_print_text(out, err, "would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
-                               row->model ? "compare" : "save", r->tokens, r->windows);
+    if (o->dry_run) {
+        VPTQ_CHECK(vptq_print_text(out, err,
+                                   "would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
+                                   row->model ? "compare" : "save", r->tokens, r->windows));
+        return vptq_estimate_print(out, &r->estimate, err);
+    }
     if (!row->model && json)
         return vptq_print_object(out, VPTQ_COLUMNS(saved), row, err);
     if (!row->model)
@@ -185,6 +191,16 @@ vptq_status vptq_eval_divergence(vptq_device *dev, const vptq_model *m, const vp
     window_log log = {.ctx = dev->ctx};
     const vptq_eval_watch watch = {.window = log_window, .arg = &log};
     VPTQ_CHECK(vptq_eval_kld(dev, m, base, opt, &watch, r, err));
+    if (opt->dry_run) {
+        const double tokens = (double)r->windows * (double)r->context;
+        const double scored = (double)r->tokens;
+        r->estimate = vptq_estimate_make(opt->save_base);
+        VPTQ_CHECK(vptq_eval_estimate(dev, m, tokens, scored, r->context, &r->estimate, err));
+        VPTQ_CHECK(
+            vptq_eval_estimate(dev, base, tokens, scored, r->context, &r->estimate, err));
+        if (opt->save_base)
+            vptq_estimate_leave_out(&r->estimate, "the saved file");
+    }
     if (!out)
         return VPTQ_OK;
     const kld_row row = {.model = m ? m->ckpt.path : NULL,
@@ -192,6 +208,7 @@ vptq_status vptq_eval_divergence(vptq_device *dev, const vptq_model *m, const vp
                          .base_file = m ? opt->base_file : opt->save_base,
                          .protocol = r->protocol == VPTQ_PPL_LLAMA_CPP ? "llama.cpp" : "gptq",
                          .fingerprint = r->base_fingerprint[0] ? r->base_fingerprint : NULL,
-                         .r = *r};
+                         .r = *r,
+                         .totals = vptq_estimate_object(&r->estimate)};
     return print_result(out, opt, &row, err);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/base/file.h"
+#include "lib/eval/estimate.h"
 #include "lib/eval/tasks.h"
 #include "lib/report/column.h"
 
@@ -12,6 +13,7 @@
 typedef struct task_row {
     const char *name, *model, *base_model;
     vptq_task_result r;
+    vptq_object totals; /* of a plan */
 } task_row;
 
 typedef struct run {
@@ -107,21 +109,30 @@ static vptq_status print_table(const run *r, vptq_err *err)
     return r->out->format == VPTQ_FORMAT_TEXT ? print_total(r, err) : VPTQ_OK;
 }
 
-static vptq_status print_plan(const run *r, const task_row *row, vptq_err *err)
+static vptq_status print_plan(const run *r, task_row *row, vptq_err *err)
 {
     static const vptq_column plan[] = {
         {.name = "task", VPTQ_TEXT(task_row, name)},
         {.name = "items", VPTQ_INTEGER(task_row, r.model.items)},
         {.name = "requests", VPTQ_INTEGER(task_row, r.model.requests)},
         {.name = "rows", VPTQ_INTEGER(task_row, r.model.rows)},
-        {.name = "rows_saved", VPTQ_INTEGER(task_row, r.model.rows_saved)}};
+        {.name = "rows_saved", VPTQ_INTEGER(task_row, r.model.rows_saved)},
+        {.name = "totals", VPTQ_OBJECT(task_row, totals)}};
     const vptq_task_figures *f = &row->r.model;
+    vptq_estimate e = vptq_estimate_make(r->opt->samples);
+    const double tokens = (double)f->rows;
+    const size_t length = f->requests && f->rows > f->requests ? f->rows / f->requests : 1;
+    VPTQ_CHECK(vptq_eval_estimate(r->dev, r->m, tokens, tokens, length, &e, err));
+    VPTQ_CHECK(vptq_eval_estimate(r->dev, r->base, tokens, tokens, length, &e, err));
+    row->totals = vptq_estimate_object(&e);
     if (r->out && r->out->format == VPTQ_FORMAT_JSON)
         return vptq_print_object(r->out, VPTQ_COLUMNS(plan), row, err);
-    return vptq_print_line(r->out, err,
-                           "%s: would score %" PRIu64 " items in %" PRIu64 " requests; %" PRIu64
-                           " tokens, %" PRIu64 " without sharing",
-                           row->name, f->items, f->requests, f->rows, f->rows + f->rows_saved);
+    VPTQ_CHECK(vptq_print_line(r->out, err,
+                               "%s: would score %" PRIu64 " items in %" PRIu64
+                               " requests; %" PRIu64 " tokens, %" PRIu64 " without sharing",
+                               row->name, f->items, f->requests, f->rows,
+                               f->rows + f->rows_saved));
+    return vptq_estimate_print(r->out, &e, err);
 }
 
 /* ---- the run ---- */

@@ -7,6 +7,7 @@
 #include "lib/base/buf.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/eval/estimate.h"
 #include "lib/eval/perplexity.h"
 #include "lib/report/column.h"
 
@@ -117,6 +118,7 @@ vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m, const vptq_ppl_opt
 typedef struct ppl_row {
     const char *text, *model;
     vptq_ppl_result r;
+    vptq_object totals;
 } ppl_row;
 
 enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD };
@@ -156,7 +158,11 @@ static const vptq_column columns[] = {
     FIGURE("tokens_per_second", r.tokens_per_second, 1, MEASURED),
     FIGURE("bits_per_weight", r.bits_per_weight, 4, 0),
     NAME("text", text, VPTQ_IN_JSON, MEASURED),
-    NAME("model", model, VPTQ_IN_JSON, 0)};
+    NAME("model", model, VPTQ_IN_JSON, 0),
+    {.name = "totals",
+     VPTQ_OBJECT(ppl_row, totals),
+     .formats = VPTQ_IN_JSON,
+     .needs = PLANNED}};
 
 /* The run over all texts. */
 typedef struct run {
@@ -201,15 +207,20 @@ static vptq_status print_row(const run *r, size_t i, const ppl_row *row, vptq_er
 
 static vptq_status print_result(const run *r, size_t i, const vptq_ppl_result *x, vptq_err *err)
 {
-    const ppl_row row = {.text = text_name(r->opt, i), .model = r->m->ckpt.path, .r = *x};
+    const ppl_row row = {.text = text_name(r->opt, i),
+                         .model = r->m->ckpt.path,
+                         .r = *x,
+                         .totals = vptq_estimate_object(&x->estimate)};
     const bool alone = text_count(r->opt) == 1;
     if (!r->out)
         return VPTQ_OK;
-    if (r->opt->dry_run && r->out->format != VPTQ_FORMAT_JSON)
-        return vptq_print_line(r->out, err,
-                               "%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s",
-                               alone ? "" : row.text, alone ? "" : ": ", x->tokens, x->windows,
-                               r->opt->documents ? "documents" : "windows");
+    if (r->opt->dry_run && r->out->format != VPTQ_FORMAT_JSON) {
+        VPTQ_CHECK(vptq_print_line(r->out, err,
+                                   "%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s",
+                                   alone ? "" : row.text, alone ? "" : ": ", x->tokens,
+                                   x->windows, r->opt->documents ? "documents" : "windows"));
+        return vptq_estimate_print(r->out, &x->estimate, err);
+    }
     if (alone && r->out->format == VPTQ_FORMAT_TEXT)
         return print_text(r, x, err);
     return print_row(r, i, &row, err);
@@ -246,6 +257,17 @@ static vptq_status check_texts(const run *r, vptq_err *err)
     return VPTQ_OK;
 }
 
+static vptq_status estimate_text(const run *r, vptq_ppl_result *x, vptq_err *err)
+{
+    const double windows = (double)x->windows, scored = (double)x->tokens;
+    const double tokens = r->opt->documents ? scored + windows : windows * (double)x->context;
+    const double length = fmin(tokens / fmax(windows, 1), (double)x->context);
+    x->estimate = vptq_estimate_make(r->opt->dump);
+    x->estimate.disk_bytes = r->opt->dump ? x->tokens * sizeof(double) : 0;
+    return vptq_eval_estimate(r->dev, r->m, tokens, scored, (size_t)fmax(length, 1),
+                              &x->estimate, err);
+}
+
 /* Measures text i and writes the losses of its tokens to `dump`, if that is open. */
 static vptq_status measure_text(const run *r, size_t i, vptq_file_writer *dump,
                                 vptq_ppl_result *x, vptq_err *err)
@@ -263,6 +285,8 @@ static vptq_status measure_text(const run *r, size_t i, vptq_file_writer *dump,
     if (text_count(r->opt) > 1)
         vptq_log(r->dev->ctx, VPTQ_LOG_MORE, "%s", text_name(r->opt, i));
     VPTQ_TRY(vptq_eval_ppl(r->dev, r->m, &o, &watch, x, err));
+    if (o.dry_run)
+        VPTQ_TRY(estimate_text(r, x, err));
     if (nll)
         VPTQ_TRY(vptq_file_write(dump, nll, x->tokens * sizeof *nll, err));
     VPTQ_TRY(print_result(r, i, x, err));

@@ -1,5 +1,6 @@
 /* Reports of packing, unpacking, listing and checking, as text or JSON. */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -7,6 +8,7 @@
 #include "lib/pack/pack.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
+#include "lib/report/estimate.h"
 
 static bool is_json(const vptq_output *out)
 {
@@ -215,6 +217,7 @@ typedef struct written {
     const char *input, *output, *form;
     bool dry_run;
     vptq_pack_result r;
+    vptq_object totals; /* of a dry run */
 } written;
 static const vptq_column written_columns[] = {
     {.name = "input", VPTQ_TEXT(written, input)},
@@ -231,7 +234,8 @@ static const vptq_column written_columns[] = {
     {.name = "embedding_type", VPTQ_TEXT(written, r.embedding.type)},
     {.name = "embedding_bytes", VPTQ_INTEGER(written, r.embedding.bytes)},
     {.name = "embedding_relative_mse", VPTQ_REAL(written, r.embedding.relative_mse)},
-    {.name = "seconds", VPTQ_REAL(written, r.seconds)}};
+    {.name = "seconds", VPTQ_REAL(written, r.seconds)},
+    {.name = "totals", VPTQ_OBJECT(written, totals), .when = offsetof(written, dry_run)}};
 
 enum { MSE_TEXT = 64 };
 
@@ -270,7 +274,9 @@ vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
                        : unpacked                  ? "plain"
                        : archive                   ? "archive"
                                                    : "hf";
-    const written w = {opt->input, opt->output, form, dry, *r};
+    vptq_estimate e = vptq_estimate_make(opt->output); /* disks decide the time */
+    e.disk_bytes = r->bytes;
+    const written w = {opt->input, opt->output, form, dry, *r, vptq_estimate_object(&e)};
     char size[32], seconds[32], matrices[96] = "";
 
     if (opt->repair)
@@ -286,5 +292,6 @@ vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
         out, err, "%s%s: %s, %s%" PRIu32 " plain tensors, %s%s%s%s", dry ? "plan: " : "",
         opt->output ? opt->output : "(no output)", form, matrices, r->plain, size,
         dry && archive ? " before compression" : "", dry ? "" : ", ", dry ? "" : seconds));
-    return print_file(r, out, err);
+    VPTQ_CHECK(print_file(r, out, err));
+    return dry ? vptq_estimate_print(out, &e, err) : VPTQ_OK;
 }

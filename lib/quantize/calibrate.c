@@ -214,10 +214,25 @@ static vptq_status alloc_parts(calibration *k, vptq_err *err)
     return VPTQ_OK;
 }
 
+size_t vptq_calibration_memory(const vptq_model_desc *d, const vptq_calibrate_options *o)
+{
+    const size_t widest = vptq_widest_input(d), shift = o->sequential ? d->hidden * widest : 0;
+    size_t part = o->sequential ? vptq_triangle(widest) : 0, terms = 0;
+    for (int i = 0; !o->sequential && i < VPTQ_INPUT_COUNT; i++)
+        part += vptq_triangle(vptq_input_size(d, (vptq_input)i));
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (vptq_term_of(o->weights, (vptq_linear)l) == (vptq_linear)l)
+            terms +=
+                vptq_triangle(vptq_input_size(d, vptq_linear_input((vptq_linear)l))) + shift;
+    /* two parts, and a target with its solution in double */
+    const size_t target = o->sequential ? 2 * widest * widest + 2 * shift : 0;
+    return sizeof(float) * 2 * (part + terms + shift) + sizeof(double) * target;
+}
+
 /* Estimates the bytes that the encoder needs for the largest matrix: some copies of the
  * weights; per entry of the Hessian three packed triangles (6), metric and factor (8), the raw
  * Hessians of two losses (8), and one matrix in double (8). */
-static size_t encoder_memory(const vptq_model_desc *d)
+size_t vptq_encoder_memory(const vptq_model_desc *d)
 {
     enum { PER_WEIGHT = 32, PER_ENTRY = 32 };
     size_t largest = 0;
@@ -255,7 +270,7 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
     memset(k->part, 0, sizeof k->part);
     VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &opt, &k->calibrator, err));
     k->calibrator.run = opt.sequential ? vptq_hash(q->fingerprint, 16, 0) : 0;
-    k->calibrator.reserve = encoder_memory(q->model.desc);
+    k->calibrator.reserve = vptq_encoder_memory(q->model.desc);
     VPTQ_CHECK(alloc_parts(k, err));
     VPTQ_CHECK(vptq_calibrator_start(&k->calibrator, q->opt->work, layer, q->last, err));
     k->started = true;

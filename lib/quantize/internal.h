@@ -1,7 +1,8 @@
 /* Internal to lib/quantize: the state of a quantize run and the steps that share it.
  *
  * quantize.c runs it.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
- * the run, fold.c changes norms, predict.c predicts its time on a GPU, uniform.c runs the
+ * the run, fold.c changes norms, cost.c weighs matrices, estimate.c estimates time, memory and
+ * disk, predict.c predicts the time on a GPU, uniform.c runs the
  * methods of lib/uniform (additive.c those with additive codes), manifest.c keeps quantize.json
  * and the work directory, rows.c the rows of report.jsonl. */
 #ifndef VPTQ_QUANTIZE_INTERNAL_H
@@ -103,11 +104,24 @@ static inline bool vptq_allocate_measures(const vptq_quantize_options *o)
     return o->bits > 0 && (o->allocate == VPTQ_ALLOCATE_KL || (o->dry_run && o->hessians));
 }
 
+/* ---- one matrix (quantize.c) ---- */
+
+/* Runs the method of the row's settings: *file gets what is stored, in `arena`. */
+vptq_status vptq_choose_codes(const vptq_quantizer *q, const char *name,
+                              const vptq_encoder_input *input, vptq_arena *arena,
+                              vptq_quantize_row *row, vptq_layer_file *file,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
 /* ---- calibration during the run (calibrate.c) ---- */
 
 /* Plans the calibration of q->opt and makes it the source q->hessians.  The model runs block by
  * block, from the first Hessian that is loaded on. */
 vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Bytes at most that a run keeps of a calibration: moments of both parts, and targets. */
+size_t vptq_calibration_memory(const vptq_model_desc *d, const vptq_calibrate_options *o);
+/* Bytes that the encoder needs for the largest matrix. */
+size_t vptq_encoder_memory(const vptq_model_desc *d);
 
 /* In a sequential run: replaces *w by the corrected target of the row's matrix, in `arena`, and
  * notes in the row how much of the correction was applied. */
@@ -120,6 +134,11 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
 /* Steps and seconds of a matrix, of which only the ratios to others mean anything. */
 void vptq_matrix_cost(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                       vptq_encoder_report *cost);
+
+/* ---- estimates (estimate.c) ---- */
+
+/* Fills the result's estimate of a planned run, whose packed_bytes are known. */
+vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- predictions (predict.c) ---- */
 

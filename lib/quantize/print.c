@@ -7,6 +7,7 @@
 #include "lib/quantize/quantize.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
+#include "lib/report/estimate.h"
 
 static bool is_json(const vptq_output *out)
 {
@@ -285,11 +286,21 @@ static vptq_status print_summary(const vptq_quantize_options *opt, const row_pri
         r->matrices, kept, r->bits_per_weight, bytes, r->file_bits_per_weight, seconds));
     if (opt->dry_run) {
         VPTQ_CHECK(print_predictions(out, r, err));
+        if (opt->estimate)
+            VPTQ_CHECK(vptq_estimate_print(out, &r->estimate, err));
         return opt->predict ? print_times(p, r, err) : VPTQ_OK;
     }
     VPTQ_CHECK(print_mean_losses(out, r, p->printer.has & HELD_OUT, err));
     return print_shares(out, &p->steps, err);
 }
+
+/* Of a dry run. */
+static const vptq_column totals_columns[] = {
+    {.name = "matrices", VPTQ_INTEGER(vptq_quantize_result, matrices)},
+    {.name = "bits_per_weight", VPTQ_REAL(vptq_quantize_result, bits_per_weight)},
+    {.name = "file_bits_per_weight", VPTQ_REAL(vptq_quantize_result, file_bits_per_weight)},
+    {.name = "packed_bytes", VPTQ_INTEGER(vptq_quantize_result, packed_bytes)},
+    VPTQ_ESTIMATE_COLUMNS(vptq_quantize_result, estimate)};
 
 vptq_status vptq_quantize_report(vptq_device *dev, const vptq_quantize_options *opt,
                                  const vptq_output *out, vptq_quantize_result *r, vptq_err *err)
@@ -306,7 +317,11 @@ vptq_status vptq_quantize_report(vptq_device *dev, const vptq_quantize_options *
                                                                         : 0;
     p.printer.gap = 1;
     VPTQ_CHECK(vptq_quantize_model(dev, opt, out ? print_row : NULL, &p, r, err));
-    return out && !is_json(out) ? print_summary(opt, &p, r, err) : VPTQ_OK;
+    if (is_json(out))
+        return opt->dry_run && opt->estimate
+                   ? vptq_totals_print(out, VPTQ_COLUMNS(totals_columns), r, err)
+                   : VPTQ_OK;
+    return out ? print_summary(opt, &p, r, err) : VPTQ_OK;
 }
 
 /* The last object of a run. */

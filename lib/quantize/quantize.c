@@ -159,10 +159,9 @@ static vptq_status choose_other(const vptq_quantizer *q, const char *name,
                             : store_dense(name, input, s->storage, what, arena, file, err);
 }
 
-/* Runs the method of the row's settings: *file gets what is stored, in `arena`. */
-static vptq_status choose_codes(const vptq_quantizer *q, const char *name,
-                                const vptq_encoder_input *input, vptq_arena *arena,
-                                vptq_quantize_row *row, vptq_layer_file *file, vptq_err *err)
+vptq_status vptq_choose_codes(const vptq_quantizer *q, const char *name,
+                              const vptq_encoder_input *input, vptq_arena *arena,
+                              vptq_quantize_row *row, vptq_layer_file *file, vptq_err *err)
 {
     const vptq_encoder_settings *s = row->settings;
     vptq_encoder_result r;
@@ -204,7 +203,7 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
     vptq_linear_full_name(name, row->layer, q->linear);
-    VPTQ_TRY(choose_codes(q, name, &input, &arena, row, &file, err));
+    VPTQ_TRY(vptq_choose_codes(q, name, &input, &arena, row, &file, err));
     VPTQ_TRY(vptq_row_json(row, false, text, err));
     vptq_fold_file(q, &file);
     file.fingerprint = q->fingerprint;
@@ -377,6 +376,8 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     result->predicted_loss = q.predicted_loss / result->matrices;
     result->diagonal = q.hessians.diagonal;
     predict_file(&q, result);
+    if (opt->dry_run && opt->estimate)
+        VPTQ_TRY(vptq_plan_estimate(&q, err));
 out:
     result->seconds = vptq_seconds() - start;
     if (st == VPTQ_E_CANCELLED && !opt->dry_run)

@@ -53,7 +53,7 @@ run > cpu.txt
 run --backend cuda --format json > rows.json
 python3 - << 'END'
 import json
-rows = [json.loads(line) for line in open("rows.json")]
+rows = [json.loads(line) for line in open("rows.json") if line.startswith('{"layer"')]
 assert len(rows) == 224, len(rows)
 for r in rows:
     steps = sum(r["predicted_step_seconds"].values())

@@ -1,0 +1,217 @@
+/* Estimates what a run would take: the costs of its matrices (cost.c) at the speed of this
+ * machine, which encoding a slice of one of them shows, and its calibration (hessian/probe.h).
+ */
+#include <math.h>
+
+#include "hessian/probe.h"
+#include "lib/quantize/internal.h"
+#include "lib/report/estimate.h"
+
+/* Least size of a slice, and seconds that the two take about. */
+enum { LEAST_ROWS = 64, LEAST_COLUMNS = 256 };
+static const double first_seconds = 0.1, second_seconds = 1;
+
+typedef struct slice {
+    uint32_t layer, out, in;
+    vptq_linear linear;
+} slice;
+
+static const vptq_encoder_settings *settings_of(const vptq_quantizer *q, const slice *s)
+{
+    return &vptq_quantizer_matrix(q, s->layer, s->linear)->settings;
+}
+
+static double cost_of(const vptq_quantizer *q, const slice *s)
+{
+    vptq_encoder_report cost;
+    vptq_matrix_cost(settings_of(q, s), s->out, s->in, &cost);
+    return cost.seconds;
+}
+
+static uint32_t halve(uint32_t n, uint32_t least)
+{
+    const uint32_t half = (n / 2 + least - 1) / least * least;
+    return half < n ? half : n;
+}
+
+/* Cuts the slice until it costs at most `most`, or is as small as slices are. */
+static void cut(const vptq_quantizer *q, slice *s, double most)
+{
+    while (cost_of(q, s) > most) {
+        const uint32_t rows = halve(s->out, LEAST_ROWS), cols = halve(s->in, LEAST_COLUMNS);
+        if (rows == s->out && cols == s->in)
+            return;
+        if (rows < s->out && (s->out >= s->in || cols == s->in))
+            s->out = rows;
+        else
+            s->in = cols;
+    }
+}
+
+static vptq_status read_slice(const vptq_quantizer *q, const slice *s, vptq_arena *arena,
+                              const float **w, vptq_err *err)
+{
+    const vptq_weight *stored = &q->model.blocks[s->layer].linear[s->linear];
+    float *x = vptq_arena_alloc(arena, (size_t)s->out * stored->cols, sizeof *x, err);
+    if (!x)
+        return VPTQ_E_NOMEM;
+    VPTQ_CHECK(vptq_weight_read(stored, q->dev, 0, s->out, x, err));
+    for (size_t i = 1; i < s->out; i++)
+        for (size_t j = 0; j < s->in; j++)
+            x[i * s->in + j] = x[i * stored->cols + j];
+    *w = x;
+    return VPTQ_OK;
+}
+
+/* Any Hessian takes the same time; in this one all columns are correlated, so that errors move,
+ * and no number comes near the denormal ones, which are slow. */
+static float *make_hessian(uint32_t n, vptq_arena *arena, vptq_err *err)
+{
+    static const float correlation = 0.25F;
+    float *lower = vptq_arena_alloc(arena, vptq_triangle(n), sizeof *lower, err);
+    for (size_t i = 0, at = 0; lower && i < n; i++)
+        for (size_t j = 0; j <= i; j++)
+            lower[at++] = i == j ? 1 : correlation;
+    return lower;
+}
+
+static vptq_status time_slice(vptq_quantizer *q, const slice *s, double *seconds, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_layer_file file;
+    vptq_arena arena;
+    vptq_quantize_row row = {.settings = settings_of(q, s), .rows = s->out, .columns = s->in};
+    vptq_encoder_input input = {.out = s->out, .in = s->in};
+
+    vptq_arena_init(&arena, q->dev->ctx->mem);
+    VPTQ_TRY(read_slice(q, s, &arena, &input.w, err));
+    input.lower = make_hessian(s->in, &arena, err);
+    if (!input.lower)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    const double start = vptq_seconds();
+    VPTQ_TRY(vptq_choose_codes(q, "slice", &input, &arena, &row, &file, err));
+    *seconds = vptq_seconds() - start;
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* *scale = seconds of this machine per second of cost, from the cheapest matrix with this
+ * method. */
+static vptq_status measure(vptq_quantizer *q, uint32_t method, double *scale, vptq_err *err)
+{
+    slice best = {.out = 0}, s;
+    double seconds;
+    for (s.layer = q->first; s.layer <= q->last; s.layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            s.linear = (vptq_linear)l;
+            vptq_linear_shape(q->model.desc, s.linear, &s.out, &s.in);
+            if (settings_of(q, &s)->method == method &&
+                (!best.out || cost_of(q, &s) < cost_of(q, &best)))
+                best = s;
+        }
+    s = best;
+    cut(q, &s, first_seconds);
+    VPTQ_CHECK(time_slice(q, &s, &seconds, err));
+    *scale = seconds / cost_of(q, &s);
+    s = best;
+    cut(q, &s, second_seconds / *scale);
+    VPTQ_CHECK(time_slice(q, &s, &seconds, err));
+    *scale = seconds / cost_of(q, &s);
+    return VPTQ_OK;
+}
+
+/* Adds the seconds of all matrices, one measurement for each method. */
+static vptq_status add_matrices(vptq_quantizer *q, double *total, vptq_err *err)
+{
+    enum { METHODS = 16 };
+    struct {
+        uint32_t method;
+        double scale;
+    } known[METHODS];
+    size_t count = 0;
+    slice s;
+    for (s.layer = q->first; s.layer <= q->last; s.layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            size_t i = 0;
+            s.linear = (vptq_linear)l;
+            vptq_linear_shape(q->model.desc, s.linear, &s.out, &s.in);
+            const uint32_t method = settings_of(q, &s)->method;
+            while (i < count && known[i].method != method)
+                i++;
+            if (i == METHODS) /* more than there are: at the speed of the last */
+                i--;
+            if (i == count) {
+                VPTQ_CHECK(measure(q, method, &known[i].scale, err));
+                known[count++].method = method;
+            }
+            *total += cost_of(q, &s) * known[i].scale;
+        }
+    return VPTQ_OK;
+}
+
+static vptq_status add_calibration(vptq_quantizer *q, vptq_estimate *e, vptq_err *err)
+{
+    vptq_calibrator c;
+    double seconds;
+    uint64_t memory;
+    const vptq_calibrate_options *o = q->opt->calibrate;
+    if (o->outputs)
+        vptq_estimate_leave_out(e, "output Hessians");
+    if (o->weights == VPTQ_WEIGHTS_GUIDED) {
+        vptq_estimate_leave_out(e, "guided calibration");
+        return VPTQ_OK;
+    }
+    VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, o, &c, err));
+    const vptq_status st = vptq_calibrator_probe(&c, q->last, &seconds, &memory, err);
+    if (!st) {
+        /* the checkpoint, and the one that replaces it */
+        const size_t streams = o->sequential ? 2 : 1;
+        const size_t windows = c.windows[VPTQ_PART_MAIN] + c.windows[VPTQ_PART_HELD_OUT];
+        e->disk_bytes +=
+            2 * streams * c.opt.length * windows * q->model.desc->hidden * sizeof(float);
+        e->seconds += seconds;
+        e->memory_bytes += memory + vptq_calibration_memory(q->model.desc, o);
+    }
+    vptq_calibrator_release(&c);
+    return st;
+}
+
+/* Bytes of the files of matrices: codebooks also in float, a report, and a header. */
+static uint64_t work_bytes(const vptq_quantizer *q)
+{
+    enum { HEADER = 4096 };
+    uint64_t bytes = 0;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            const vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
+            bytes += (row.bits.total + 2 * row.bits.codebooks) / 8 + HEADER;
+        }
+    return bytes;
+}
+
+vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err)
+{
+    const vptq_quantize_options *o = q->opt;
+    vptq_estimate *e = &q->result->estimate;
+    const vptq_mem *mem = q->dev->ctx->mem;
+    *e = vptq_estimate_make(o->work);
+    e->seconds = 0;
+    e->memory_bytes = (mem ? mem->used : 0) + vptq_encoder_memory(q->model.desc);
+    e->disk_bytes = work_bytes(q) + (o->packs ? q->result->packed_bytes : 0);
+    if (o->predict)
+        e->seconds = q->result->predicted_seconds;
+    else
+        VPTQ_CHECK(add_matrices(q, &e->seconds, err));
+    if (!o->hessians && !o->calibrate)
+        vptq_estimate_leave_out(e, "calibration");
+    if (o->calibrate && !o->predict)
+        VPTQ_CHECK(add_calibration(q, e, err));
+    if (o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL)
+        vptq_estimate_leave_out(e, "measuring sensitivities");
+    if (o->tune)
+        vptq_estimate_leave_out(e, "tuning");
+    if (mem && mem->cap && e->memory_bytes > mem->cap)
+        e->memory_bytes = mem->cap;
+    return VPTQ_OK;
+}
