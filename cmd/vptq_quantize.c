@@ -67,7 +67,7 @@ static void take_defaults(const vptq_cli *cli, quantize_args *a)
         if (!vptq_cli_given(cli, "allocate") && !cli->common.quiet)
             vptq_cli_say(cli,
                          "a run without -H and -c will choose by --allocate kl, which this "
-                         "plan does not measure");
+                         "plan neither measures nor counts in its time");
         return;
     }
     if (!vptq_cli_given(cli, "allocate"))

@@ -62,20 +62,22 @@ static void estimate_collected(const vptq_ctx *ctx, const vptq_model *m,
 static vptq_status report_collected(const vptq_output *out, const collected *c, vptq_err *err)
 {
     const vptq_collect_result *r = &c->r;
-    char bytes[32], seconds[32], held_out[64] = "", kept[48] = "";
+    char bytes[32], seconds[32], took[40] = "", held_out[64] = "", kept[48] = "";
 
     if (is_json(out))
         return vptq_print_object(out, VPTQ_COLUMNS(collected_columns), c, err);
     vptq_human_bytes(bytes, r->bytes);
     vptq_human_seconds(seconds, r->seconds);
+    if (!c->planned)
+        snprintf(took, sizeof took, ", %s", seconds);
     if (r->held_out)
         snprintf(held_out, sizeof held_out, ", %zu windows held out", r->held_out);
     if (r->layers_reused)
         snprintf(kept, sizeof kept, ", %u layers kept", r->layers_reused);
-    VPTQ_CHECK(
-        vptq_print_line(out, err, "%s: %zu windows of %zu tokens, %u layers%s, %s%s%s, %s",
-                        c->output ? c->output : "plan", r->windows, r->length, r->layers_done,
-                        c->planned ? " to do" : "", bytes, held_out, kept, seconds));
+    VPTQ_CHECK(vptq_print_line(out, err, "%s: %zu windows of %zu tokens, %u layers%s, %s%s%s%s",
+                               c->output ? c->output : "plan", r->windows, r->length,
+                               r->layers_done, c->planned ? " to do" : "", bytes, held_out,
+                               kept, took));
     return c->planned ? vptq_estimate_print(out, &c->estimate, err) : VPTQ_OK;
 }
 

@@ -207,7 +207,8 @@ vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err)
         vptq_estimate_leave_out(e, "calibration");
     if (o->calibrate && !o->predict)
         VPTQ_CHECK(add_calibration(q, e, err));
-    if (o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL)
+    /* with a work directory, the plan has measured and kept them */
+    if (o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL && !o->work)
         vptq_estimate_leave_out(e, "measuring sensitivities");
     if (o->tune)
         vptq_estimate_leave_out(e, "tuning");

@@ -275,15 +275,17 @@ static vptq_status print_summary(const vptq_quantize_options *opt, const row_pri
                                  const vptq_quantize_result *r, vptq_err *err)
 {
     const vptq_output *out = p->printer.out;
-    char bytes[32], seconds[32], kept[32] = "";
+    char bytes[32], seconds[32], took[40] = "", kept[32] = "";
 
     vptq_human_bytes(bytes, r->packed_bytes);
     vptq_human_seconds(seconds, r->seconds);
+    if (!opt->dry_run)
+        snprintf(took, sizeof took, ", %s", seconds);
     if (r->reused)
         snprintf(kept, sizeof kept, " (%u kept)", r->reused);
     VPTQ_CHECK(vptq_print_text(
-        out, err, "%u matrices%s, %.4f bits per weight, weights file about %s at %.4f, %s\n",
-        r->matrices, kept, r->bits_per_weight, bytes, r->file_bits_per_weight, seconds));
+        out, err, "%u matrices%s, %.4f bits per weight, weights file about %s at %.4f%s\n",
+        r->matrices, kept, r->bits_per_weight, bytes, r->file_bits_per_weight, took));
     if (opt->dry_run) {
         VPTQ_CHECK(print_predictions(out, r, err));
         if (opt->estimate)

@@ -10,7 +10,7 @@ kl=(-H h --allocate kl --allocate-text "$text" --allocate-length 128)
 # bits FILE: bits per weight of all rows; predicted FILE: sum of their predicted losses.
 bits()
 {
-    awk -F'[:,]' '{ for (i = 1; i < NF; i++) {
+    awk -F'[:,]' '/"layer"/ { for (i = 1; i < NF; i++) {
             if ($i ~ /"rows"/) r = $(i + 1)
             if ($i ~ /"columns"/) c = $(i + 1)
             if ($i ~ /"total_bits"/) b = $(i + 1) }

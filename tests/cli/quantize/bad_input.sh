@@ -96,7 +96,7 @@ expect_error 1 "'no-such-tokenizer'" run -o x --tokenizer no-such-tokenizer
 
 # A dry run.
 run --dry-run -v 8 -k 4096 --format json > plan.json
-[ "$(wc -l < plan.json)" = 35 ] || fail "rows of the plan"
+[ "$(wc -l < plan.json)" = 36 ] || fail "rows and totals of the plan"
 # q_proj 64 x 64: (4096 * 8 * 16 + 8 rows * 24 words * 32 + 64 * 32 bits) / 4096
 expect_near "$(json_get bits_per_weight plan.json | head -n 1)" 130 1e-9
 "$BIN/vptq-quantize" -m "$model" --dry-run -v 8 -k 4096 > out.txt 2> err.txt
