@@ -189,7 +189,9 @@ typedef vptq_status (*vptq_write_fn)(void *arg, const char *text, size_t length,
 typedef struct vptq_output {
     vptq_format format;
     vptq_write_fn write;
-    void *arg; /* passed to write */
+    void *arg;      /* passed to write */
+    uint32_t width; /* columns of the terminal that shows it: tables in text leave out minor
+                       columns to fit, and name them; 0 = any */
 } vptq_output;
 
 VPTQ_API void vptq_human_seconds(char text[32], double seconds); /* "3 min 20 s" */

@@ -113,7 +113,7 @@ typedef struct show_row {
 
 static const vptq_column show_columns[] = {
     {.name = "layer", VPTQ_INTEGER(show_row, layer)},
-    {.name = "input", VPTQ_TEXT(show_row, input)},
+    {.name = "input", VPTQ_TEXT(show_row, input), .major = true},
     {.name = "columns", VPTQ_INTEGER(show_row, s.n)},
     {.name = "tokens", VPTQ_INTEGER(show_row, s.tokens), TOKENS, .width = 9},
     {.name = "samples_per_dim",
@@ -141,8 +141,8 @@ static const vptq_column show_columns[] = {
     {.name = "dead", VPTQ_INTEGER(show_row, s.dead), .width = 5},
     {.name = "constant", VPTQ_INTEGER(show_row, s.constant)},
     {.name = "nan", VPTQ_INTEGER(show_row, s.nan), .width = 4},
-    {.name = "condition", VPTQ_REAL(show_row, s.condition), .decimals = -2},
-    {.name = "verdict", VPTQ_TEXT(show_row, s.verdict)},
+    {.name = "condition", VPTQ_REAL(show_row, s.condition), .decimals = -2, .major = true},
+    {.name = "verdict", VPTQ_TEXT(show_row, s.verdict), .width = 14, .major = true},
     {.name = "output_windows",
      VPTQ_INTEGER(show_row, output_windows),
      .formats = VPTQ_IN_JSON}};

@@ -563,7 +563,10 @@ static vptq_status make_context(vptq_cli *cli, vptq_err *err)
                                       .progress = on_progress,
                                       .user = cli,
                                       .cancel = &cancelled};
-    cli->out = (vptq_output){(vptq_format)cli->common.format, vptq_cli_write_stdout, p};
+    cli->out = (vptq_output){.format = (vptq_format)cli->common.format,
+                             .write = vptq_cli_write_stdout,
+                             .arg = p,
+                             .width = vptq_cli_stdout_width()};
     catch_signals(cli->tool, p->mode == CLI_PROGRESS_LINE);
     return vptq_ctx_open(&options, &cli->ctx, err);
 }

@@ -46,6 +46,8 @@ void vptq_cli_start(void);
 void vptq_cli_restore_environment(void);
 /* As vptq_write_fn; `arg` is the progress line, which makes way. */
 vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vptq_err *err);
+/* Columns of the terminal on stdout, or COLUMNS if it is set; 0 = unknown or not a terminal. */
+uint32_t vptq_cli_stdout_width(void);
 /* Flushes stdout; prints a message and returns CLI_FAILED if a write to it failed. */
 int vptq_cli_finish_stdout(const vptq_cli *cli);
 /* Tells whether a word is in a list "a|b"; not in NULL. */

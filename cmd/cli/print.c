@@ -1,8 +1,12 @@
 /* Writes results to stdout or a file. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include "cmd/cli/internal.h"
+#include "cmd/cli/value.h"
 
 vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vptq_err *err)
 {
@@ -11,6 +15,18 @@ vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vp
     fwrite(text, 1, length, stdout); /* vptq_cli_finish reports a failure */
     fflush(stdout);                  /* a report may take long */
     return VPTQ_OK;
+}
+
+uint32_t vptq_cli_stdout_width(void)
+{
+    const char *columns = getenv("COLUMNS");
+    uint64_t wish;
+    struct winsize ws;
+    if (!isatty(STDOUT_FILENO))
+        return 0;
+    if (columns && vptq_cli_parse_u64(columns, UINT16_MAX, &wish) && wish)
+        return (uint32_t)wish;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &ws) ? 0 : ws.ws_col;
 }
 
 static vptq_status write_file(void *arg, const char *text, size_t length, vptq_err *err)
@@ -55,6 +71,7 @@ vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_wri
     if (!path || !strcmp(path, "-"))
         return VPTQ_OK;
     VPTQ_CHECK(vptq_writer_open(path, cli->common.force, file, err));
-    *out = (vptq_output){vptq_cli_format_of(cli, path), write_file, *file};
+    *out = (vptq_output){
+        .format = vptq_cli_format_of(cli, path), .write = write_file, .arg = *file};
     return VPTQ_OK;
 }

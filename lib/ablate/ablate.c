@@ -531,6 +531,7 @@ vptq_status vptq_eval_ablate(vptq_device *dev, const vptq_ablate_options *opt,
         VPTQ_TRY(vptq_ablate_page(&report, mem, &text, err));
     } else {
         VPTQ_TRY(vptq_ablate_table(&report, mem, &table, err));
+        table.width = out ? out->width : 0;
         VPTQ_TRY(vptq_table_write(&table, format, &text, err));
     }
     if (out)

@@ -69,7 +69,11 @@ static const vptq_column settings_columns[] = {
     COUNT("groups", NULL, groups, VECTORS),
     FIGURE("bits", "budget", budget, -4, BUDGET),
     WORD("recipe", NULL, recipe, RECIPE),
-    FIGURE("bits_per_weight", "bits", bits, 3, 0)};
+    {.name = "bits_per_weight",
+     .title = "bits",
+     VPTQ_REAL(table_row, bits),
+     .decimals = 3,
+     .major = true}};
 static const vptq_column result_columns[] = {
     FIGURE("mean_loss", "mean loss", loss, 5, 0),
     FIGURE("mean_held_out", "held-out loss", held_out, 5, HELD_OUT),
@@ -217,7 +221,8 @@ static vptq_status add_score(score_columns *c, const char *prefix, const char *n
                                    .offset = c->offset,
                                    .size = sizeof(double),
                                    .decimals = decimals,
-                                   .needs = needs};
+                                   .needs = needs,
+                                   .major = k == 0};
         c->offset += sizeof(double);
     }
     return VPTQ_OK;

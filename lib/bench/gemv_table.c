@@ -56,7 +56,12 @@ static const vptq_column columns[] = {
     IN_TABLE("residual_centroids", VPTQ_INTEGER(gemv_line, r.k_res)),
     REAL_IN_TABLE("vptq (ms)", r.time_us, 4, 1e-3),
     REAL_IN_TABLE("dense (ms)", r.dense_us, 4, 1e-3),
-    REAL_IN_TABLE("ratio", r.ratio, 2, 1),
+    {.name = "ratio",
+     VPTQ_REAL(gemv_line, r.ratio),
+     .decimals = 2,
+     .fixed = VPTQ_IN_CSV,
+     .formats = TABLE,
+     .major = true},
     REAL_IN_TABLE("GB/s", r.gb_per_second, 1, 1),
     REAL_IN_TABLE("floor", r.floor_fraction, 2, 1)};
 

@@ -71,13 +71,14 @@ enum { PEOPLE = VPTQ_IN_TEXT | VPTQ_IN_MD, PROGRAMS = VPTQ_IN_JSON | VPTQ_IN_CSV
         .name = key, field, .formats = VPTQ_IN_JSON                                            \
     }
 /* People see "mean ± deviation", programs two columns. */
-#define FIGURE(key, text, i, digits)                                                           \
+#define FIGURE(key, text, i, digits, is_major)                                                 \
     {.title = text,                                                                            \
      VPTQ_REAL(serve_row, mean[i]),                                                            \
      .decimals = digits,                                                                       \
      .deviation = offsetof(serve_row, deviation[i]),                                           \
      .width = 19,                                                                              \
-     .formats = PEOPLE},                                                                       \
+     .formats = PEOPLE,                                                                        \
+     .major = is_major},                                                                       \
         {.name = key "_mean", NINE_DIGITS(serve_row, mean[i])},                                \
     {                                                                                          \
         .name = key "_std", NINE_DIGITS(serve_row, deviation[i])                               \
@@ -91,16 +92,16 @@ enum { MODEL_COLUMN = 1, CONFIG_COLUMN };
 static const vptq_column table[] = {
     KEY("group", VPTQ_CHARS(serve_row, group)),
     FACT("model", NULL, VPTQ_TEXT(serve_row, model), 0),
-    FACT("config", NULL, VPTQ_TEXT(serve_row, config), 0),
+    {.name = "config", VPTQ_TEXT(serve_row, config), .major = true},
     FACT("batch_size", "batch", VPTQ_INTEGER(serve_row, batch), 6),
     FACT("input_len", "input", VPTQ_INTEGER(serve_row, input), 6),
     FACT("output_len", "output", VPTQ_INTEGER(serve_row, output), 6),
     FACT("runs", NULL, VPTQ_INTEGER(serve_row, runs), 6),
-    FIGURE("latency", "latency (s)", LATENCY, 3),
-    FIGURE("ttft", "first token (s)", TTFT, 3),
-    FIGURE("output_throughput", "output tok/s", OUTPUT, 2),
-    FIGURE("overall_throughput", "overall tok/s", OVERALL, 2),
-    FIGURE("input_throughput", "input tok/s", INPUT, 2),
+    FIGURE("latency", "latency (s)", LATENCY, 3, true),
+    FIGURE("ttft", "first token (s)", TTFT, 3, false),
+    FIGURE("output_throughput", "output tok/s", OUTPUT, 2, true),
+    FIGURE("overall_throughput", "overall tok/s", OVERALL, 2, false),
+    FIGURE("input_throughput", "input tok/s", INPUT, 2, false),
     {.name = "peak_memory_bytes",
      .title = "memory (MiB)",
      VPTQ_INTEGER(serve_row, peak),

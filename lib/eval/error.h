@@ -43,6 +43,7 @@ typedef struct vptq_error_report {
     vptq_error_order order;
     size_t top;               /* maximum rows of the table; 0 = all.  Means are over all rows */
     const char *model, *base; /* their names, for the page */
+    uint32_t width;           /* of the terminal that shows text, as in vptq_output */
 } vptq_error_report;
 
 /* Appends the report to `out`.  CSV and JSON have the rows; text and Markdown add means over

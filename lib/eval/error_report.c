@@ -87,11 +87,12 @@ static void average(writer *w)
     }
 #define FIGURE(key, text, member, digits)                                                      \
     {                                                                                          \
-        .name = key, .title = text, VPTQ_REAL(vptq_error_row, member), .decimals = digits      \
+        .name = key, .title = text, VPTQ_REAL(vptq_error_row, member), .decimals = digits,     \
+        .major = true                                                                          \
     }
 static const vptq_column row_columns[] = {
     COUNT("layer", NULL, layer),
-    {.name = "name", VPTQ_TEXT(vptq_error_row, name), .head = true},
+    {.name = "name", VPTQ_TEXT(vptq_error_row, name), .head = true, .major = true},
     COUNT("rows", NULL, rows),
     COUNT("columns", NULL, columns),
     FIGURE("proxy_loss", "output error", proxy_loss, 6),
@@ -103,7 +104,10 @@ static const vptq_column row_columns[] = {
     COUNT("groups", NULL, shape.groups),
     COUNT("outliers", NULL, shape.outliers),
     COUNT("worst_row", "worst row", worst_row),
-    FIGURE("worst_row_mse", "its error", worst_row_mse, 4)};
+    {.name = "worst_row_mse",
+     .title = "its error",
+     VPTQ_REAL(vptq_error_row, worst_row_mse),
+     .decimals = 4}};
 
 typedef struct ranked_row {
     const vptq_error_row *row;
@@ -142,11 +146,19 @@ static void fill_means(const writer *w, vptq_table *t, const char *title)
     static const vptq_column columns[] = {
         {.name = "kind", VPTQ_TEXT(means, name), .head = true},
         {.name = "matrices", VPTQ_INTEGER(means, count)},
-        {.name = "output", .title = "output error", VPTQ_REAL(means, output), .decimals = 6},
-        {.name = "weight", .title = "weight error", VPTQ_REAL(means, weight), .decimals = 6},
+        {.name = "output",
+         .title = "output error",
+         VPTQ_REAL(means, output),
+         .decimals = 6,
+         .major = true},
+        {.name = "weight",
+         .title = "weight error",
+         VPTQ_REAL(means, weight),
+         .decimals = 6,
+         .major = true},
         {.name = "least", VPTQ_REAL(means, low), .decimals = 6},
         {.name = "largest", VPTQ_REAL(means, high), .decimals = 6},
-        {.name = "bits", VPTQ_REAL(means, bits), .decimals = 4}};
+        {.name = "bits", VPTQ_REAL(means, bits), .decimals = 4, .major = true}};
     vptq_table_init(t, w->mem, title, VPTQ_COLUMNS(columns));
     for (int k = 0; k < KINDS; k++)
         if (w->kind[k].count)
@@ -175,6 +187,7 @@ static vptq_status write_text(const writer *w, vptq_format format, bool worst, v
         vptq_table_note(&rows, output_note);
     vptq_table_note(&rows, weight_note);
     fill_means(w, &summary, "Means");
+    rows.width = summary.width = w->r->width;
     VPTQ_TRY(vptq_table_write(&rows, format, out, err));
     VPTQ_TRY(vptq_buf_add(out, "\n", 1, err));
     VPTQ_TRY(vptq_table_write(&summary, format, out, err));
@@ -434,6 +447,7 @@ vptq_status vptq_eval_error_report(vptq_device *dev, const vptq_model *m,
                                       .count = rows.len / sizeof(vptq_error_row),
                                       .order = opt->order,
                                       .top = opt->top,
+                                      .width = out ? out->width : 0,
                                       .model = vptq_path_base(m->ckpt.path),
                                       .base = vptq_path_base(base->ckpt.path)};
     VPTQ_TRY(

@@ -109,7 +109,7 @@ enum {
 #define REAL(key, member, digits, columns, bits)                                               \
     {                                                                                          \
         .name = key, VPTQ_REAL(quantize_line, member), .decimals = digits, .width = columns,   \
-        .formats = VPTQ_IN_TEXT, .needs = bits                                                 \
+        .formats = VPTQ_IN_TEXT, .needs = bits, .major = true                                  \
     }
 #define MILLISECONDS .decimals = 3, .fixed = VPTQ_IN_JSON, .formats = VPTQ_IN_JSON
 
@@ -138,7 +138,11 @@ static const vptq_column columns[] = {
      .needs = TIMES},
 
     TEXT("layer", VPTQ_INTEGER(quantize_line, r.layer), 5, 0),
-    TEXT("name", VPTQ_TEXT(quantize_line, r.name), 9, 0),
+    {.name = "name",
+     VPTQ_TEXT(quantize_line, r.name),
+     .width = 9,
+     .formats = VPTQ_IN_TEXT,
+     .major = true},
     TEXT("rows", VPTQ_INTEGER(quantize_line, r.rows), 6, 0),
     TEXT("columns", VPTQ_INTEGER(quantize_line, r.columns), 7, 0),
     TEXT("v", VPTQ_INTEGER(quantize_line, r.shape.v), 2, VECTORS),
@@ -380,9 +384,10 @@ static const vptq_column preset_columns[] = {
      .title = "bits",
      VPTQ_REAL(preset_row, bits),
      .decimals = 4,
-     .width = 7},
+     .width = 7,
+     .major = true},
     {.name = "of", VPTQ_TEXT(preset_row, model), .width = 11, .formats = VPTQ_IN_TEXT},
-    {.name = "paper", VPTQ_TEXT(preset_row, p.paper), .formats = VPTQ_IN_TEXT}};
+    {.name = "paper", VPTQ_TEXT(preset_row, p.paper), .width = 8, .formats = VPTQ_IN_TEXT}};
 
 /* A preset of uniform codes; values that its method does not use are missing. */
 typedef struct served_row {

@@ -72,6 +72,7 @@ typedef struct vptq_column {
 
     unsigned formats; /* VPTQ_IN_... of the formats that have the column; 0 = all */
     unsigned needs;   /* the column is left out unless the table has all these bits */
+    bool major;       /* stays, as the first does, where a terminal is too narrow for all */
 } vptq_column;
 
 #define VPTQ_FIELD_(kind, row, member)                                                         \

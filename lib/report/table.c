@@ -118,6 +118,7 @@ void vptq_table_emit(const vptq_table *t, vptq_format format, vptq_emit *e)
     vptq_sheet_titles(&s);
     for (size_t i = 0; format == VPTQ_FORMAT_TEXT && i < t->row_count; i++)
         vptq_sheet_fit(&s, t->cells + i * t->column_count);
+    vptq_sheet_narrow(&s, t->width);
     begin(t, format, e);
     vptq_sheet_head(&s);
     vptq_emit_text(e, html ? "<tbody>\n" : "");

@@ -49,6 +49,7 @@ typedef struct vptq_table {
     size_t note_count;
     vptq_arena arena; /* texts */
     vptq_err err;     /* the first failure of filling it; code 0 = none */
+    uint32_t width;   /* as in vptq_output */
 } vptq_table;
 
 /* `columns` and `title` must outlive the table.  Filling keeps its first failure (only memory
@@ -84,10 +85,14 @@ typedef struct vptq_sheet {
     bool exponents;    /* JSON numbers are the shortest texts: 2e+01 */
     vptq_format format;
     size_t width[VPTQ_MAX_COLUMNS]; /* in text */
+    bool left_out[VPTQ_MAX_COLUMNS];
     vptq_emit *e;
 } vptq_sheet;
 void vptq_sheet_titles(vptq_sheet *s); /* widths of the titles, or those that columns fix */
 void vptq_sheet_fit(vptq_sheet *s, const vptq_cell *row); /* widens columns to hold a row */
+/* Leaves out minor columns, the last first, until a line of text fits into so many columns;
+ * 0 = any.  The head names them. */
+void vptq_sheet_narrow(vptq_sheet *s, uint32_t columns);
 void vptq_sheet_head(vptq_sheet *s);
 void vptq_sheet_row(vptq_sheet *s, const vptq_cell *row);
 

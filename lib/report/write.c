@@ -174,7 +174,7 @@ static bool is_shown(const vptq_sheet *s, const vptq_column *c)
 /* The next column that the format has, from i on; column_count after the last. */
 static size_t next_shown(const vptq_sheet *s, size_t i)
 {
-    while (i < s->column_count && !is_shown(s, &s->columns[i]))
+    while (i < s->column_count && (s->left_out[i] || !is_shown(s, &s->columns[i])))
         i++;
     return i;
 }
@@ -200,11 +200,47 @@ void vptq_sheet_fit(vptq_sheet *s, const vptq_cell *row)
     }
 }
 
+static size_t gap_of(const vptq_sheet *s)
+{
+    return s->gap ? s->gap : 2;
+}
+
+void vptq_sheet_narrow(vptq_sheet *s, uint32_t columns)
+{
+    const size_t first = next_shown(s, 0);
+    size_t line = 0;
+    if (!columns || s->format != VPTQ_FORMAT_TEXT)
+        return;
+    for (size_t i = first; i < s->column_count; i = next_shown(s, i + 1))
+        line += s->width[i] + (i > first ? gap_of(s) : 0);
+    for (size_t i = s->column_count; i-- > first + 1 && line > columns;)
+        if (is_shown(s, &s->columns[i]) && !s->columns[i].major) {
+            s->left_out[i] = true;
+            line -= s->width[i] + gap_of(s);
+        }
+}
+
+/* Names the columns that a narrow terminal lacks. */
+static void write_left_out(vptq_sheet *s)
+{
+    const char *separator = "not shown for lack of width: ";
+    for (size_t i = 0; i < s->column_count; i++) {
+        if (!s->left_out[i])
+            continue;
+        vptq_emit_text(s->e, separator);
+        vptq_emit_line(s->e, column_title(&s->columns[i]));
+        separator = ", ";
+    }
+    vptq_emit_text(s->e, *separator == ',' ? "\n" : "");
+}
+
 /* A line of text: the titles, or the cells of a row.  No line ends in spaces. */
 static void write_text(vptq_sheet *s, const vptq_cell *row)
 {
     char text[SHOWN_TEXT];
     size_t pending = 0; /* spaces before the next character */
+    if (!row)
+        write_left_out(s);
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const vptq_column *c = &s->columns[i];
         const char *cell = row ? shown(c, &row[i], text) : column_title(c);
@@ -215,7 +251,7 @@ static void write_text(vptq_sheet *s, const vptq_cell *row)
             vptq_emit_line(s->e, cell);
             pending = 0;
         }
-        pending += (is_right(c) ? 0 : pad) + (s->gap ? s->gap : 2);
+        pending += (is_right(c) ? 0 : pad) + gap_of(s);
     }
     vptq_emit_text(s->e, "\n");
 }
@@ -462,6 +498,7 @@ vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, siz
         fill_cells(p, (const char *)rows + i * size, cells);
         vptq_sheet_fit(&s, cells);
     }
+    vptq_sheet_narrow(&s, p->out ? p->out->width : 0);
     if (p->rows == 0)
         vptq_sheet_head(&s);
     for (size_t i = 0; i < count; i++, p->rows++) {
@@ -481,7 +518,7 @@ vptq_status vptq_print_object(const vptq_output *out, const vptq_column *columns
 {
     if (!out)
         return VPTQ_OK;
-    const vptq_output json = {VPTQ_FORMAT_JSON, out->write, out->arg};
+    const vptq_output json = {.format = VPTQ_FORMAT_JSON, .write = out->write, .arg = out->arg};
     vptq_printer p = vptq_printer_make(&json, columns, column_count);
     return vptq_print_row(&p, row, err);
 }

@@ -42,8 +42,10 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
     vptq_quantize_result q;
     char digest[VPTQ_DIGEST_SIZE];
     lines rows = {"\"bits_per_weight\": ", 0}, hessians = {"\"trace\": ", 0};
-    const vptq_output shown = {VPTQ_FORMAT_JSON, count_lines, &hessians};
-    const vptq_output quantized = {VPTQ_FORMAT_JSON, count_lines, &rows};
+    const vptq_output shown = {
+        .format = VPTQ_FORMAT_JSON, .write = count_lines, .arg = &hessians};
+    const vptq_output quantized = {
+        .format = VPTQ_FORMAT_JSON, .write = count_lines, .arg = &rows};
     vptq_status st;
 
     collect.calibrate.corpus.texts = ppl.corpus.texts = texts;

@@ -144,8 +144,9 @@ static void test_printable(void **state)
     o.tokens = 400;
     o.seed = 3;
     o.ignore_eos = true;
-    const vptq_output to_raw = {VPTQ_FORMAT_TEXT, write_text, &raw};
-    const vptq_output to_shown = {VPTQ_FORMAT_TEXT, write_text, &shown};
+    const vptq_output to_raw = {.format = VPTQ_FORMAT_TEXT, .write = write_text, .arg = &raw};
+    const vptq_output to_shown = {
+        .format = VPTQ_FORMAT_TEXT, .write = write_text, .arg = &shown};
     assert_ok(vptq_eval_reply(&r.dev, &r.m, &o, &to_raw, NULL, &err), &err);
     assert_memory_equal(raw.data, o.prompt, strlen(o.prompt));
     o.printable = true;

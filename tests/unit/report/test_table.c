@@ -248,7 +248,7 @@ static char *print_records(vptq_format format, unsigned has)
     vptq_err err = {0};
     FILE *out = open_memstream(&text, &size);
     assert_non_null(out);
-    const vptq_output to = {format, write_file, out};
+    const vptq_output to = {.format = format, .write = write_file, .arg = out};
     vptq_printer p = vptq_printer_make(&to, VPTQ_COLUMNS(record_columns));
     p.has = has;
     for (size_t i = 0; i < 2; i++)
@@ -289,6 +289,65 @@ static void test_printed_rows(void **state)
                    "\"fixed\": null, \"flag\": false}\n");
 }
 
+/* On a narrow terminal the last columns go first, major ones stay, and the head names those
+ * that are not shown; other formats are for programs and have all. */
+static void test_narrow(void **state)
+{
+    static const vptq_column wide[] = {
+        {.name = "name", VPTQ_TEXT(record, text), .width = 10},
+        {.name = "small", .title = "a count", VPTQ_INTEGER(record, small)},
+        {.name = "real", VPTQ_REAL(record, real), .decimals = 2, .width = 8, .major = true},
+        {.name = "big", VPTQ_INTEGER(record, big), .width = 5}};
+    static const struct {
+        vptq_format format;
+        uint32_t width;
+        const char *expected;
+    } cases[] = {
+        {VPTQ_FORMAT_TEXT, 0,
+         "name        a count      real    big\nx                 7      0.50     12\n"},
+        {VPTQ_FORMAT_TEXT, 36,
+         "name        a count      real    big\nx                 7      0.50     12\n"},
+        {VPTQ_FORMAT_TEXT, 35,
+         "not shown for lack of width: big\nname        a count      real\n"
+         "x                 7      0.50\n"},
+        {VPTQ_FORMAT_TEXT, 28,
+         "not shown for lack of width: a count, big\nname            real\n"
+         "x               0.50\n"},
+        {VPTQ_FORMAT_TEXT, 3,
+         "not shown for lack of width: a count, big\nname            real\n"
+         "x               0.50\n"},
+        {VPTQ_FORMAT_CSV, 3, "name,small,real,big\nx,7,0.5,12\n"}};
+    const record row = {.text = "x", .small = 7, .real = 0.5, .big = 12};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *text = NULL;
+        size_t size;
+        vptq_err err = {0};
+        vptq_table t;
+        vptq_buf buf;
+        FILE *out = open_memstream(&text, &size);
+        assert_non_null(out);
+        const vptq_output to = {.format = cases[i].format,
+                                .write = write_file,
+                                .arg = out,
+                                .width = cases[i].width};
+        vptq_printer p = vptq_printer_make(&to, VPTQ_COLUMNS(wide));
+        assert_ok(vptq_print_row(&p, &row, &err), &err);
+        assert_int_equal(fclose(out), 0);
+        assert_string_equal(text, cases[i].expected);
+        free(text);
+        vptq_buf_init(&buf, NULL);
+        vptq_table_init(&t, NULL, NULL, VPTQ_COLUMNS(wide));
+        t.width = cases[i].width;
+        vptq_table_add(&t, &row);
+        assert_ok(vptq_table_write(&t, cases[i].format, &buf, &err), &err);
+        assert_int_equal(!strncmp(buf.data, "not shown", 9),
+                         !strncmp(cases[i].expected, "not shown", 9));
+        vptq_table_release(&t);
+        vptq_buf_release(&buf);
+    }
+}
+
 /* Columns are as wide as the content of all rows. */
 static void test_printed_together(void **state)
 {
@@ -300,7 +359,7 @@ static void test_printed_together(void **state)
     FILE *out = open_memstream(&text, &size);
     (void)state;
     assert_non_null(out);
-    const vptq_output to = {VPTQ_FORMAT_TEXT, write_file, out};
+    const vptq_output to = {.format = VPTQ_FORMAT_TEXT, .write = write_file, .arg = out};
     vptq_printer p = vptq_printer_make(&to, record_columns, 3);
     assert_ok(vptq_print_rows(&p, rows, 2, sizeof *rows, &err), &err);
     assert_int_equal(fclose(out), 0);
@@ -333,7 +392,7 @@ static void test_printed_object(void **state)
     r.object = (vptq_object){VPTQ_COLUMNS(inner), &r};
     (void)state;
     assert_non_null(out);
-    const vptq_output to = {VPTQ_FORMAT_JSON, write_file, out};
+    const vptq_output to = {.format = VPTQ_FORMAT_JSON, .write = write_file, .arg = out};
     assert_ok(vptq_print_object(&to, VPTQ_COLUMNS(columns_of), &r, &err), &err);
     assert_int_equal(fclose(out), 0);
     assert_string_equal(text, "{\"x\": 1, \"y\": [], "
@@ -361,7 +420,7 @@ static void test_printed_list(void **state)
     FILE *out = open_memstream(&text, &size);
     (void)state;
     assert_non_null(out);
-    const vptq_output to = {VPTQ_FORMAT_TEXT, write_file, out};
+    const vptq_output to = {.format = VPTQ_FORMAT_TEXT, .write = write_file, .arg = out};
     assert_ok(vptq_print_list(&to, VPTQ_COLUMNS(lines), 8, &r, &err), &err);
     assert_int_equal(fclose(out), 0);
     assert_string_equal(text, "a heading\nvalue       2.0 ± 0.5 s\n");
@@ -380,7 +439,7 @@ static void test_printed_names(void **state)
     FILE *out = open_memstream(&text, &size);
     (void)state;
     assert_non_null(out);
-    const vptq_output to = {VPTQ_FORMAT_TEXT, write_file, out};
+    const vptq_output to = {.format = VPTQ_FORMAT_TEXT, .write = write_file, .arg = out};
     vptq_printer p = vptq_printer_make(&to, VPTQ_COLUMNS(names));
     assert_ok(vptq_print_rows(&p, rows, 2, sizeof *rows, &err), &err);
     assert_ok(vptq_print_list(&to, names, 1, 6, &rows[0], &err), &err);
@@ -442,6 +501,6 @@ static void test_out_of_memory(void **state)
 VTEST_MAIN(cmocka_unit_test(test_formats), cmocka_unit_test(test_hostile_names),
            cmocka_unit_test(test_csv_formulas), cmocka_unit_test(test_numbers_read_back),
            cmocka_unit_test(test_printed_rows), cmocka_unit_test(test_printed_together),
-           cmocka_unit_test(test_printed_object), cmocka_unit_test(test_printed_list),
-           cmocka_unit_test(test_printed_names), cmocka_unit_test(test_human_texts),
-           cmocka_unit_test(test_out_of_memory))
+           cmocka_unit_test(test_narrow), cmocka_unit_test(test_printed_object),
+           cmocka_unit_test(test_printed_list), cmocka_unit_test(test_printed_names),
+           cmocka_unit_test(test_human_texts), cmocka_unit_test(test_out_of_memory))
