@@ -202,8 +202,7 @@ typedef struct vptq_estimate {
     uint64_t memory_bytes; /* peak, as vptq_ctx_options.memory_cap counts; 0 = not estimated */
     uint64_t disk_bytes;   /* that the run holds on the disk at most, about; 0 = none */
     uint64_t disk_free_bytes; /* where the output goes; 0 = unknown, or no output */
-    char
-        left_out[96]; /* work that `seconds` does not count: "tuning, calibration"; "" = none */
+    char left_out[96]; /* what `seconds` does not count: "tuning, calibration"; "" = none */
 } vptq_estimate;
 
 /* A text as files.  All ids are joined in order, texts before token files.  Texts, recipes,
