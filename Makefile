@@ -7,6 +7,8 @@
 #   EXTRA_CFLAGS=...              added to the compiler's flags (a configuration of its own)
 #   V=1                           show the commands
 #   CUDA=auto|1                   also the CUDA backend: if a working nvcc is found, or required
+#   MPI=1                         also ranks: the work of a run is shared by the processes that mpirun
+#                                 starts (Open MPI or MPICH by pkg-config; MPI=mpich names one)
 #   CUDA_SM=90                    compute capabilities to compile kernels for, without PTX
 #                                 (default: 80, 90 and PTX of the newest)
 #   CC, CXX, AR, CLANG_FORMAT, NVCC  the tools
@@ -149,6 +151,17 @@ $(error CUDA=$(CUDA): $(CUDA_WHY))
 endif
 endif
 
+# MPI by the name of its pkg-config module.
+ifneq ($(filter-out 0,$(MPI)),)
+MPI_PACKAGE := $(if $(filter 1,$(MPI)),$(shell for p in ompi-c ompi mpich; do pkg-config --exists $$p && echo $$p && break; done),$(MPI))
+ifeq ($(shell pkg-config --exists '$(MPI_PACKAGE)' && echo yes),)
+$(error MPI=$(MPI): pkg-config does not know $(or $(MPI_PACKAGE),Open MPI or MPICH); install libopenmpi-dev or libmpich-dev)
+endif
+CONFIG     := $(CONFIG)-$(MPI_PACKAGE)
+MPI_CFLAGS := -DVPTQ_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(MPI_PACKAGE)))
+MPI_LIBS   := $(shell pkg-config --libs $(MPI_PACKAGE))
+endif
+
 B   := build/$(CONFIG)
 OBJ := $(B)/obj
 BIN := $(B)/bin
@@ -164,8 +177,8 @@ endif
 
 # The objects of libvptq.a are those of libvptq.so: with hidden symbols -fPIC costs no speed.
 ALL_CFLAGS = $(if $(CROSS),--sysroot=$(SYSROOT)) $(STANDARD) $(OPTIMIZE) -fopenmp -fPIC -fvisibility=hidden $(NUMERICS) $(HARDEN) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
-             $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(EXTRA_CFLAGS)
-LDLIBS     = $(HARDEN_LINK) -Wl,--as-needed $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
+             $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(MPI_CFLAGS) $(EXTRA_CFLAGS)
+LDLIBS     = $(HARDEN_LINK) -Wl,--as-needed $(PKG_LIBS) $(MPI_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
 
 # Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, without a C++
 # run-time library.  CUDA's own names and enumerations do not pass -Wpedantic.
@@ -184,6 +197,9 @@ endif
 # --- sources -------------------------------------------------------------------------------
 
 LIB_SRC  := $(sort $(wildcard lib/*.c lib/*/*.c lib/backend/*/*.c formats/*.c formats/*/*.c hessian/*.c kmeans/*.c))
+ifeq ($(MPI_PACKAGE),)
+LIB_SRC  := $(filter-out %_mpi.c,$(LIB_SRC))
+endif
 CLI_SRC  := $(sort $(wildcard cmd/cli/*.c))
 EVAL_SRC := $(sort $(wildcard cmd/eval/*.c))
 TOOL_SRC := $(sort $(wildcard cmd/vptq_*.c))
@@ -292,7 +308,7 @@ endif
 
 # What --version prints.
 COMMIT   := $(shell scripts/commit.sh)
-FEATURES := $(strip $(filter-out none,$(SIMD_LEVELS)) $(if $(HAVE_CUDA),cuda) $(if $(STATIC_LINK),static) \
+FEATURES := $(strip $(filter-out none,$(SIMD_LEVELS)) $(if $(HAVE_CUDA),cuda) $(MPI_PACKAGE) $(if $(STATIC_LINK),static) \
                     $(subst $(comma),$(space),$(SANITIZE)))
 $(OBJ)/version: FORCE
 	$(Q)mkdir -p $(@D)

@@ -5,10 +5,13 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/text_file.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/model/backward.h"
@@ -30,10 +33,30 @@ typedef struct context {
     vptq_ctx ctx;
     vptq_mem mem;
     vptq_device device;
+    vptq_comm comm;
     struct vptq_text_input *inputs;
     bool has_device;
     char backend[32];
 } context;
+
+/* One for every processor; ranks that may use all of a machine share them. */
+static int default_threads(const vptq_comm *c)
+{
+    const int usable = vptq_cpu_count();
+    const bool bound = usable < sysconf(_SC_NPROCESSORS_ONLN);
+    const int threads = bound ? usable : usable / c->local_size;
+    return threads > 1 ? threads : 1;
+}
+
+static vptq_status open_ranks(context *c, const vptq_ctx_options *o, vptq_err *err)
+{
+    c->comm = (vptq_comm){.size = 1, .local_size = 1};
+    if (!o->ranks)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_comm_open(&c->comm, err));
+    c->ctx.comm = c->comm.size > 1 ? &c->comm : NULL;
+    return VPTQ_OK;
+}
 
 vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **ctx, vptq_err *err)
 {
@@ -52,13 +75,19 @@ vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **ctx, vptq_
     }
     memcpy(c->backend, backend, strlen(backend) + 1);
     vptq_mem_init(&c->mem, o.memory_cap > SIZE_MAX ? SIZE_MAX : (size_t)o.memory_cap);
+    const vptq_status st = open_ranks(c, &o, err);
+    if (st) {
+        vptq_ctx_close(&c->ctx);
+        return st;
+    }
     c->ctx = (vptq_ctx){.mem = &c->mem,
-                        .threads = o.threads ? o.threads : vptq_cpu_count(),
+                        .threads = o.threads ? o.threads : default_threads(&c->comm),
                         .log = o.log,
                         .progress = o.progress,
                         .user = o.user,
                         .cancel = o.cancel,
-                        .inputs = &c->inputs};
+                        .inputs = &c->inputs,
+                        .comm = c->ctx.comm};
     *ctx = &c->ctx;
     return VPTQ_OK;
 }
@@ -70,14 +99,56 @@ void vptq_ctx_close(vptq_ctx *ctx)
         vptq_device_close(&c->device);
     if (c)
         vptq_text_inputs_free(&c->mem, &c->inputs);
+    if (c)
+        vptq_comm_close(&c->comm);
     free(c);
+}
+
+void vptq_ctx_ranks(const vptq_ctx *ctx, int *rank, int *size)
+{
+    *rank = vptq_comm_rank(ctx);
+    *size = vptq_comm_size(ctx);
+}
+
+vptq_status vptq_ctx_agree(vptq_ctx *ctx, vptq_status st, vptq_err *err)
+{
+    return vptq_comm_agree(ctx, st, err);
+}
+
+/* Ranks whose numbers could differ refuse to work together.  On processors they are the same at
+ * every SIMD level; GPUs and their libraries have numbers of their own. */
+static vptq_status compare_ranks(const context *c, vptq_err *err)
+{
+    const vptq_device *dev = &c->device;
+    char kind[512], name[160] = "", libraries[256] = "";
+    if (!dev->ops->host_memory) {
+        dev->ops->describe(dev->state, name, sizeof name);
+        dev->ops->libraries(dev->state, libraries, sizeof libraries);
+    }
+    snprintf(kind, sizeof kind, "%s %s %s", dev->ops->name, name, libraries);
+    VPTQ_CHECK(vptq_comm_same(&c->ctx, "the version of the tools", VPTQ_VERSION, err));
+    return vptq_comm_same(&c->ctx, "the backend", kind, err);
+}
+
+static vptq_status open_device(context *c, vptq_err *err)
+{
+    vptq_status st = vptq_device_open(&c->ctx, c->backend, &c->device, err);
+    if (vptq_comm_size(&c->ctx) == 1)
+        return st;
+    const bool opened = !st;
+    st = vptq_comm_agree(&c->ctx, st, err);
+    if (!st)
+        st = compare_ranks(c, err);
+    if (st && opened)
+        vptq_device_close(&c->device);
+    return st;
 }
 
 vptq_status vptq_ctx_device(vptq_ctx *ctx, vptq_device **device, vptq_err *err)
 {
     context *c = (context *)ctx;
     if (!c->has_device)
-        VPTQ_CHECK(vptq_device_open(ctx, c->backend, &c->device, err));
+        VPTQ_CHECK(open_device(c, err));
     c->has_device = true;
     *device = &c->device;
     return VPTQ_OK;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cmd/cli/internal.h"
@@ -97,8 +98,15 @@ static const char *command_of(const vptq_cli *cli)
     return cli->command ? cli->command : "";
 }
 
+bool vptq_cli_is_hushed(const vptq_cli *cli)
+{
+    return cli->state && cli->state->hushed;
+}
+
 static int try_help(const vptq_cli *cli)
 {
+    if (vptq_cli_is_hushed(cli))
+        return CLI_USAGE;
     fprintf(stderr, "try '%s%s%s --help'\n", cli->tool, cli->command ? " " : "",
             command_of(cli));
     return CLI_USAGE;
@@ -117,7 +125,7 @@ static void say(const vptq_cli *cli, bool shown, const char *fmt, va_list ap)
     const int n = snprintf(text, sizeof text, "%s: ", cli->tool);
     vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
     vptq_fail(&line, VPTQ_OK, "%s", text);
-    if (shown)
+    if (shown && !vptq_cli_is_hushed(cli))
         fprintf(stderr, "%s\n", line.text);
     vptq_cli_log_line(log_of(cli), line.text);
 }
@@ -240,6 +248,8 @@ static void fill_common(vptq_cli *cli)
         {0, "no-progress", CLI_FLAG, NULL, NULL, "show no progress"},
         {0, "log-file", CLI_STRING, &c->log_file, "FILE",
          "append messages and progress to FILE, with the time in UTC, also under -q"},
+        {0, "log-dir", CLI_STRING, &c->log_dir, "DIR",
+         "the same for every rank of a run by MPI, to DIR/rank-N.log"},
         {'h', "help", CLI_FLAG, &c->help, NULL, "show this help"},
         {'V', "version", CLI_FLAG, &c->version, NULL,
          "show version, commit and features (with --verbose: compiler and libraries)"},
@@ -549,11 +559,41 @@ static int take_operands(vptq_cli *cli)
     return CLI_OK;
 }
 
+/* The log of this process: of --log-dir, or of --log-file for rank 0. */
+static vptq_status open_log(vptq_cli *cli, int rank, vptq_err *err)
+{
+    char path[4096];
+    const char *dir = cli->common.log_dir;
+    vptq_cli_log **log = &cli->state->progress.log;
+    if (!dir)
+        return vptq_cli_log_open(rank ? NULL : cli->common.log_file, log, err);
+    if (cli->common.log_file)
+        return vptq_fail(err, VPTQ_E_ARG, "--log-file and --log-dir exclude each other");
+    if (mkdir(dir, 0777) && errno != EEXIST)
+        return vptq_fail(err, VPTQ_E_IO, "cannot create '%s': %s", dir, strerror(errno));
+    const int n = snprintf(path, sizeof path, "%s/rank-%d.log", dir, rank);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return vptq_fail(err, VPTQ_E_ARG, "--log-dir %.80s...: the path is too long", dir);
+    return vptq_cli_log_open(path, log, err);
+}
+
+/* Only rank 0 speaks. */
+static vptq_status join_ranks(vptq_cli *cli, vptq_err *err)
+{
+    int rank, size;
+    vptq_ctx_ranks(cli->ctx, &rank, &size);
+    cli->state->hushed = rank > 0;
+    if (cli->state->hushed)
+        cli->state->progress.mode = CLI_PROGRESS_OFF;
+    if (size > 1 && !cli->ranks)
+        return vptq_fail(err, VPTQ_E_ARG, "this command runs in one process, not in %d", size);
+    return open_log(cli, rank, err);
+}
+
 static vptq_status make_context(vptq_cli *cli, vptq_err *err)
 {
     vptq_cli_progress *p = &cli->state->progress;
     vptq_cli_progress_init(p, cli->common.progress, cli->common.quiet, cli->common.verbose);
-    VPTQ_CHECK(vptq_cli_log_open(cli->common.log_file, &p->log, err));
     if (p->mode == CLI_PROGRESS_LINE)
         setvbuf(stdout, NULL, _IOFBF, STDOUT_BUFFER);
     const vptq_ctx_options options = {.threads = (int)cli->common.threads,
@@ -562,13 +602,15 @@ static vptq_status make_context(vptq_cli *cli, vptq_err *err)
                                       .log = on_log,
                                       .progress = on_progress,
                                       .user = cli,
-                                      .cancel = &cancelled};
+                                      .cancel = &cancelled,
+                                      .ranks = true};
     cli->out = (vptq_output){.format = (vptq_format)cli->common.format,
                              .write = vptq_cli_write_stdout,
-                             .arg = p,
+                             .arg = cli,
                              .width = vptq_cli_stdout_width()};
     catch_signals(cli->tool, p->mode == CLI_PROGRESS_LINE);
-    return vptq_ctx_open(&options, &cli->ctx, err);
+    VPTQ_CHECK(vptq_ctx_open(&options, &cli->ctx, err));
+    return join_ranks(cli, err);
 }
 
 int vptq_cli_finish_stdout(const vptq_cli *cli)
@@ -635,6 +677,10 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
 int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
 {
     bool can_force = !is_omitted(cli, "force");
+    vptq_err agreed = err && st ? *err : (vptq_err){VPTQ_OK, ""};
+    if (cli->ctx)
+        st = vptq_ctx_agree(cli->ctx, st, &agreed);
+    err = &agreed;
     vptq_cli_progress_end(&cli->state->progress);
     int code = vptq_cli_finish_stdout(cli);
     if (st)

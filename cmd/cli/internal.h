@@ -5,7 +5,7 @@
 #include "cmd/cli/cli.h"
 #include "cmd/cli/progress.h"
 
-enum { CLI_COMMON_COUNT = 14, CLI_DEFAULT_SIZE = 64 };
+enum { CLI_COMMON_COUNT = 15, CLI_DEFAULT_SIZE = 64 };
 
 /* The option that names a file of options, where it was given. */
 typedef struct vptq_cli_config {
@@ -38,13 +38,16 @@ struct vptq_cli_state {
     vptq_cli_word *given; /* [given_count] in their order */
     size_t given_count;
     vptq_cli_config config;
+    bool hushed; /* not rank 0: prints nothing */
 };
 
 /* Prepares the process, before anything is opened; again does no harm. */
 void vptq_cli_start(void);
 /* Restores the environment variable that cmd/cli/spin.c replaced before main. */
 void vptq_cli_restore_environment(void);
-/* As vptq_write_fn; `arg` is the progress line, which makes way. */
+/* Whether this is a rank that prints nothing. */
+bool vptq_cli_is_hushed(const vptq_cli *cli);
+/* As vptq_write_fn; `arg` is the vptq_cli, whose progress line makes way. */
 vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vptq_err *err);
 /* Columns of the terminal on stdout, or COLUMNS if it is set; 0 = unknown or not a terminal. */
 uint32_t vptq_cli_stdout_width(void);

@@ -10,8 +10,11 @@
 
 vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vptq_err *err)
 {
+    const vptq_cli *cli = arg;
     (void)err;
-    vptq_cli_progress_clear(arg);
+    if (vptq_cli_is_hushed(cli))
+        return VPTQ_OK;
+    vptq_cli_progress_clear(&cli->state->progress);
     fwrite(text, 1, length, stdout); /* vptq_cli_finish reports a failure */
     fflush(stdout);                  /* a report may take long */
     return VPTQ_OK;
@@ -68,7 +71,7 @@ vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_wri
 {
     *file = NULL;
     *out = cli->out;
-    if (!path || !strcmp(path, "-"))
+    if (!path || !strcmp(path, "-") || vptq_cli_is_hushed(cli))
         return VPTQ_OK;
     VPTQ_CHECK(vptq_writer_open(path, cli->common.force, file, err));
     *out = (vptq_output){

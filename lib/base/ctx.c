@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <time.h>
 
+#include "lib/base/comm.h"
 #include "lib/base/text.h"
 
 void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)
@@ -41,7 +42,7 @@ vptq_status vptq_check_cancel(const vptq_ctx *ctx, vptq_err *err)
 {
     if (ctx && ctx->cancel && *ctx->cancel)
         return vptq_fail(err, VPTQ_E_CANCELLED, "interrupted");
-    return VPTQ_OK;
+    return ctx && ctx->comm ? vptq_comm_poll(ctx->comm, err) : VPTQ_OK;
 }
 
 double vptq_seconds(void)
