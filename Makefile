@@ -177,7 +177,7 @@ endif
 
 # The objects of libvptq.a are those of libvptq.so: with hidden symbols -fPIC costs no speed.
 ALL_CFLAGS = $(if $(CROSS),--sysroot=$(SYSROOT)) $(STANDARD) $(OPTIMIZE) -fopenmp -fPIC -fvisibility=hidden $(NUMERICS) $(HARDEN) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
-             $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(MPI_CFLAGS) $(EXTRA_CFLAGS)
+             $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(EXTRA_CFLAGS)
 LDLIBS     = $(HARDEN_LINK) -Wl,--as-needed $(PKG_LIBS) $(MPI_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
 
 # Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, without a C++
@@ -304,6 +304,10 @@ $(OBJ)/%.neon.o: %.c | $(B)/probe
 
 ifneq ($(STATIC_LINK),)
 $(OBJ)/lib/backend/cpu/blas.o: private override EXTRA_CFLAGS += -DVPTQ_STATIC
+endif
+
+ifneq ($(MPI_PACKAGE),)
+$(OBJ)/lib/base/comm.o $(OBJ)/lib/base/comm_mpi.o: private override EXTRA_CFLAGS += $(MPI_CFLAGS)
 endif
 
 # What --version prints.
