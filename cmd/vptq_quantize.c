@@ -549,6 +549,7 @@ int main(int argc, char **argv)
     vptq_cli cli = {
         .tool = "vptq-quantize",
         .summary = "Vector-quantizes the linear layers of a model, matrix by matrix.",
+        .ranks = true,
         .usage = "vptq-quantize -m MODEL -b BITS -o OUT.vptq [SETTINGS]\n"
                  "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
                  "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"

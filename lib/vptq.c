@@ -247,6 +247,18 @@ static vptq_status add_digest(const vptq_ctx *ctx, const char *work,
     return VPTQ_OK;
 }
 
+/* As add_digest of rank 0, on all ranks. */
+static vptq_status share_digest(const vptq_ctx *ctx, const vptq_quantize_options *o,
+                                vptq_quantize_result *result, vptq_err *err)
+{
+    const vptq_checkpoint_options open = {.tokenizer = o->tokenizer, .base = o->model};
+    vptq_status st = VPTQ_OK;
+    if (vptq_comm_rank(ctx) == 0)
+        st = add_digest(ctx, o->work, &open, result->digest, err);
+    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
+    return vptq_comm_broadcast(ctx, 0, result->digest, sizeof result->digest, err);
+}
+
 /* Fails before any work for a model that cannot be tuned. */
 static vptq_status check_gradients(const vptq_ctx *ctx, const char *path, vptq_err *err)
 {
@@ -256,6 +268,16 @@ static vptq_status check_gradients(const vptq_ctx *ctx, const char *path, vptq_e
     const vptq_status st = vptq_backward_check(&m, err);
     vptq_model_release(&m);
     return st;
+}
+
+static vptq_status check_alone(const vptq_ctx *ctx, vptq_err *err)
+{
+    if (vptq_comm_size(ctx) == 1)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "tuning runs in one process, not in %d; what several quantize without "
+                     "--tune, one tunes with --from",
+                     vptq_comm_size(ctx));
 }
 
 /* Two runs: quantizes into work/untuned, and tunes that to `work`. */
@@ -297,6 +319,8 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     }
     if (!result)
         result = &own;
+    if (o.tune)
+        VPTQ_CHECK(check_alone(ctx, err));
     if (o.tune && !o.dry_run)
         return quantize_and_tune(ctx, &o, out, result, err);
     if (o.dry_run && o.predict)
@@ -305,8 +329,7 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     VPTQ_CHECK(vptq_quantize_report(dev, &o, out, result, err));
     if (o.dry_run)
         return VPTQ_OK;
-    const vptq_checkpoint_options open = {.tokenizer = o.tokenizer, .base = o.model};
-    VPTQ_CHECK(add_digest(ctx, o.work, &open, result->digest, err));
+    VPTQ_CHECK(share_digest(ctx, &o, result, err));
     return vptq_quantize_report_end(&o, result, out, err);
 }
 
@@ -320,6 +343,7 @@ vptq_status vptq_tune(vptq_ctx *ctx, const vptq_tune_options *opt, const vptq_ou
     const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
     if (!result)
         result = &own;
+    VPTQ_CHECK(check_alone(ctx, err));
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     VPTQ_CHECK(vptq_tune_report(dev, opt, out, result, err));
     VPTQ_CHECK(add_digest(ctx, opt->work, &open, result->digest, err));

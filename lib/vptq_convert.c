@@ -8,6 +8,7 @@
 
 #include "formats/hf/hub.h"
 #include "lib/base/buf.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/pack/pack.h"
 #include "lib/vptq_internal.h"
@@ -161,6 +162,8 @@ static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
     vptq_buf card;
     vptq_buf_init(&card, ctx->mem);
     VPTQ_TRY(vptq_quantize(ctx, quantize, out, &r, err));
+    if (vptq_comm_rank(ctx)) /* only the first packs */
+        goto out;
     VPTQ_TRY(write_card(opt, quantize, &r, &card, err));
     pack->card = card.data;
     VPTQ_TRY(vptq_pack(ctx, pack, out, err));
@@ -168,7 +171,7 @@ static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
         remove_work(ctx, quantize->work);
 out:
     vptq_buf_release(&card);
-    return st;
+    return vptq_comm_agree(ctx, st, err);
 }
 
 vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt, const vptq_output *out,

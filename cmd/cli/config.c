@@ -123,9 +123,11 @@ vptq_status vptq_cli_save_config(const vptq_cli *cli, const char *name, const ch
                                  vptq_err *err)
 {
     const struct vptq_cli_state *s = cli->state;
+    size_t n = 0;
+    if (s->hushed) /* the first rank writes */
+        return VPTQ_OK;
     vptq_setting_text *items = calloc(s->given_count + 1, sizeof *items);
     char(*keys)[MAX_NAME] = calloc(s->given_count + 1, sizeof *keys);
-    size_t n = 0;
     if (!items || !keys) {
         free(items);
         free(keys);

@@ -1,6 +1,6 @@
 /* Internal to lib/quantize: the state of a quantize run and the steps that share it.
  *
- * quantize.c runs it.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
+ * quantize.c runs it, share.c with several ranks.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
  * the run, fold.c changes norms, cost.c weighs matrices, estimate.c estimates time, memory and
  * disk, predict.c predicts the time on a GPU, uniform.c runs the
  * methods of lib/uniform (additive.c those with additive codes), manifest.c keeps quantize.json
@@ -13,6 +13,7 @@
 #include "formats/vptq/layer_file.h"
 #include "lib/backend/cuda/plan_cost.h"
 #include "lib/base/buf.h"
+#include "lib/base/comm.h"
 #include "lib/quantize/hessians.h"
 #include "lib/quantize/quantize.h"
 #include "lib/uniform/uniform.h"
@@ -61,6 +62,8 @@ typedef struct vptq_quantizer {
     uint32_t layer;
     vptq_linear linear;
     vptq_fold fold;
+    struct vptq_share *share; /* several ranks: what they did; NULL: one, or not yet */
+    bool sharing;             /* ranks make matrices now; rows are accounted for afterwards */
 } vptq_quantizer;
 
 static inline const vptq_matrix_settings *vptq_quantizer_matrix(const vptq_quantizer *q,
@@ -111,6 +114,27 @@ vptq_status vptq_choose_codes(const vptq_quantizer *q, const char *name,
                               const vptq_encoder_input *input, vptq_arena *arena,
                               vptq_quantize_row *row, vptq_layer_file *file,
                               vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Steps and seconds of a matrix by its settings; returns all seconds. */
+double vptq_quantizer_cost(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
+                           vptq_encoder_report *cost);
+/* Quantizes `count` matrices of a layer, or reuses finished ones. */
+vptq_status vptq_quantizer_run(vptq_quantizer *q, uint32_t layer, int first, int count,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- several ranks (share.c) ---- */
+
+/* Makes the files of all matrices, each on one rank: largest first, or where the run calibrates,
+ * one input or layer after the other.  Afterwards rank 0 knows by q->share what was made. */
+vptq_status vptq_share_matrices(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+/* Notes the row of the current matrix on the rank that made it, and takes what was noted into a
+ * row that was reused. */
+void vptq_share_note(vptq_quantizer *q, const vptq_quantize_row *row);
+void vptq_share_recall(const vptq_quantizer *q, vptq_quantize_row *row);
+/* Rank 0: matrices of which no rank has work left, about, and their cost. */
+uint64_t vptq_share_done(const vptq_quantizer *q, double *cost);
+/* Files of matrices in the work directory. */
+uint32_t vptq_share_count_files(const vptq_quantizer *q);
 
 /* ---- calibration during the run (calibrate.c) ---- */
 

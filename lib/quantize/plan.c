@@ -264,14 +264,18 @@ vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err)
     }
     bool all = vptq_allocate_measures(q->opt);
     uint32_t last = all ? q->model.desc->layers - 1 : q->last;
-    for (uint32_t layer = all ? 0 : q->first; layer <= last; layer++)
+    const uint32_t first = all ? 0 : q->first;
+    const vptq_ctx *ctx = q->dev->ctx;
+    /* every rank reads its share */
+    for (uint32_t layer = first + (uint32_t)vptq_comm_rank(ctx); layer <= last;
+         layer += (uint32_t)vptq_comm_size(ctx))
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
             VPTQ_TRY(scan_matrix(q, layer, (vptq_linear)l, &s, err));
         }
 out:
     vptq_arena_release(&arena);
-    return st;
+    return vptq_comm_agree(q->dev->ctx, st, err);
 }
 
 /* Output Hessians come into play after the last refit of the encoder. */

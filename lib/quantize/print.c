@@ -67,7 +67,7 @@ static vptq_status print_shares(const vptq_output *out, const step_seconds *s, v
 {
     size_t column = 0;
     vptq_buf text;
-    if (!(s->all > 0))
+    if (!(s->all > 0) || !s->count) /* other ranks do not tell their steps */
         return VPTQ_OK;
     vptq_buf_init(&text, NULL);
     vptq_emit e = {.buf = &text, .err = err};

@@ -20,17 +20,20 @@ static uint32_t all_matrices(const vptq_quantizer *q)
 static void show_progress(const vptq_quantizer *q, const char *detail)
 {
     const uint64_t all = all_matrices(q);
-    const bool end = q->result->matrices == all;
+    uint64_t done = q->result->matrices;
     double cost = q->cost;
+    if (q->sharing)
+        done = vptq_share_done(q, &cost);
+    const bool end = done == all;
     /* steps are announced when they begin */
     for (uint32_t i = 0; i + 1 < q->steps && i < q->matrix_cost.num_steps; i++)
         cost += q->matrix_cost.steps[i].seconds;
-    vptq_progress_share(q->dev->ctx, "quantize", "matrices", q->result->matrices, all,
+    vptq_progress_share(q->dev->ctx, "quantize", "matrices", done, all,
                         end ? 1 : fmin(cost / q->all_cost, 1), detail);
 }
 
-static double cost_of(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
-                      vptq_encoder_report *cost)
+double vptq_quantizer_cost(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
+                           vptq_encoder_report *cost)
 {
     uint32_t rows, columns;
     vptq_linear_shape(q->model.desc, l, &rows, &columns);
@@ -44,7 +47,7 @@ static double count_costs(const vptq_quantizer *q)
     double all = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-            all += cost_of(q, layer, (vptq_linear)l, &cost);
+            all += vptq_quantizer_cost(q, layer, (vptq_linear)l, &cost);
     return all;
 }
 
@@ -225,7 +228,7 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
     vptq_quantize_row row = vptq_row_make(q, q->layer, q->linear);
 
     q->steps = 0;
-    (void)cost_of(q, q->layer, q->linear, &q->matrix_cost);
+    (void)vptq_quantizer_cost(q, q->layer, q->linear, &q->matrix_cost);
     VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
     VPTQ_TRY(vptq_matrix_path(q, q->layer, q->linear, path, err));
     VPTQ_TRY(vptq_row_reuse(q, path, &row, &text, err));
@@ -242,9 +245,14 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
         vptq_err_context(err, "%s", name);
         goto out;
     }
+    q->steps = 0;
+    if (q->sharing) {
+        vptq_share_note(q, &row);
+        show_progress(q, NULL);
+        goto out;
+    }
     st = vptq_row_account(q, &row, text, err);
     q->cost += q->matrix_cost.seconds;
-    q->steps = 0;
     if (!row.reused || q->result->matrices == all_matrices(q))
         show_progress(q, NULL);
 out:
@@ -253,17 +261,18 @@ out:
 }
 
 /* Matrices that read the same input follow each other and share its Hessians. */
-static vptq_status quantize_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
+vptq_status vptq_quantizer_run(vptq_quantizer *q, uint32_t layer, int first, int count,
+                               vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_input_hessians h = {0};
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
+    for (int l = first; l < first + count && !st; l++) {
         q->layer = layer;
         q->linear = (vptq_linear)l;
         st = quantize_matrix(q, &h, err);
         const bool last_of_input =
-            l + 1 == VPTQ_LINEAR_COUNT ||
+            l + 1 == first + count ||
             vptq_linear_input((vptq_linear)(l + 1)) != vptq_linear_input((vptq_linear)l);
         if (h.plain && (st || last_of_input))
             q->hessians.release(&q->hessians, &h);
@@ -271,16 +280,12 @@ static vptq_status quantize_layer(vptq_quantizer *q, uint32_t layer, vptq_err *e
     return st;
 }
 
-/* Removes the report first and writes it last: a directory without it reads as unfinished. */
+/* Quantizes what is left, and makes the report of all. */
 static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 {
-    char path[PATH_MAX];
     const bool part = q->first > 0 || q->last + 1 < q->model.desc->layers;
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_REPORT, err));
-    VPTQ_CHECK(vptq_file_remove(path, err));
-    q->all_cost = count_costs(q);
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        VPTQ_CHECK(quantize_layer(q, layer, err));
+        VPTQ_CHECK(vptq_quantizer_run(q, layer, 0, VPTQ_LINEAR_COUNT, err));
     return vptq_rows_write(q, part, err);
 }
 
@@ -314,30 +319,55 @@ static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
     return st;
 }
 
+/* Makes the work directory ready.  Removes the report first, which is written last: a directory
+ * without it reads as unfinished. */
+static vptq_status open_work(const vptq_quantizer *q, vptq_lock *lock, vptq_err *err)
+{
+    char path[PATH_MAX];
+    /* writing a manifest into a model's directory would make it unreadable as a model */
+    VPTQ_CHECK(vptq_work_check_own(q, err));
+    VPTQ_CHECK(vptq_dir_make(q->opt->work, err));
+    VPTQ_CHECK(vptq_lock_take(q->opt->work, lock, err));
+    VPTQ_CHECK(vptq_manifest_open(q, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_REPORT, err));
+    return vptq_file_remove(path, err);
+}
+
+static vptq_status finish_work(vptq_quantizer *q, vptq_err *err)
+{
+    VPTQ_CHECK(quantize_layers(q, err));
+    vptq_calibrator_forget(
+        q->opt->work); /* also those of a run that was finished with other Hessians */
+    VPTQ_CHECK(vptq_work_forget_outputs(q->opt->work, err));
+    q->result->mean_loss = q->loss / q->result->matrices;
+    q->result->mean_held_out = q->held_out / q->result->matrices;
+    return VPTQ_OK;
+}
+
+/* Of several ranks the first has the work directory, all make matrices, and the first then finds
+ * them finished. */
 static vptq_status run(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
-    const char *work = q->opt->work;
+    const vptq_ctx *ctx = q->dev->ctx;
+    const bool first = vptq_comm_rank(ctx) == 0;
     double one = 1;
     size_t bad_pivot;
 
     VPTQ_TRY(vptq_manifest_make(q, err));
+    VPTQ_TRY(vptq_comm_same(ctx, "the fingerprint of models, Hessians and settings",
+                            q->fingerprint, err));
     /* The first factorization loads a library that may be missing: not after the calibration.
      */
     if (q->opt->calibrate)
         VPTQ_TRY(vptq_hessian_cholesky(q->dev, 1, &one, &bad_pivot, err));
-    /* writing a manifest into a model's directory would make it unreadable as a model */
-    VPTQ_TRY(vptq_work_check_own(q, err));
-    VPTQ_TRY(vptq_dir_make(work, err));
-    VPTQ_TRY(vptq_lock_take(work, &lock, err));
-    VPTQ_TRY(vptq_manifest_open(q, err));
-    VPTQ_TRY(quantize_layers(q, err));
-    vptq_calibrator_forget(
-        work); /* also those of a run that was finished with other Hessians */
-    VPTQ_TRY(vptq_work_forget_outputs(work, err));
-    q->result->mean_loss = q->loss / q->result->matrices;
-    q->result->mean_held_out = q->held_out / q->result->matrices;
+    VPTQ_TRY(vptq_comm_agree(ctx, first ? open_work(q, &lock, err) : VPTQ_OK, err));
+    q->all_cost = count_costs(q);
+    if (vptq_comm_size(ctx) > 1)
+        VPTQ_TRY(vptq_share_matrices(q, err));
+    if (first)
+        VPTQ_TRY(finish_work(q, err));
 out:
     vptq_lock_release(&lock);
     return st;
@@ -349,6 +379,16 @@ static void predict_file(const vptq_quantizer *q, vptq_quantize_result *r)
     const uint64_t bits = q->plain_bits + 16 * (q->matrix_weights - q->weights) + q->bits;
     r->packed_bytes = bits / 8;
     r->file_bits_per_weight = (double)bits / (double)(q->plain_weights + q->matrix_weights);
+}
+
+static void fill_result(const vptq_quantizer *q, vptq_quantize_result *r)
+{
+    if (!r->matrices) /* not the first rank, which tells the others */
+        return;
+    r->bits_per_weight = (double)q->bits / (double)q->weights;
+    r->predicted_loss = q->predicted_loss / r->matrices;
+    r->diagonal = q->hessians.diagonal;
+    predict_file(q, r);
 }
 
 vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *opt,
@@ -372,10 +412,7 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
         VPTQ_TRY(vptq_plan_allocate(&q, err));
     VPTQ_TRY(vptq_plan_check(&q, err));
     VPTQ_TRY(opt->dry_run ? dry_run(&q, err) : run(&q, err));
-    result->bits_per_weight = (double)q.bits / (double)q.weights;
-    result->predicted_loss = q.predicted_loss / result->matrices;
-    result->diagonal = q.hessians.diagonal;
-    predict_file(&q, result);
+    fill_result(&q, result);
     if (opt->dry_run && opt->estimate)
         VPTQ_TRY(vptq_plan_estimate(&q, err));
 out:
@@ -383,7 +420,10 @@ out:
     if (st == VPTQ_E_CANCELLED && !opt->dry_run)
         vptq_fail(err, st,
                   "interrupted; %u of %u matrices finished, run the same command to continue",
-                  result->matrices, (q.last - q.first + 1) * VPTQ_LINEAR_COUNT);
+                  q.share ? vptq_share_count_files(&q) : result->matrices, all_matrices(&q));
+    st = vptq_comm_agree(dev->ctx, st, err);
+    if (!st)
+        st = vptq_comm_broadcast(dev->ctx, 0, result, sizeof *result, err);
     if (q.hessians.close)
         q.hessians.close(&q.hessians);
     json_decref(q.manifest);

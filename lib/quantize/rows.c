@@ -301,6 +301,7 @@ vptq_status vptq_row_reuse(const vptq_quantizer *q, const char *path, vptq_quant
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; the matrix is quantized again", why.text);
     } else {
         row->reused = true;
+        vptq_share_recall(q, row);
         *text = strdup(file.report);
         st = *text ? VPTQ_OK : vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     }
