@@ -12,7 +12,7 @@ typedef struct quantize_args {
     const char *model, *hessians, *held_out, *output, *tokenizer, *recipe;
     const char *config, *save_config;
     int to; /* form of the output */
-    bool keep_work;
+    bool keep_work, no_shared_dir;
     double kv_factor;
     bool sequential;
     double correction;
@@ -315,7 +315,8 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
                                  .dry_run = cli->common.dry_run,
                                  .predict = !strcmp(cli->common.backend, "cuda"),
                                  .estimate = true,
-                                 .packs = is_packed(a)};
+                                 .packs = is_packed(a),
+                                 .no_shared_dir = a->no_shared_dir};
 
     vptq_status st = VPTQ_OK;
     if (calibrates(cli, a)) {
@@ -472,6 +473,8 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "ending .vptq"},
         {0, "keep-work", CLI_FLAG, &a->keep_work, NULL,
          "keep the work directory OUT.work when the packed model is written"},
+        {0, "no-shared-dir", CLI_FLAG, &a->no_shared_dir, NULL,
+         "ranks of MPI on other machines do not see OUT: they send their matrices"},
         {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)"},
         {0, "tokenizer", CLI_STRING, &a->tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "recipe", CLI_INPUT, &a->recipe, "FILE",

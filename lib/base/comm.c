@@ -19,6 +19,7 @@ enum {
     TAG_STOP,    /* uint64_t: epoch */
     TAG_VERDICT, /* verdict, to rank 0 and back */
     TAG_TEXT,    /* char [TEXT] */
+    TAG_POST,    /* uint64_t: size, then the content */
     TAG_DATA
 };
 
@@ -171,6 +172,21 @@ static vptq_status answer(vptq_comm *c, int from, vptq_err *err)
     return exchange_short(c, TAG_UNIT, from, &unit, sizeof unit, -1, NULL, 0, err);
 }
 
+static vptq_status take_post(vptq_comm *c, int from, vptq_err *err)
+{
+    uint64_t size;
+    VPTQ_CHECK(exchange_short(c, TAG_POST, -1, NULL, 0, from, &size, sizeof size, err));
+    void *data = vptq_mem_alloc(NULL, 1, (size_t)size, err);
+    if (!data)
+        return VPTQ_E_NOMEM;
+    vptq_status st = exchange_short(c, TAG_POST, -1, NULL, 0, from, data, (size_t)size, err);
+    if (!st)
+        st = c->take ? c->take(c->take_arg, data, (size_t)size, err)
+                     : vptq_fail(err, VPTQ_E_IO, "rank %d posted a message to nobody", from);
+    vptq_mem_free(NULL, data);
+    return st;
+}
+
 /* Handles all messages with the tag that have arrived. */
 static vptq_status take_all(vptq_comm *c, int tag,
                             vptq_status (*take)(vptq_comm *c, int from, vptq_err *err),
@@ -192,8 +208,10 @@ vptq_status vptq_comm_poll(vptq_comm *c, vptq_err *err)
     if (c->over)
         return vptq_fail(err, VPTQ_E_CANCELLED, "interrupted");
     VPTQ_CHECK(take_all(c, TAG_STOP, take_stop, err));
-    if (c->rank == 0)
+    if (c->rank == 0) {
         VPTQ_CHECK(take_all(c, TAG_ASK, answer, err));
+        VPTQ_CHECK(take_all(c, TAG_POST, take_post, err));
+    }
     return c->stopped ? vptq_fail(err, VPTQ_E_CANCELLED, "interrupted") : VPTQ_OK;
 }
 
@@ -238,15 +256,13 @@ static bool outweighs(const verdict *b, const verdict *a)
                                         b->status != VPTQ_E_CANCELLED));
 }
 
-static vptq_status judge(const vptq_ctx *ctx, verdict *v, vptq_err *err)
+/* Rank 0: what all came to.  Messages of a rank arrive in their order, so that all it posted is
+ * here with its verdict. */
+static vptq_status collect(const vptq_ctx *ctx, verdict *v, vptq_err *err)
 {
-    const int size = ctx->comm->size;
+    vptq_err why = {0};
     verdict other;
-    if (ctx->comm->rank) {
-        VPTQ_CHECK(send_to(ctx, true, TAG_VERDICT, 0, v, sizeof *v, err));
-        return receive(ctx, true, TAG_VERDICT, 0, v, sizeof *v, err);
-    }
-    for (int r = 1; r < size; r++) {
+    for (int r = 1; r < ctx->comm->size; r++) {
         VPTQ_CHECK(receive(ctx, true, TAG_VERDICT, r, &other, sizeof other, err));
         other.text[sizeof other.text - 1] = 0;
         if (!outweighs(&other, v))
@@ -257,7 +273,21 @@ static vptq_status judge(const vptq_ctx *ctx, verdict *v, vptq_err *err)
         else
             snprintf(v->text, sizeof v->text, "rank %d: %.480s", r, other.text);
     }
-    for (int r = 1; r < size; r++)
+    other.status = (int32_t)take_all(ctx->comm, TAG_POST, take_post, &why);
+    snprintf(other.text, sizeof other.text, "%.500s", why.text);
+    if (outweighs(&other, v))
+        *v = other;
+    return VPTQ_OK;
+}
+
+static vptq_status judge(const vptq_ctx *ctx, verdict *v, vptq_err *err)
+{
+    if (ctx->comm->rank) {
+        VPTQ_CHECK(send_to(ctx, true, TAG_VERDICT, 0, v, sizeof *v, err));
+        return receive(ctx, true, TAG_VERDICT, 0, v, sizeof *v, err);
+    }
+    VPTQ_CHECK(collect(ctx, v, err));
+    for (int r = 1; r < ctx->comm->size; r++)
         VPTQ_CHECK(send_to(ctx, true, TAG_VERDICT, r, v, sizeof *v, err));
     return VPTQ_OK;
 }
@@ -311,6 +341,19 @@ vptq_status vptq_comm_same(const vptq_ctx *ctx, const char *what, const char *te
 }
 
 /* ---- data ---- */
+
+void vptq_comm_take(const vptq_ctx *ctx, vptq_take_fn take, void *arg)
+{
+    ctx->comm->take = take;
+    ctx->comm->take_arg = arg;
+}
+
+vptq_status vptq_comm_post(const vptq_ctx *ctx, const void *data, size_t size, vptq_err *err)
+{
+    const uint64_t bytes = size;
+    VPTQ_CHECK(send_to(ctx, false, TAG_POST, 0, &bytes, sizeof bytes, err));
+    return send_to(ctx, false, TAG_POST, 0, data, size, err);
+}
 
 vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_t size,
                                 vptq_err *err)

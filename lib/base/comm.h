@@ -41,9 +41,12 @@ typedef struct vptq_transport {
     void (*close)(void *state);
 } vptq_transport;
 
+/* What rank 0 does with a message that another rank posted. */
+typedef vptq_status (*vptq_take_fn)(void *arg, const void *data, size_t size, vptq_err *err);
+
 typedef struct vptq_comm {
     int rank, size;
-    int local_size; /* ranks on this machine */
+    int local_rank, local_size; /* among the ranks on this machine */
     const vptq_transport *transport;
     void *state;     /* of the transport */
     pthread_t owner; /* the thread that opened it */
@@ -51,6 +54,8 @@ typedef struct vptq_comm {
     bool stopped;    /* another rank failed or was interrupted in this epoch */
     bool over;       /* an agreement failed: nothing is sent any more */
     uint64_t next;   /* rank 0: the unit to hand out next */
+    vptq_take_fn take; /* rank 0: for posted messages */
+    void *take_arg;
 } vptq_comm;
 
 /* Joins the other processes that a launcher such as mpirun started; size 1 without one.
@@ -85,6 +90,13 @@ vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_
  * are the same on all before.  Other ranks pass NULL as their part. */
 vptq_status vptq_comm_sum(const vptq_ctx *ctx, int parts, const double *part, double *total,
                           size_t n, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Rank 0: what is done with messages posted from now on, when it polls. */
+void vptq_comm_take(const vptq_ctx *ctx, vptq_take_fn take, void *arg);
+/* Other ranks: hands a message to rank 0.  It is taken before the next agreement ends, which
+ * fails if it could not be. */
+vptq_status vptq_comm_post(const vptq_ctx *ctx, const void *data, size_t size,
+                           vptq_err *err) VPTQ_MUST_CHECK;
 
 /* For vptq_check_cancel: answers what has arrived.  VPTQ_E_CANCELLED if another rank stopped. */
 vptq_status vptq_comm_poll(vptq_comm *c, vptq_err *err) VPTQ_MUST_CHECK;

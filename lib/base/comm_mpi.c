@@ -126,12 +126,14 @@ static vptq_status initialize(world *w, vptq_err *err)
 }
 
 /* Ranks that share memory with this one. */
-static vptq_status count_local(MPI_Comm comm, int *count, vptq_err *err)
+static vptq_status count_local(MPI_Comm comm, vptq_comm *c, vptq_err *err)
 {
     MPI_Comm local;
     VPTQ_CHECK(check(
         MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local), "MPI", err));
-    const vptq_status st = check(MPI_Comm_size(local, count), "MPI", err);
+    vptq_status st = check(MPI_Comm_size(local, &c->local_size), "MPI", err);
+    if (!st)
+        st = check(MPI_Comm_rank(local, &c->local_rank), "MPI", err);
     (void)MPI_Comm_free(&local);
     return st;
 }
@@ -144,7 +146,7 @@ static vptq_status open_world(world *w, vptq_comm *c, vptq_err *err)
     VPTQ_CHECK(check(MPI_Comm_set_errhandler(w->comm, MPI_ERRORS_RETURN), "MPI", err));
     VPTQ_CHECK(check(MPI_Comm_rank(w->comm, &c->rank), "MPI", err));
     VPTQ_CHECK(check(MPI_Comm_size(w->comm, &c->size), "MPI", err));
-    return count_local(w->comm, &c->local_size, err);
+    return count_local(w->comm, c, err);
 }
 
 vptq_status vptq_comm_mpi_open(vptq_comm *c, vptq_err *err)

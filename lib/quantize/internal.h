@@ -131,6 +131,9 @@ vptq_status vptq_share_matrices(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHEC
  * row that was reused. */
 void vptq_share_note(vptq_quantizer *q, const vptq_quantize_row *row);
 void vptq_share_recall(const vptq_quantizer *q, vptq_quantize_row *row);
+/* Hands the file of the current matrix to rank 0 if that does not see it. */
+vptq_status vptq_share_file(const vptq_quantizer *q, const char *path,
+                            vptq_err *err) VPTQ_MUST_CHECK;
 /* Rank 0: matrices of which no rank has work left, about, and their cost. */
 uint64_t vptq_share_done(const vptq_quantizer *q, double *cost);
 /* Files of matrices in the work directory. */

@@ -247,6 +247,7 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
     }
     q->steps = 0;
     if (q->sharing) {
+        st = vptq_share_file(q, path, err);
         vptq_share_note(q, &row);
         show_progress(q, NULL);
         goto out;
@@ -362,7 +363,11 @@ static vptq_status run(vptq_quantizer *q, vptq_err *err)
      */
     if (q->opt->calibrate)
         VPTQ_TRY(vptq_hessian_cholesky(q->dev, 1, &one, &bad_pivot, err));
-    VPTQ_TRY(vptq_comm_agree(ctx, first ? open_work(q, &lock, err) : VPTQ_OK, err));
+    if (first)
+        st = open_work(q, &lock, err);
+    else if (q->opt->no_shared_dir)
+        st = vptq_dir_make(q->opt->work, err);
+    VPTQ_TRY(vptq_comm_agree(ctx, st, err));
     q->all_cost = count_costs(q);
     if (vptq_comm_size(ctx) > 1)
         VPTQ_TRY(vptq_share_matrices(q, err));

@@ -1,7 +1,10 @@
 /* Matrices over several ranks: a queue of all of them or, where the run calibrates, a queue for
  * each set of matrices whose Hessians are there at the same time. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "lib/base/file.h"
 #include "lib/quantize/internal.h"
@@ -71,6 +74,120 @@ uint32_t vptq_share_count_files(const vptq_quantizer *q)
     return n;
 }
 
+/* ---- the directory ---- */
+
+/* Other ranks look for a file that rank 0 has just written, with the given text. */
+static bool sees_file(const char *path, const char *text)
+{
+    enum { TRIES = 100 }; /* a network may take seconds to show it */
+    for (int i = 0; i < TRIES; i++) {
+        const struct timespec t = {.tv_nsec = 100000000};
+        vptq_map map;
+        bool same = false;
+        if (vptq_path_exists(path) && !vptq_map_open(path, &map, NULL)) {
+            same = map.size == strlen(text) && !memcmp(map.data, text, map.size);
+            vptq_map_release(&map);
+        }
+        if (same)
+            return true;
+        (void)nanosleep(&t, NULL);
+    }
+    return false;
+}
+
+static vptq_status check_shared(const vptq_quantizer *q, vptq_err *err)
+{
+    static const char name[] = "ranks";
+    const vptq_ctx *ctx = q->dev->ctx;
+    const bool first = vptq_comm_rank(ctx) == 0;
+    char path[PATH_MAX], text[64];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, name, err));
+    snprintf(text, sizeof text, "%ld %.9f\n", (long)getpid(), vptq_seconds());
+    vptq_status st = first ? vptq_file_replace(path, text, strlen(text), err) : VPTQ_OK;
+    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, text, sizeof text, err));
+    if (!first && !sees_file(path, text))
+        st = vptq_fail(err, VPTQ_E_IO,
+                       "does not see the directory '%s' of rank 0; put it where all see it, or "
+                       "give --no-shared-dir",
+                       q->opt->work);
+    if (first)
+        st = vptq_file_remove(path, err);
+    return vptq_comm_agree(ctx, st, err);
+}
+
+/* The start of a message with a matrix; its file follows. */
+typedef struct file_head {
+    uint32_t layer, linear;
+} file_head;
+
+/* As vptq_take_fn: rank 0 keeps a matrix of another. */
+static vptq_status take_file(void *arg, const void *data, size_t size, vptq_err *err)
+{
+    const vptq_quantizer *q = arg;
+    const char *bytes = data;
+    char path[PATH_MAX];
+    file_head h;
+    VPTQ_BUG_IF(size <= sizeof h);
+    memcpy(&h, bytes, sizeof h);
+    VPTQ_CHECK(vptq_matrix_path(q, h.layer, (vptq_linear)h.linear, path, err));
+    return vptq_file_replace(path, bytes + sizeof h, size - sizeof h, err);
+}
+
+static vptq_status post_file(const vptq_quantizer *q, const char *path, vptq_err *err)
+{
+    const vptq_ctx *ctx = q->dev->ctx;
+    const file_head h = {q->layer, (uint32_t)q->linear};
+    vptq_map map;
+    VPTQ_CHECK(vptq_map_open(path, &map, err));
+    char *data = vptq_mem_alloc(ctx->mem, 1, sizeof h + map.size, err);
+    vptq_status st = data ? VPTQ_OK : VPTQ_E_NOMEM;
+    if (data) {
+        memcpy(data, &h, sizeof h);
+        memcpy(data + sizeof h, map.data, map.size);
+        st = vptq_comm_post(ctx, data, sizeof h + map.size, err);
+    }
+    vptq_mem_free(ctx->mem, data);
+    vptq_map_release(&map);
+    return st;
+}
+
+/* Gives the file of a matrix to all ranks. */
+static vptq_status spread_file(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_ctx *ctx = q->dev->ctx;
+    const bool first = vptq_comm_rank(ctx) == 0;
+    char path[PATH_MAX];
+    vptq_map map = {0};
+    void *data = NULL;
+    VPTQ_CHECK(vptq_matrix_path(q, layer, l, path, err));
+    if (first)
+        VPTQ_TRY(vptq_map_open(path, &map, err));
+    uint64_t size = map.size;
+    VPTQ_TRY(vptq_comm_broadcast(ctx, 0, &size, sizeof size, err));
+    data = vptq_mem_alloc(ctx->mem, 1, (size_t)size, err);
+    if (!data)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    if (first)
+        memcpy(data, map.data, map.size);
+    VPTQ_TRY(vptq_comm_broadcast(ctx, 0, data, (size_t)size, err));
+    if (!first)
+        VPTQ_TRY(vptq_file_replace(path, data, (size_t)size, err));
+out:
+    vptq_mem_free(ctx->mem, data);
+    if (first)
+        vptq_map_release(&map);
+    return st;
+}
+
+vptq_status vptq_share_file(const vptq_quantizer *q, const char *path, vptq_err *err)
+{
+    const bool sent = q->opt->no_shared_dir && vptq_comm_rank(q->dev->ctx) > 0;
+    return sent ? post_file(q, path, err) : VPTQ_OK;
+}
+
 /* ---- one queue ---- */
 
 static void add_unit(vptq_quantizer *q, uint32_t layer, int first, int count)
@@ -114,22 +231,7 @@ static vptq_status run_units(vptq_quantizer *q, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* ---- Hessians that are there ---- */
-
-/* Scales of columns are found once for a layer. */
-static vptq_status run_all(vptq_quantizer *q, vptq_err *err)
-{
-    for (uint32_t layer = q->first; layer <= q->last; layer++) {
-        const bool whole = vptq_fold_applies(q, layer);
-        for (int l = 0; !whole && l < VPTQ_LINEAR_COUNT; l++)
-            add_unit(q, layer, l, 1);
-        if (whole)
-            add_unit(q, layer, 0, VPTQ_LINEAR_COUNT);
-    }
-    return run_units(q, err);
-}
-
-/* ---- Hessians of this run ---- */
+/* ---- what is left ---- */
 
 /* left[l] = whether matrix l of the layer has no usable file, as rank 0 sees it: another may see
  * a new file later. */
@@ -147,6 +249,43 @@ static vptq_status find_left(const vptq_quantizer *q, uint32_t layer,
     }
     return VPTQ_OK;
 }
+
+static vptq_status share_left(const vptq_quantizer *q, uint32_t layer,
+                              bool left[VPTQ_LINEAR_COUNT], vptq_err *err)
+{
+    const vptq_ctx *ctx = q->dev->ctx;
+    const bool first = vptq_comm_rank(ctx) == 0;
+    VPTQ_CHECK(vptq_comm_agree(ctx, first ? find_left(q, layer, left, err) : VPTQ_OK, err));
+    return vptq_comm_broadcast(ctx, 0, left, VPTQ_LINEAR_COUNT * sizeof *left, err);
+}
+
+/* ---- Hessians that are there ---- */
+
+/* Adds the matrices of a layer of which one is left.  Scales of columns are found once for a
+ * layer. */
+static void add_layer(vptq_quantizer *q, uint32_t layer, const bool left[VPTQ_LINEAR_COUNT])
+{
+    const bool whole = vptq_fold_applies(q, layer);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (left[l] && whole) {
+            add_unit(q, layer, 0, VPTQ_LINEAR_COUNT);
+            return;
+        } else if (left[l]) {
+            add_unit(q, layer, l, 1);
+        }
+}
+
+static vptq_status run_all(vptq_quantizer *q, vptq_err *err)
+{
+    bool left[VPTQ_LINEAR_COUNT];
+    for (uint32_t layer = q->first; layer <= q->last; layer++) {
+        VPTQ_CHECK(share_left(q, layer, left, err));
+        add_layer(q, layer, left);
+    }
+    return run_units(q, err);
+}
+
+/* ---- Hessians of this run ---- */
 
 /* Brings the Hessians of an input to all ranks, which keep them. */
 static vptq_status load(const vptq_quantizer *q, uint32_t layer, vptq_input input,
@@ -173,17 +312,19 @@ static vptq_status run_inputs(vptq_quantizer *q, uint32_t layer, int first, int 
             st = load(q, layer, (vptq_input)i, err);
     }
     VPTQ_CHECK(vptq_comm_agree(q->dev->ctx, st, err));
-    return run_units(q, err);
+    VPTQ_CHECK(run_units(q, err));
+    for (int l = 0; q->opt->no_shared_dir && l < VPTQ_LINEAR_COUNT; l++)
+        if ((int)vptq_linear_input((vptq_linear)l) >= first &&
+            (int)vptq_linear_input((vptq_linear)l) < end)
+            VPTQ_CHECK(spread_file(q, layer, (vptq_linear)l, err));
+    return VPTQ_OK;
 }
 
 /* A sequential calibration needs the matrices of an input before it goes on. */
 static vptq_status run_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
 {
-    const vptq_ctx *ctx = q->dev->ctx;
     bool left[VPTQ_LINEAR_COUNT];
-    const bool first = vptq_comm_rank(ctx) == 0;
-    VPTQ_CHECK(vptq_comm_agree(ctx, first ? find_left(q, layer, left, err) : VPTQ_OK, err));
-    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, left, sizeof left, err));
+    VPTQ_CHECK(share_left(q, layer, left, err));
     if (!q->opt->calibrate->sequential)
         return run_inputs(q, layer, 0, VPTQ_INPUT_COUNT, left, err);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
@@ -191,8 +332,20 @@ static vptq_status run_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
     return VPTQ_OK;
 }
 
+static vptq_status run_layers(vptq_quantizer *q, vptq_err *err)
+{
+    if (!q->opt->no_shared_dir)
+        VPTQ_CHECK(check_shared(q, err));
+    if (!q->opt->calibrate)
+        return run_all(q, err);
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        VPTQ_CHECK(run_layer(q, layer, err));
+    return VPTQ_OK;
+}
+
 vptq_status vptq_share_matrices(vptq_quantizer *q, vptq_err *err)
 {
+    const vptq_ctx *ctx = q->dev->ctx;
     const size_t all = (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT;
     share *s = vptq_arena_zalloc(&q->arena, 1, sizeof *s, err);
     double *ours = s ? vptq_arena_zalloc(&q->arena, all, sizeof *ours, err) : NULL;
@@ -204,12 +357,13 @@ vptq_status vptq_share_matrices(vptq_quantizer *q, vptq_err *err)
     s->seconds = ours;
     q->share = s;
     q->sharing = true;
-    if (!q->opt->calibrate)
-        VPTQ_CHECK(run_all(q, err));
-    for (uint32_t layer = q->first; q->opt->calibrate && layer <= q->last; layer++)
-        VPTQ_CHECK(run_layer(q, layer, err));
-    VPTQ_CHECK(vptq_comm_sum(q->dev->ctx, vptq_comm_size(q->dev->ctx), ours, sums, all, err));
-    s->seconds = sums;
+    vptq_comm_take(ctx, take_file, q);
+    const vptq_status st = run_layers(q, err);
+    vptq_comm_take(ctx, NULL, NULL);
     q->sharing = false;
+    if (st)
+        return st;
+    VPTQ_CHECK(vptq_comm_sum(ctx, vptq_comm_size(ctx), ours, sums, all, err));
+    s->seconds = sums;
     return VPTQ_OK;
 }
