@@ -686,7 +686,7 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
     if (st)
         vptq_cli_say(cli, "%s%s", err && err->text[0] ? err->text : "failed",
                      st == VPTQ_E_EXISTS && can_force ? " (--force replaces it)" : "");
-    if (st == VPTQ_OK)
+    if (st == VPTQ_OK || vptq_cli_is_hushed(cli)) /* rank 0 has the exit code for all */
         return code;
     if (st == VPTQ_E_CANCELLED)
         return cancelled ? CLI_SIGNALLED + cancelled : CLI_INTERRUPTED;

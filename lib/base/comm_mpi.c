@@ -26,9 +26,10 @@ static vptq_status check(int code, const char *what, vptq_err *err)
 /* Waits for both requests, MPI_REQUEST_NULL for none. */
 static vptq_status finish(MPI_Request request[2], vptq_wait_fn wait, void *arg, vptq_err *err)
 {
+    MPI_Status status[2]; /* MPI_STATUSES_IGNORE of MPICH is an array without elements to gcc */
     for (;;) {
         int done = 0;
-        VPTQ_CHECK(check(MPI_Testall(2, request, &done, MPI_STATUSES_IGNORE),
+        VPTQ_CHECK(check(MPI_Testall(2, request, &done, status),
                          "a message between ranks", err));
         if (done)
             return VPTQ_OK;

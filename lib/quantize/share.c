@@ -111,9 +111,9 @@ static vptq_status check_shared(const vptq_quantizer *q, vptq_err *err)
                        "does not see the directory '%s' of rank 0; put it where all see it, or "
                        "give --no-shared-dir",
                        q->opt->work);
-    if (first)
-        st = vptq_file_remove(path, err);
-    return vptq_comm_agree(ctx, st, err);
+    st = vptq_comm_agree(ctx, st, err);
+    const vptq_status removed = first ? vptq_file_remove(path, st ? NULL : err) : VPTQ_OK;
+    return st ? st : removed;
 }
 
 /* The start of a message with a matrix; its file follows. */

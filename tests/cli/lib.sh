@@ -45,6 +45,37 @@ data()
     echo "$DATA/$1"
 }
 
+# needs_ranks: skips the test in builds without MPI, and where its launcher is missing.
+needs_ranks()
+{
+    local features
+    features=$("$BIN/vptq-quantize" --version)
+    case $features in
+    *ompi*) launcher=$(command -v mpirun.openmpi || command -v mpirun) ;;
+    *mpich*) launcher=$(command -v mpiexec.mpich || command -v mpiexec) ;;
+    *) skip "this build has no MPI (make MPI=1)" ;;
+    esac || skip "the launcher of MPI is missing"
+    launch=("$launcher")
+    case $features in
+    *ompi*)
+        launch+=(--oversubscribe --bind-to none)
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+        export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_orte_base_help_aggregate=1
+        ;;
+    esac
+}
+
+# ranks N COMMAND..: runs N processes of the command, which share the work; needs_ranks comes first.
+ranks()
+{
+    local n=$1
+    shift
+    timeout 300 "${launch[@]}" -n "$n" "$@"
+}
+
+# The number of a rank, in a script that it runs.
+RANK='${OMPI_COMM_WORLD_RANK:-$PMI_RANK}'
+
 # expect_exit STATUS COMMAND..: runs the command, whose output passes through.
 expect_exit()
 {

@@ -1,0 +1,49 @@
+# shellcheck disable=SC2016 # ranks expand their number themselves
+# A rank that dies, is interrupted or cannot write ends the run; the rerun, with another number of ranks, has the bytes
+# of one process.
+needs_ranks
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 8 -l 128 -o h -q
+args=(-m "$model" --tokenizer "$tok" -t 1 -q -H h -v 8 -k 256 -r 64)
+"$BIN/vptq-quantize" "${args[@]}" -o one >/dev/null
+
+# kill -9 of rank I of 3 once J matrices are finished.
+for moment in "0 1" "1 3" "2 8" "1 15" "0 24" "2 30"; do
+    read -r victim files <<<"$moment"
+    rm -rf killed pids
+    mkdir pids
+    ranks 3 sh -c "echo \$\$ >pids/$RANK; "'exec "$@"' sh "$BIN/vptq-quantize" "${args[@]}" -o killed >out.txt 2>&1 &
+    job=$!
+    wait_for 60 sh -c '[ "$(ls killed/*.safetensors 2>/dev/null | wc -l)" -ge "$1" ]' sh "$files" ||
+        fail "never $files files: $(cat out.txt)"
+    kill -9 "$(cat "pids/$victim")" 2>/dev/null
+    status=0
+    wait "$job" || status=$?
+    for f in killed/*.safetensors; do
+        [ ! -e "$f" ] || expect_same "$f" "one/${f##*/}"
+    done
+    [ "$status" -ne 0 ] || [ -e killed/report.jsonl ] || fail "status 0 without a report"
+    ranks 2 "$BIN/vptq-quantize" "${args[@]}" -o killed >/dev/null
+    expect_same one killed
+done
+
+# SIGTERM to the launcher, as batch systems send it before they kill.
+ranks 3 "$BIN/vptq-quantize" "${args[@]}" -o term >out.txt 2>err.txt &
+job=$!
+wait_for 60 sh -c 'ls term/*.safetensors >/dev/null 2>&1'
+pkill -TERM -P "$job" || true # timeout's child
+status=0
+wait "$job" || status=$?
+# ranks may take a moment longer than the launcher
+wait_for 60 sh -c '"$@" >/dev/null 2>&1' sh "$BIN/vptq-quantize" "${args[@]}" -o term
+expect_same one term
+
+# A rank whose disk is full.
+[ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"
+expect_exit 1 ranks 3 sh -c "[ $RANK = 2 ] && export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:1-; "'exec "$@"' sh \
+    "$BIN/vptq-quantize" "${args[@]}" -o full >out.txt 2>err.txt
+expect_line err.txt "vptq-quantize: rank 2: model.layers.*: cannot .*: No space left on device"
+ranks 4 "$BIN/vptq-quantize" "${args[@]}" -o full >/dev/null
+expect_same one full

@@ -1,0 +1,77 @@
+# shellcheck disable=SC2016 # ranks expand their number themselves
+# Matrices over several processes: the same bytes for any number of them, with and without a directory that all see.
+needs_ranks
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 8 -l 128 -o h -q
+args=(-m "$model" --tokenizer "$tok" -t 1 -q --format json)
+text_args=(-c "$text" -n 8 -l 128 --holdout 0.25)
+
+# figures FILE: the rows without what differs from run to run.
+figures() { sed -E 's/"(seconds|steps)": (\{[^}]*\}|[^,}]*)//g' "$1"; }
+
+# compare NAME COUNTS OPTION..: from one process and from each number of them.
+compare()
+{
+    local name=$1 counts=$2 n
+    shift 2
+    mkdir -p "$name"
+    (cd "$name" && "$BIN/vptq-quantize" "${args[@]}" "$@" -o one >one.json)
+    for n in $counts; do
+        (cd "$name" && ranks "$n" "$BIN/vptq-quantize" "${args[@]}" "$@" -o "$n" >"$n.json" 2>err.txt) ||
+            fail "$name by $n ranks: $(cat "$name/err.txt")"
+        expect_same "$name/one" "$name/$n"
+        [ "$(tail -n 1 "$name/one.json" | json_get digest)" = "$(tail -n 1 "$name/$n.json" | json_get digest)" ] ||
+            fail "$name: another digest from $n ranks"
+        json_get proxy_loss "$name/one.json" >want.txt
+        json_get proxy_loss "$name/$n.json" >got.txt
+        expect_same want.txt got.txt
+    done
+}
+
+compare vptq "2 3 4 7" -H ../h -k 64
+compare budget "3" -H ../h -b 3
+compare awq "2 4" -H ../h --method awq --group-size 32
+compare calibrated "2 3" "${text_args[@]}" -k 64
+compare sequential "2 3 4 7" "${text_args[@]}" -k 64 --sequential
+
+# A packed model with its card; every rank may have its own SIMD level.
+for n in one 3; do
+    mkdir "packed-$n"
+    run=("$BIN/vptq-quantize" "${args[@]}" -H ../h -k 64 -o m.vptq)
+    [ "$n" = one ] || run=(ranks 3 sh -c "[ $RANK = 1 ] && export VPTQ_SIMD=none; "'exec "$@"' sh "${run[@]}")
+    (cd "packed-$n" && "${run[@]}" >/dev/null)
+done
+expect_same packed-one packed-3
+
+# Nothing is left to do.
+ranks 2 "$BIN/vptq-quantize" "${args[@]}" --format text -H h -k 64 -o vptq/3 >again.txt
+expect_line again.txt "35 matrices (35 kept), .*"
+expect_same vptq/one vptq/3
+
+# Every rank in a directory of its own.
+in_own_dirs() { ranks 3 sh -c "mkdir -p own$RANK && cd own$RANK && "'exec "$@"' sh "$BIN/vptq-quantize" "${args[@]}" "$@"; }
+expect_exit 1 in_own_dirs -H "$PWD/h" -k 64 -o w >out.txt 2>err.txt
+expect_line err.txt "vptq-quantize: rank 1: does not see the directory 'w' of rank 0; .* --no-shared-dir"
+in_own_dirs -H "$PWD/h" -k 64 -o w --no-shared-dir >/dev/null
+expect_same vptq/one own0/w
+rm -r own0/w own1/w/layer_003* # as after an interruption
+in_own_dirs -H "$PWD/h" -k 64 -o w --no-shared-dir >/dev/null
+expect_same vptq/one own0/w
+in_own_dirs "${text_args[@]}" -k 64 --sequential -o s --no-shared-dir >/dev/null
+expect_same sequential/one own0/s
+
+# What cannot be shared, and ranks that do not fit together.
+expect_exit 1 ranks 2 "$BIN/vptq-quantize" "${args[@]}" -H h --tune layer -c "$text" -o t >out.txt 2>err.txt
+expect_line err.txt "vptq-quantize: tuning runs in one process, not in 2; .*--from"
+expect_exit 2 ranks 2 "$BIN/vptq-pack" --list vptq/one >out.txt 2>err.txt
+expect_line err.txt "vptq-pack: this command runs in one process, not in 2"
+expect_exit 1 ranks 2 sh -c "[ $RANK = 1 ] && set -- "'"$@"'" --seed 7; "'exec "$@"' sh \
+    "$BIN/vptq-quantize" "${args[@]}" -H h -k 64 -o differs >out.txt 2>err.txt
+expect_line err.txt "vptq-quantize: the fingerprint .* differs between the processes of this run: .* at rank 1"
+
+# Logs of all ranks.
+ranks 2 "$BIN/vptq-quantize" "${args[@]}" -H h -k 64 -o logged --log-dir logs >/dev/null
+[ -s logs/rank-0.log ] || fail "no log of rank 0"
+[ -e logs/rank-1.log ] || fail "no log of rank 1"
