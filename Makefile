@@ -435,7 +435,7 @@ $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.
 # --- tests ---------------------------------------------------------------------------------
 
 .PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) $(EMU:%=test-%) unit ops check-cli fuzz-check fuzz check interop bench demo \
-        test-programs check-hostile run-unit run-ops run-cli run-hostile run-fuzz
+        test-programs check-hostile check-ranks run-unit run-ops run-cli run-hostile run-fuzz
 
 # Runs one program; T='PATTERN' selects tests.
 define unit_target
@@ -455,6 +455,9 @@ test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(if $(SANITIZE),$(
 unit: $(UNIT_BIN) run-unit
 ops: $(OPS_BIN) run-ops
 check-cli: tools $(FAULTS) run-cli
+# Tests with several processes, which need a build with MPI.
+check-ranks: tools $(FAULTS)
+	+$(Q)$(MAKE) -s run-cli T='ranks/*'
 fuzz-check: $(FUZZ_BIN) run-fuzz
 check-hostile: tools run-hostile
 run-unit run-ops run-cli: export UNDER := $(UNDER)
@@ -691,6 +694,7 @@ help:
 	'make test-emu      the CUDA emulator, plain and with ThreadSanitizer (also test-emu_memory, test-emu_mma)' \
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
 	'make check-cli     command-line tests (with T=PATTERN: some)' \
+	'make check-ranks MPI=1  tests with several processes that mpirun starts' \
 	'make check-hostile files that are meant to harm (with T=KIND/PATTERN: some)' \
 	'make fuzz-check    fuzz targets over their corpora' \
 	'make fuzz T=60     each fuzz target for 60 seconds with libFuzzer (clang); FUZZ=NAME..: some' \

@@ -129,8 +129,8 @@ typedef struct vptq_ctx_options {
     vptq_progress_fn progress;           /* may be NULL */
     void *user;                          /* passed to both */
     const volatile sig_atomic_t *cancel; /* non-zero: VPTQ_E_CANCELLED soon; may be NULL */
-    bool ranks; /* share the work with the other processes that mpirun started, if it did; all of
-                   them make the same calls with the same options, in one thread */
+    bool ranks; /* share the work with the other processes that mpirun started, if it did; all
+                   of them make the same calls with the same options, in one thread */
 } vptq_ctx_options;
 
 /* `options` may be NULL.  The backend is opened by the first operation that needs it. */
@@ -138,13 +138,13 @@ VPTQ_CALL vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **
                                     vptq_err *err);
 VPTQ_API void vptq_ctx_close(vptq_ctx *ctx);
 
-/* This process among those that share the work, from 0, and their number: 0 and 1 for one alone.
- * Functions return the same on all; only rank 0 calls vptq_output.write and other callbacks for
- * results. */
+/* This process among those that share the work, from 0, and their number: 0 and 1 for one
+ * alone. Functions return the same on all; only rank 0 calls vptq_output.write and other
+ * callbacks for results. */
 VPTQ_API void vptq_ctx_ranks(const vptq_ctx *ctx, int *rank, int *size);
-/* Waits for all at the end, and whenever a caller has done something that may fail on some only:
- * VPTQ_OK if `st` is on all, else the failure of one of them, on all.  Afterwards a failed run
- * is over: other calls return VPTQ_E_CANCELLED. */
+/* Waits for all at the end, and whenever a caller has done something that may fail on some
+ * only: VPTQ_OK if `st` is on all, else the failure of one of them, on all.  Afterwards a
+ * failed run is over: other calls return VPTQ_E_CANCELLED. */
 VPTQ_CALL vptq_status vptq_ctx_agree(vptq_ctx *ctx, vptq_status st, vptq_err *err);
 
 typedef struct vptq_backend_info {
@@ -403,8 +403,8 @@ typedef struct vptq_quantize_options {
     const vptq_tune_options *tune;
     bool estimate; /* in a dry run: also time, memory and disk, from a second or two of work */
     bool packs;    /* estimate: the disk also holds the packed model, as with vptq_convert */
-    bool no_shared_dir; /* several ranks: those on other machines do not see `work` of rank 0, which
-                           gets their matrices as messages */
+    bool no_shared_dir; /* several ranks: those on other machines do not see `work` of rank 0,
+                           which gets their matrices as messages */
 } vptq_quantize_options;
 
 /* Options with their defaults: all layers, NAN where that means "as recorded". */

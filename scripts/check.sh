@@ -54,6 +54,18 @@ export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
 suites SANITIZE=address,undefined
 counted "fuzz corpora" run-fuzz SANITIZE=address,undefined
 
+# Several processes, with every MPI that is here.
+for mpi in ompi-c mpich; do
+    echo "# MPI=$mpi" >>"$TALLY"
+    if pkg-config --exists "$mpi"; then
+        part "build MPI=$mpi" "$MAKE" "$jobs" MPI="$mpi" tools
+        counted "tests with several processes" check-ranks MPI="$mpi"
+    else
+        echo "skip ranks: pkg-config does not know $mpi"
+        echo "0 0 1 ranks" >>"$TALLY"
+    fi
+done
+
 title "ARM"
 scripts/check_arm.sh --short
 

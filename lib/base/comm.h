@@ -10,10 +10,10 @@
  *         st = do_unit(unit, err);
  *     st = vptq_comm_agree(ctx, st, err);
  *
- * Between two calls of vptq_comm_agree a rank may fail at any point, if it then goes straight to
- * the next agreement: the others are told to stop, and their waits and vptq_check_cancel return
- * VPTQ_E_CANCELLED.  Rank 0 hands out units while it works itself, whenever it calls
- * vptq_check_cancel.  Only the thread that opened the comm communicates. */
+ * Between two calls of vptq_comm_agree a rank may fail at any point, if it then goes straight
+ * to the next agreement: the others get a message to stop, and their waits and
+ * vptq_check_cancel return VPTQ_E_CANCELLED.  Rank 0 hands out units while it works itself,
+ * whenever it calls vptq_check_cancel.  Only the thread that opened the comm communicates. */
 #ifndef VPTQ_BASE_COMM_H
 #define VPTQ_BASE_COMM_H
 
@@ -27,12 +27,12 @@
 /* Called again and again while a transport waits; a failure ends the wait. */
 typedef vptq_status (*vptq_wait_fn)(void *arg, vptq_err *err);
 
-/* What carries messages.  A tag is a small number; messages of one tag between two ranks keep
+/* The carrier of messages.  A tag is a small number; messages of one tag between two ranks keep
  * their order. */
 typedef struct vptq_transport {
     const char *name; /* "MPI" */
-    /* Sends `data` to rank `to` and receives `got` from rank `from`, sizes in bytes, at the same
-     * time; -1 = neither.  What arrives has exactly that size. */
+    /* Sends `data` to rank `to` and receives `got` from rank `from`, sizes in bytes, at the
+     * same time; -1 = neither.  What arrives has exactly that size. */
     vptq_status (*exchange)(void *state, int tag, int to, const void *data, size_t size,
                             int from, void *got, size_t got_size, vptq_wait_fn wait, void *arg,
                             vptq_err *err);
@@ -41,19 +41,19 @@ typedef struct vptq_transport {
     void (*close)(void *state);
 } vptq_transport;
 
-/* What rank 0 does with a message that another rank posted. */
+/* Handles a message that another rank posted to rank 0. */
 typedef vptq_status (*vptq_take_fn)(void *arg, const void *data, size_t size, vptq_err *err);
 
 typedef struct vptq_comm {
     int rank, size;
     int local_rank, local_size; /* among the ranks on this machine */
     const vptq_transport *transport;
-    void *state;     /* of the transport */
-    pthread_t owner; /* the thread that opened it */
-    uint64_t epoch;  /* agreements so far */
-    bool stopped;    /* another rank failed or was interrupted in this epoch */
-    bool over;       /* an agreement failed: nothing is sent any more */
-    uint64_t next;   /* rank 0: the unit to hand out next */
+    void *state;       /* of the transport */
+    pthread_t owner;   /* the thread that opened it */
+    uint64_t epoch;    /* agreements so far */
+    bool stopped;      /* another rank failed or was interrupted in this epoch */
+    bool over;         /* an agreement failed: nothing is sent any more */
+    uint64_t next;     /* rank 0: the unit to hand out next */
     vptq_take_fn take; /* rank 0: for posted messages */
     void *take_arg;
 } vptq_comm;
@@ -66,28 +66,28 @@ void vptq_comm_close(vptq_comm *c); /* accepts a zeroed struct */
 int vptq_comm_rank(const vptq_ctx *ctx);
 int vptq_comm_size(const vptq_ctx *ctx);
 
-/* *unit = the next of `count` units that no rank has taken since the last agreement, or `count`:
- * all are taken. */
+/* *unit = the next of `count` units that no rank has taken since the last agreement, or
+ * `count`: all are taken. */
 vptq_status vptq_comm_next(const vptq_ctx *ctx, uint64_t count, uint64_t *unit,
                            vptq_err *err) VPTQ_MUST_CHECK;
 /* Rank 0: units handed out since the last agreement, at most `count`, for a progress line. */
 uint64_t vptq_comm_given(const vptq_ctx *ctx, uint64_t count);
 
-/* Waits for all ranks.  Returns VPTQ_OK on all if `st` is VPTQ_OK on all, else on all the failure
- * of the lowest rank that has one other than VPTQ_E_CANCELLED, its sentence naming the rank.  The
- * run is over then: later agreements return `st` at once, and everything else
+/* Waits for all ranks.  Returns VPTQ_OK on all if `st` is VPTQ_OK on all, else on all the
+ * failure of the lowest rank that has one other than VPTQ_E_CANCELLED, its sentence naming the
+ * rank.  The run is over then: later agreements return `st` at once, and everything else
  * VPTQ_E_CANCELLED. */
 vptq_status vptq_comm_agree(const vptq_ctx *ctx, vptq_status st, vptq_err *err) VPTQ_MUST_CHECK;
-/* Agrees whether `text` is the same on all ranks; VPTQ_E_MISMATCH naming `what` ("the model") and
- * both texts. */
+/* Agrees whether `text` is the same on all ranks; VPTQ_E_MISMATCH naming `what` ("the model")
+ * and both texts. */
 vptq_status vptq_comm_same(const vptq_ctx *ctx, const char *what, const char *text,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Copies data from rank `root` to all. */
 vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_t size,
                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* total [n] += the parts [n] of the ranks 0 to parts - 1, in this order, on all ranks; the totals
- * are the same on all before.  Other ranks pass NULL as their part. */
+/* total [n] += the parts [n] of the ranks 0 to parts - 1, in this order, on all ranks; the
+ * totals are the same on all before.  Other ranks pass NULL as their part. */
 vptq_status vptq_comm_sum(const vptq_ctx *ctx, int parts, const double *part, double *total,
                           size_t n, vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -98,7 +98,8 @@ void vptq_comm_take(const vptq_ctx *ctx, vptq_take_fn take, void *arg);
 vptq_status vptq_comm_post(const vptq_ctx *ctx, const void *data, size_t size,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
-/* For vptq_check_cancel: answers what has arrived.  VPTQ_E_CANCELLED if another rank stopped. */
+/* For vptq_check_cancel: answers what has arrived.  VPTQ_E_CANCELLED if another rank stopped.
+ */
 vptq_status vptq_comm_poll(vptq_comm *c, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

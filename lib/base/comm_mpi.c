@@ -1,5 +1,5 @@
-/* Carries messages by MPI: only point to point, since reductions of a library add in an order of
- * their own.  Waits test a request again and again, so that a rank can answer others, be
+/* Carries messages by MPI: only point to point, since reductions of a library add in an order
+ * of their own.  Waits test a request again and again, so that a rank can answer others, be
  * interrupted, and leave the processor to its threads. */
 #include "lib/base/comm_mpi.h"
 
@@ -29,8 +29,8 @@ static vptq_status finish(MPI_Request request[2], vptq_wait_fn wait, void *arg, 
     MPI_Status status[2]; /* MPI_STATUSES_IGNORE of MPICH is an array without elements to gcc */
     for (;;) {
         int done = 0;
-        VPTQ_CHECK(check(MPI_Testall(2, request, &done, status),
-                         "a message between ranks", err));
+        VPTQ_CHECK(
+            check(MPI_Testall(2, request, &done, status), "a message between ranks", err));
         if (done)
             return VPTQ_OK;
         const vptq_status st = wait(arg, err);
@@ -130,8 +130,8 @@ static vptq_status initialize(world *w, vptq_err *err)
 static vptq_status count_local(MPI_Comm comm, vptq_comm *c, vptq_err *err)
 {
     MPI_Comm local;
-    VPTQ_CHECK(check(
-        MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local), "MPI", err));
+    VPTQ_CHECK(check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local),
+                     "MPI", err));
     vptq_status st = check(MPI_Comm_size(local, &c->local_size), "MPI", err);
     if (!st)
         st = check(MPI_Comm_rank(local, &c->local_rank), "MPI", err);

@@ -28,8 +28,8 @@ void vptq_progress(const vptq_ctx *ctx, const char *stage, const char *unit, uin
 void vptq_progress_share(const vptq_ctx *ctx, const char *stage, const char *unit,
                          uint64_t done, uint64_t total, double share, const char *detail);
 
-/* VPTQ_E_CANCELLED ("interrupted") when the caller's flag is raised or another rank stopped, else
- * VPTQ_OK.  Rank 0 also answers the others here. */
+/* VPTQ_E_CANCELLED ("interrupted") when the caller's flag is raised or another rank stopped,
+ * else VPTQ_OK.  Rank 0 also answers the others here. */
 vptq_status vptq_check_cancel(const vptq_ctx *ctx, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Monotonic seconds, for reports only; never enters a result. */

@@ -1,10 +1,10 @@
 /* Internal to lib/quantize: the state of a quantize run and the steps that share it.
  *
- * quantize.c runs it, share.c with several ranks.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
- * the run, fold.c changes norms, cost.c weighs matrices, estimate.c estimates time, memory and
- * disk, predict.c predicts the time on a GPU, uniform.c runs the
- * methods of lib/uniform (additive.c those with additive codes), manifest.c keeps quantize.json
- * and the work directory, rows.c the rows of report.jsonl. */
+ * quantize.c runs it, share.c with several ranks.  plan.c and allocate.c prepare it,
+ * calibrate.c produces Hessians during the run, fold.c changes norms, cost.c weighs matrices,
+ * estimate.c estimates time, memory and disk, predict.c predicts the time on a GPU, uniform.c
+ * runs the methods of lib/uniform (additive.c those with additive codes), manifest.c keeps
+ * quantize.json and the work directory, rows.c the rows of report.jsonl. */
 #ifndef VPTQ_QUANTIZE_INTERNAL_H
 #define VPTQ_QUANTIZE_INTERNAL_H
 
@@ -124,8 +124,9 @@ vptq_status vptq_quantizer_run(vptq_quantizer *q, uint32_t layer, int first, int
 
 /* ---- several ranks (share.c) ---- */
 
-/* Makes the files of all matrices, each on one rank: largest first, or where the run calibrates,
- * one input or layer after the other.  Afterwards rank 0 knows by q->share what was made. */
+/* Makes the files of all matrices, each on one rank: largest first, or where the run
+ * calibrates, one input or layer after the other.  Afterwards rank 0 knows by q->share what was
+ * made. */
 vptq_status vptq_share_matrices(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Notes the row of the current matrix on the rank that made it, and takes what was noted into a
  * row that was reused. */

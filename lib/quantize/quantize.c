@@ -345,8 +345,8 @@ static vptq_status finish_work(vptq_quantizer *q, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Of several ranks the first has the work directory, all make matrices, and the first then finds
- * them finished. */
+/* Of several ranks the first has the work directory, all make matrices, and the first then
+ * finds them finished. */
 static vptq_status run(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;

@@ -9,7 +9,7 @@
 #include "lib/base/file.h"
 #include "lib/quantize/internal.h"
 
-/* What one rank does at a time: matrices of a layer. */
+/* Matrices of a layer that one rank quantizes at a time. */
 typedef struct unit {
     uint32_t layer;
     int first, count;
@@ -233,8 +233,8 @@ static vptq_status run_units(vptq_quantizer *q, vptq_err *err)
 
 /* ---- what is left ---- */
 
-/* left[l] = whether matrix l of the layer has no usable file, as rank 0 sees it: another may see
- * a new file later. */
+/* left[l] = whether matrix l of the layer has no usable file, as rank 0 sees it: another may
+ * see a new file later. */
 static vptq_status find_left(const vptq_quantizer *q, uint32_t layer,
                              bool left[VPTQ_LINEAR_COUNT], vptq_err *err)
 {

@@ -73,7 +73,8 @@ ranks()
     timeout 300 "${launch[@]}" -n "$n" "$@"
 }
 
-# The number of a rank, in a script that it runs.
+# The number of a rank, in a script that it runs; ranks expand it themselves.
+# shellcheck disable=SC2016,SC2034
 RANK='${OMPI_COMM_WORLD_RANK:-$PMI_RANK}'
 
 # expect_exit STATUS COMMAND..: runs the command, whose output passes through.
