@@ -80,6 +80,11 @@ int vptq_comm_size(const vptq_ctx *ctx)
     return ctx && ctx->comm ? ctx->comm->size : 1;
 }
 
+int vptq_comm_local_rank(const vptq_ctx *ctx)
+{
+    return ctx && ctx->comm ? ctx->comm->local_rank : 0;
+}
+
 static bool is_alone(const vptq_ctx *ctx)
 {
     return vptq_comm_size(ctx) == 1;

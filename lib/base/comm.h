@@ -65,6 +65,8 @@ void vptq_comm_close(vptq_comm *c); /* accepts a zeroed struct */
 
 int vptq_comm_rank(const vptq_ctx *ctx);
 int vptq_comm_size(const vptq_ctx *ctx);
+/* The rank among those on this machine, which share its GPUs. */
+int vptq_comm_local_rank(const vptq_ctx *ctx);
 
 /* *unit = the next of `count` units that no rank has taken since the last agreement, or
  * `count`: all are taken. */

@@ -50,11 +50,12 @@ static vptq_status no_device(cudaError_t e, vptq_err *err)
                      cudaGetErrorString(e ? e : cudaErrorNoDevice));
 }
 
-static vptq_status open_device(vptq_dev *d, vptq_err *err)
+static vptq_status open_device(vptq_dev *d, int number, vptq_err *err)
 {
-    cudaError_t e = cudaSetDevice(0);
+    char what[32];
+    cudaError_t e = cudaSetDevice(number);
     if (!e)
-        e = cudaGetDeviceProperties(&d->properties, 0);
+        e = cudaGetDeviceProperties(&d->properties, number);
     if (!e && d->properties.major < MIN_MAJOR)
         return vptq_fail(err, VPTQ_E_DEVICE,
                          "%s has compute capability %d.%d, this build needs %d.0 or newer",
@@ -62,7 +63,8 @@ static vptq_status open_device(vptq_dev *d, vptq_err *err)
                          MIN_MAJOR);
     if (!e)
         e = cudaStreamCreate(&d->stream);
-    return vptq_cuda_check(e, "opening device 0", err);
+    snprintf(what, sizeof what, "opening device %d", number);
+    return vptq_cuda_check(e, what, err);
 }
 
 static vptq_status cuda_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
@@ -76,7 +78,8 @@ static vptq_status cuda_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
         return VPTQ_E_NOMEM;
     memset(d, 0, sizeof *d);
     d->ctx = ctx;
-    const vptq_status st = open_device(d, err);
+    /* processes of a run take turns over the devices of a machine */
+    const vptq_status st = open_device(d, vptq_comm_local_rank(ctx) % count, err);
     if (st) {
         vptq_mem_free(ctx->mem, d);
         return st;

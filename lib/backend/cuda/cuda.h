@@ -7,6 +7,7 @@
 
 extern "C" {
 #include "lib/backend/backend.h"
+#include "lib/base/comm.h"
 }
 
 typedef struct vptq_cuda_stage vptq_cuda_stage;     /* upload.cu */
