@@ -167,7 +167,8 @@ static vptq_status take_stop(vptq_comm *c, int from, vptq_err *err)
 {
     uint64_t epoch;
     VPTQ_CHECK(exchange_short(c, TAG_STOP, -1, NULL, 0, from, &epoch, sizeof epoch, err));
-    c->stopped = c->stopped || epoch == c->epoch; /* an older one is settled */
+    /* of this epoch, or of the next if it comes before the verdict of this one */
+    c->stopped = epoch + 1 > c->stopped ? epoch + 1 : c->stopped;
     return VPTQ_OK;
 }
 
@@ -218,7 +219,7 @@ vptq_status vptq_comm_poll(vptq_comm *c, vptq_err *err)
         VPTQ_CHECK(take_all(c, TAG_ASK, answer, err));
         VPTQ_CHECK(take_all(c, TAG_POST, take_post, err));
     }
-    return c->stopped ? vptq_fail(err, VPTQ_E_CANCELLED, "interrupted") : VPTQ_OK;
+    return c->stopped > c->epoch ? vptq_fail(err, VPTQ_E_CANCELLED, "interrupted") : VPTQ_OK;
 }
 
 /* ---- the queue ---- */
@@ -293,6 +294,7 @@ static vptq_status judge(const vptq_ctx *ctx, verdict *v, vptq_err *err)
         return receive(ctx, true, TAG_VERDICT, 0, v, sizeof *v, err);
     }
     VPTQ_CHECK(collect(ctx, v, err));
+    ctx->comm->next = 0; /* whoever has the verdict may ask for a unit of the next epoch */
     for (int r = 1; r < ctx->comm->size; r++)
         VPTQ_CHECK(send_to(ctx, true, TAG_VERDICT, r, v, sizeof *v, err));
     return VPTQ_OK;
@@ -310,8 +312,6 @@ vptq_status vptq_comm_agree(const vptq_ctx *ctx, vptq_status st, vptq_err *err)
         VPTQ_CHECK(stop_others(ctx, err));
     VPTQ_CHECK(judge(ctx, &v, err));
     c->epoch++;
-    c->next = 0;
-    c->stopped = false;
     c->over = v.status;
     return v.status ? vptq_fail(err, (vptq_status)v.status, "%s", v.text) : VPTQ_OK;
 }

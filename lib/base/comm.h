@@ -51,7 +51,7 @@ typedef struct vptq_comm {
     void *state;       /* of the transport */
     pthread_t owner;   /* the thread that opened it */
     uint64_t epoch;    /* agreements so far */
-    bool stopped;      /* another rank failed or was interrupted in this epoch */
+    uint64_t stopped;  /* 1 + the last epoch in which another rank failed or was interrupted */
     bool over;         /* an agreement failed: nothing is sent any more */
     uint64_t next;     /* rank 0: the unit to hand out next */
     vptq_take_fn take; /* rank 0: for posted messages */
