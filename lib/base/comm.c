@@ -94,7 +94,8 @@ static bool is_alone(const vptq_ctx *ctx)
 
 typedef struct waiter {
     const vptq_ctx *ctx;
-    bool anyway; /* also after a failure, to agree on it */
+    vptq_err *trouble; /* NULL: a failure ends the wait; else the wait goes on, to agree on the
+                          first failure, which is kept there */
     int calls;
 } waiter;
 
@@ -113,18 +114,21 @@ static void rest(int calls)
 static vptq_status keep_waiting(void *arg, vptq_err *err)
 {
     waiter *w = arg;
-    vptq_err ignored;
+    vptq_err why = {0};
     rest(w->calls < 1 << 20 ? w->calls++ : w->calls);
-    if (!w->anyway)
+    if (!w->trouble)
         return vptq_check_cancel(w->ctx, err);
-    const vptq_status st = vptq_comm_poll(w->ctx->comm, &ignored);
-    return st == VPTQ_E_CANCELLED ? VPTQ_OK : st;
+    const vptq_status st = vptq_comm_poll(w->ctx->comm, &why);
+    if (st && st != VPTQ_E_CANCELLED && !w->trouble->code)
+        *w->trouble = why;
+    return VPTQ_OK;
 }
 
-static vptq_status exchange(const vptq_ctx *ctx, bool anyway, int tag, int to, const void *data,
-                            size_t size, int from, void *got, size_t got_size, vptq_err *err)
+static vptq_status exchange(const vptq_ctx *ctx, vptq_err *trouble, int tag, int to,
+                            const void *data, size_t size, int from, void *got, size_t got_size,
+                            vptq_err *err)
 {
-    waiter w = {.ctx = ctx, .anyway = anyway};
+    waiter w = {.ctx = ctx, .trouble = trouble};
     vptq_comm *c = ctx->comm;
     if (c->over)
         return vptq_fail(err, VPTQ_E_CANCELLED, "interrupted");
@@ -132,16 +136,16 @@ static vptq_status exchange(const vptq_ctx *ctx, bool anyway, int tag, int to, c
                                   keep_waiting, &w, err);
 }
 
-static vptq_status send_to(const vptq_ctx *ctx, bool anyway, int tag, int to, const void *data,
-                           size_t size, vptq_err *err)
+static vptq_status send_to(const vptq_ctx *ctx, vptq_err *trouble, int tag, int to,
+                           const void *data, size_t size, vptq_err *err)
 {
-    return exchange(ctx, anyway, tag, to, data, size, -1, NULL, 0, err);
+    return exchange(ctx, trouble, tag, to, data, size, -1, NULL, 0, err);
 }
 
-static vptq_status receive(const vptq_ctx *ctx, bool anyway, int tag, int from, void *data,
-                           size_t size, vptq_err *err)
+static vptq_status receive(const vptq_ctx *ctx, vptq_err *trouble, int tag, int from,
+                           void *data, size_t size, vptq_err *err)
 {
-    return exchange(ctx, anyway, tag, -1, NULL, 0, from, data, size, err);
+    return exchange(ctx, trouble, tag, -1, NULL, 0, from, data, size, err);
 }
 
 /* For messages so short that they leave at once. */
@@ -232,8 +236,8 @@ vptq_status vptq_comm_next(const vptq_ctx *ctx, uint64_t count, uint64_t *unit, 
     if (c->rank == 0) {
         *unit = c->next++;
     } else {
-        VPTQ_CHECK(send_to(ctx, false, TAG_ASK, 0, NULL, 0, err));
-        VPTQ_CHECK(receive(ctx, false, TAG_UNIT, 0, unit, sizeof *unit, err));
+        VPTQ_CHECK(send_to(ctx, NULL, TAG_ASK, 0, NULL, 0, err));
+        VPTQ_CHECK(receive(ctx, NULL, TAG_UNIT, 0, unit, sizeof *unit, err));
     }
     *unit = *unit < count ? *unit : count;
     return VPTQ_OK;
@@ -263,14 +267,14 @@ static bool outweighs(const verdict *b, const verdict *a)
            (!a->status || (a->status == VPTQ_E_CANCELLED && b->status != VPTQ_E_CANCELLED));
 }
 
-/* Rank 0: what all came to.  Messages of a rank arrive in their order, so that all it posted is
- * here with its verdict. */
+/* Rank 0: the verdict of all.  Messages of a rank arrive in their order, so that all it posted
+ * is here with its verdict. */
 static vptq_status collect(const vptq_ctx *ctx, verdict *v, vptq_err *err)
 {
-    vptq_err why = {0};
+    vptq_err trouble = {0};
     verdict other;
     for (int r = 1; r < ctx->comm->size; r++) {
-        VPTQ_CHECK(receive(ctx, true, TAG_VERDICT, r, &other, sizeof other, err));
+        VPTQ_CHECK(receive(ctx, &trouble, TAG_VERDICT, r, &other, sizeof other, err));
         other.text[sizeof other.text - 1] = 0;
         if (!outweighs(&other, v))
             continue;
@@ -280,8 +284,10 @@ static vptq_status collect(const vptq_ctx *ctx, verdict *v, vptq_err *err)
         else
             snprintf(v->text, sizeof v->text, "rank %d: %.480s", r, other.text);
     }
-    other.status = (int32_t)take_all(ctx->comm, TAG_POST, take_post, &why);
-    snprintf(other.text, sizeof other.text, "%.500s", why.text);
+    if (!trouble.code)
+        (void)take_all(ctx->comm, TAG_POST, take_post, &trouble);
+    other.status = (int32_t)trouble.code;
+    snprintf(other.text, sizeof other.text, "%.500s", trouble.text);
     if (outweighs(&other, v))
         *v = other;
     return VPTQ_OK;
@@ -289,14 +295,15 @@ static vptq_status collect(const vptq_ctx *ctx, verdict *v, vptq_err *err)
 
 static vptq_status judge(const vptq_ctx *ctx, verdict *v, vptq_err *err)
 {
+    vptq_err trouble = {0};
     if (ctx->comm->rank) {
-        VPTQ_CHECK(send_to(ctx, true, TAG_VERDICT, 0, v, sizeof *v, err));
-        return receive(ctx, true, TAG_VERDICT, 0, v, sizeof *v, err);
+        VPTQ_CHECK(send_to(ctx, &trouble, TAG_VERDICT, 0, v, sizeof *v, err));
+        return receive(ctx, &trouble, TAG_VERDICT, 0, v, sizeof *v, err);
     }
     VPTQ_CHECK(collect(ctx, v, err));
     ctx->comm->next = 0; /* whoever has the verdict may ask for a unit of the next epoch */
     for (int r = 1; r < ctx->comm->size; r++)
-        VPTQ_CHECK(send_to(ctx, true, TAG_VERDICT, r, v, sizeof *v, err));
+        VPTQ_CHECK(send_to(ctx, &trouble, TAG_VERDICT, r, v, sizeof *v, err));
     return VPTQ_OK;
 }
 
@@ -322,7 +329,7 @@ static vptq_status compare_texts(const vptq_ctx *ctx, const char *what, const ch
 {
     char theirs[TEXT];
     for (int r = 1; r < ctx->comm->size; r++) {
-        VPTQ_CHECK(receive(ctx, false, TAG_TEXT, r, theirs, sizeof theirs, err));
+        VPTQ_CHECK(receive(ctx, NULL, TAG_TEXT, r, theirs, sizeof theirs, err));
         theirs[sizeof theirs - 1] = 0;
         if (strcmp(theirs, ours))
             return vptq_fail(err, VPTQ_E_MISMATCH,
@@ -341,7 +348,7 @@ vptq_status vptq_comm_same(const vptq_ctx *ctx, const char *what, const char *te
         return VPTQ_OK;
     snprintf(ours, sizeof ours, "%s", text);
     const vptq_status st = ctx->comm->rank
-                               ? send_to(ctx, false, TAG_TEXT, 0, ours, sizeof ours, err)
+                               ? send_to(ctx, NULL, TAG_TEXT, 0, ours, sizeof ours, err)
                                : compare_texts(ctx, what, ours, err);
     return vptq_comm_agree(ctx, st, err);
 }
@@ -357,8 +364,8 @@ void vptq_comm_take(const vptq_ctx *ctx, vptq_take_fn take, void *arg)
 vptq_status vptq_comm_post(const vptq_ctx *ctx, const void *data, size_t size, vptq_err *err)
 {
     const uint64_t bytes = size;
-    VPTQ_CHECK(send_to(ctx, false, TAG_POST, 0, &bytes, sizeof bytes, err));
-    return send_to(ctx, false, TAG_POST, 0, data, size, err);
+    VPTQ_CHECK(send_to(ctx, NULL, TAG_POST, 0, &bytes, sizeof bytes, err));
+    return send_to(ctx, NULL, TAG_POST, 0, data, size, err);
 }
 
 vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_t size,
@@ -367,10 +374,10 @@ vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_
     if (is_alone(ctx))
         return VPTQ_OK;
     if (ctx->comm->rank != root)
-        return receive(ctx, false, TAG_DATA, root, data, size, err);
+        return receive(ctx, NULL, TAG_DATA, root, data, size, err);
     for (int r = 0; r < ctx->comm->size; r++)
         if (r != root)
-            VPTQ_CHECK(send_to(ctx, false, TAG_DATA, r, data, size, err));
+            VPTQ_CHECK(send_to(ctx, NULL, TAG_DATA, r, data, size, err));
     return VPTQ_OK;
 }
 
@@ -393,7 +400,7 @@ static vptq_status add_segments(const vptq_ctx *ctx, int count, const double *pa
     for (int k = 1; k < size; k++) {
         const int to = (me + k) % size, from = (me - k + size) % size;
         segment(size, n, to, &begin, &end);
-        VPTQ_CHECK(exchange(ctx, false, TAG_DATA, part ? to : -1, part ? part + begin : NULL,
+        VPTQ_CHECK(exchange(ctx, NULL, TAG_DATA, part ? to : -1, part ? part + begin : NULL,
                             (end - begin) * sizeof *part, from < count ? from : -1,
                             parts + (size_t)from * stride, (mine_end - mine) * sizeof *part,
                             err));
@@ -415,7 +422,7 @@ static vptq_status spread_segments(const vptq_ctx *ctx, double *total, size_t n,
     for (int k = 1; k < size; k++) {
         const int to = (me + k) % size, from = (me - k + size) % size;
         segment(size, n, from, &begin, &end);
-        VPTQ_CHECK(exchange(ctx, false, TAG_DATA, to, total + mine,
+        VPTQ_CHECK(exchange(ctx, NULL, TAG_DATA, to, total + mine,
                             (mine_end - mine) * sizeof *total, from, total + begin,
                             (end - begin) * sizeof *total, err));
     }
