@@ -132,6 +132,7 @@ int vptq_cli_kld(vptq_cli *cli, int argc, char **argv)
         "--rows\n"
         "  vptq-eval kld -m packed --base-file wiki.base\n";
     cli->options = options;
+    cli->ranks = true;
     cli->formats = "text|json";
     cli->omit = "seed";
     return vptq_cli_run(cli, argc, argv, run_kld, &c);

@@ -148,6 +148,7 @@ int vptq_cli_ppl(vptq_cli *cli, int argc, char **argv)
                     "  vptq-eval ppl -m packed --tokens ids.i32 --max-ppl 25 --format json\n"
                     "  vptq-eval ppl -m packed --text wiki.txt --text c4.txt --format csv\n";
     cli->options = options;
+    cli->ranks = true;
     cli->formats = "text|json|csv|md";
     cli->omit = "seed";
     cli->required = "model";

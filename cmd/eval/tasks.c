@@ -161,6 +161,7 @@ int vptq_cli_tasks(vptq_cli *cli, int argc, char **argv)
                     "  vptq-eval tasks -m packed --base model.gguf --task hellaswag=val.jsonl "
                     "--min-agreement 0.9\n";
     cli->options = options;
+    cli->ranks = true;
     cli->formats = "text|json|csv|md";
     cli->omit = "seed";
     cli->required = "model|task";

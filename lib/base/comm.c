@@ -72,12 +72,18 @@ void vptq_comm_close(vptq_comm *c)
 
 int vptq_comm_rank(const vptq_ctx *ctx)
 {
-    return ctx && ctx->comm ? ctx->comm->rank : 0;
+    return ctx && ctx->comm && !ctx->comm->alone ? ctx->comm->rank : 0;
 }
 
 int vptq_comm_size(const vptq_ctx *ctx)
 {
-    return ctx && ctx->comm ? ctx->comm->size : 1;
+    return ctx && ctx->comm && !ctx->comm->alone ? ctx->comm->size : 1;
+}
+
+void vptq_comm_alone(const vptq_ctx *ctx, bool alone)
+{
+    if (ctx->comm)
+        ctx->comm->alone = alone;
 }
 
 int vptq_comm_local_rank(const vptq_ctx *ctx)

@@ -53,6 +53,7 @@ typedef struct vptq_comm {
     uint64_t epoch;    /* agreements so far */
     uint64_t stopped;  /* 1 + the last epoch in which another rank failed or was interrupted */
     bool over;         /* an agreement failed: nothing is sent any more */
+    bool alone;        /* vptq_comm_alone */
     uint64_t next;     /* rank 0: the unit to hand out next */
     vptq_take_fn take; /* rank 0: for posted messages */
     void *take_arg;
@@ -67,6 +68,10 @@ int vptq_comm_rank(const vptq_ctx *ctx);
 int vptq_comm_size(const vptq_ctx *ctx);
 /* The rank among those on this machine, which share its GPUs. */
 int vptq_comm_local_rank(const vptq_ctx *ctx);
+/* From now on, or until now, this rank works on its own: for an operation that could share its
+ * work, but is itself a unit.  Rank and size are 0 and 1, so that nothing below communicates, while
+ * vptq_check_cancel still answers other ranks and sees that they stop. */
+void vptq_comm_alone(const vptq_ctx *ctx, bool alone);
 
 /* *unit = the next of `count` units that no rank has taken since the last agreement, or
  * `count`: all are taken. */

@@ -8,18 +8,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/eval/error.h"
 #include "lib/eval/saved_base.h"
 #include "lib/eval/windows.h"
 #include "lib/report/stats.h"
 
-/* Values of every scored token.  Sorting changes the order of kld and delta only. */
+/* Values of every scored token, in one array; each rank fills those of its windows.  Sorting
+ * changes the order of kld and delta only. */
 typedef struct columns {
-    double *kld, *delta; /* delta: probability of the target by the model minus that by the
-                            base */
-    double *nll, *nll_base;
-    uint64_t same; /* tokens for which both models have the same likeliest token */
+    double *kld, *nll, *nll_base;
+    double *tail;  /* the base's probability outside the saved ids */
+    double *same;  /* 1: both models have the same likeliest token */
+    double *delta; /* probability of the target by the model minus that by the base */
 } columns;
+enum { COLUMNS = 6 };
 
 /* One of the two models. */
 typedef struct side {
@@ -41,10 +44,10 @@ typedef struct run {
     vptq_kld_token *scores;      /* [rows of a batch] */
     double *tail;                /* [rows of a batch] */
 
-    size_t tokens;   /* scored so far */
-    double sum;      /* of their divergences */
-    double tail_sum; /* of the base's probabilities outside the saved ids */
+    double begin; /* vptq_seconds */
     columns columns;
+    size_t added, tokens; /* in these sums over the first windows: windows, and their tokens */
+    double sum;           /* of divergences */
 } run;
 
 /* ---- windows ---- */
@@ -131,16 +134,15 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_arena *arena, vptq_kld
 
 /* ---- the run ---- */
 
-static vptq_status alloc_columns(run *r, vptq_arena *arena, vptq_err *err)
+static vptq_status alloc_columns(run *r, size_t tokens, vptq_arena *arena, vptq_err *err)
 {
-    const size_t tokens = r->w.count * vptq_windows_scored(&r->w, 0);
-    double **column[] = {&r->columns.kld, &r->columns.delta, &r->columns.nll,
-                         &r->columns.nll_base};
-    for (size_t i = 0; i < sizeof column / sizeof *column; i++) {
-        *column[i] = vptq_arena_alloc(arena, tokens, sizeof **column[i], err);
-        if (!*column[i])
-            return VPTQ_E_NOMEM;
-    }
+    columns *c = &r->columns;
+    VPTQ_CHECK(vptq_units_alloc(r->dev->ctx, COLUMNS * tokens, arena, &c->kld, err));
+    c->nll = c->kld + tokens;
+    c->nll_base = c->nll + tokens;
+    c->tail = c->nll_base + tokens;
+    c->same = c->tail + tokens;
+    c->delta = c->same + tokens;
     return VPTQ_OK;
 }
 
@@ -155,12 +157,11 @@ static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
             sides[i]->states.dim = sides[i]->m->desc->hidden;
             states[count++] = &sides[i]->states;
         }
-    if (r->model.m)
-        VPTQ_CHECK(alloc_columns(r, arena, err));
     if (r->opt->base_file)
         VPTQ_CHECK(vptq_saved_base_rows_open(&r->saved, ctx, &r->file.head, false, arena, err));
     if (r->opt->save_base)
         VPTQ_CHECK(vptq_saved_base_rows_open(&r->saving, ctx, &r->head, true, arena, err));
+    r->w.units.whole = r->opt->save_base != NULL; /* the file has the windows in order */
     VPTQ_CHECK(vptq_windows_plan(&r->w, ctx, sizeof *r->scores + sizeof *r->tail, states, count,
                                  arena, err));
     r->scores = vptq_arena_alloc(arena, r->w.batch_rows, sizeof *r->scores, err);
@@ -174,13 +175,14 @@ static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
     char text[128], so_far[32] = "";
     const uint64_t per = (r->model.m ? r->model.m->desc->layers : 0) +
                          (r->base.m ? (uint64_t)r->base.m->desc->layers : 0) + 1;
+    const size_t before = vptq_units_before(&r->w.units, r->dev->ctx, first);
     if (r->tokens)
         snprintf(so_far, sizeof so_far, "kld %.6f, ", r->sum / (double)r->tokens);
     snprintf(text, sizeof text, "%swindows %zu-%zu", so_far, first + 1, end);
     vptq_progress_share(
         r->dev->ctx, r->model.m ? "divergence" : "recording", "windows",
-        blocks == per ? end : first, r->w.count,
-        (double)(first * per + (end - first) * blocks) / (double)(r->w.count * per), text);
+        blocks == per && before == first ? end : before, r->w.count,
+        (double)(before * per + (end - first) * blocks) / (double)(r->w.count * per), text);
 }
 
 static vptq_status not_finite(const run *r, size_t s, size_t row, vptq_err *err)
@@ -193,25 +195,36 @@ static vptq_status not_finite(const run *r, size_t s, size_t row, vptq_err *err)
                      model && base ? base : "", s, r->w.seq[s].from + row);
 }
 
-/* Adds the n scores of window `s`; tail [n]: the base's probabilities outside the saved ids. */
-static vptq_status add_scores(run *r, size_t s, const vptq_kld_token *t, const double *tail,
-                              size_t n, vptq_err *err)
+/* Keeps the n scores from token `at` on; tail [n]: the base's probabilities outside the saved
+ * ids. */
+static void keep_scores(const columns *c, size_t at, const vptq_kld_token *t,
+                        const double *tail, size_t n)
 {
+    for (size_t i = 0; i < n; i++) {
+        c->kld[at + i] = t[i].kld;
+        c->nll[at + i] = t[i].nll;
+        c->nll_base[at + i] = t[i].nll_base;
+        c->tail[at + i] = tail[i];
+        c->same[at + i] = t[i].same_top1;
+        c->delta[at + i] = exp(-t[i].nll) - exp(-t[i].nll_base);
+    }
+}
+
+/* Adds the scores of window `s` to the sums, after those of the ones before. */
+static vptq_status add_scores(run *r, size_t s, vptq_err *err)
+{
+    const columns *c = &r->columns;
+    const size_t at = r->w.scored[s], n = vptq_windows_scored(&r->w, s);
     double sum = 0;
     for (size_t i = 0; i < n; i++) {
-        const size_t at = r->tokens + i;
-        if (!isfinite(t[i].kld) || !isfinite(t[i].nll) || !isfinite(t[i].nll_base))
+        if (!isfinite(c->kld[at + i]) || !isfinite(c->nll[at + i]) ||
+            !isfinite(c->nll_base[at + i]))
             return not_finite(r, s, i, err);
-        sum += t[i].kld;
-        r->tail_sum += tail[i];
-        r->columns.kld[at] = t[i].kld;
-        r->columns.nll[at] = t[i].nll;
-        r->columns.nll_base[at] = t[i].nll_base;
-        r->columns.delta[at] = exp(-t[i].nll) - exp(-t[i].nll_base);
-        r->columns.same += t[i].same_top1;
+        sum += c->kld[at + i];
     }
     r->sum += sum;
     r->tokens += n;
+    r->added++;
     if (r->watch.window)
         r->watch.window(r->watch.arg, s, sum / (double)n, n);
     return VPTQ_OK;
@@ -250,9 +263,9 @@ static vptq_status save_rows(run *r, size_t s, size_t n, const float *hidden, vp
 }
 
 /* Fills r->scores and r->tail for n rows: against the base if it is run, else against its saved
- * rows. */
-static vptq_status compare_rows(run *r, size_t n, const float *hidden_base, const float *hidden,
-                                vptq_err *err)
+ * rows from `first` on. */
+static vptq_status compare_rows(run *r, size_t first, size_t n, const float *hidden_base,
+                                const float *hidden, vptq_err *err)
 {
     const vptq_model_desc *d = r->model.m->desc;
     if (r->base.m) {
@@ -271,11 +284,12 @@ static vptq_status compare_rows(run *r, size_t n, const float *hidden_base, cons
                                          .dim = d->hidden,
                                          .hidden = hidden,
                                          .targets = r->w.targets};
-    return vptq_saved_base_rows_compare(&r->saved, &batch, &r->file, r->tokens, r->scores,
-                                        r->tail, err);
+    return vptq_saved_base_rows_compare(&r->saved, &batch, &r->file, first, r->scores, r->tail,
+                                        err);
 }
 
-/* Scores windows [g, e) of the batch that begins at `first`. */
+/* Scores windows [g, e) of the batch that begins at `first`.  Sums need all windows before
+ * them: with several ranks, those of others follow when all are done. */
 static vptq_status score_group(run *r, size_t first, size_t g, size_t e, vptq_err *err)
 {
     float *hidden = NULL, *hidden_base = NULL;
@@ -290,12 +304,10 @@ static vptq_status score_group(run *r, size_t first, size_t g, size_t e, vptq_er
         VPTQ_CHECK(save_rows(r, first + g, rows, hidden_base, err));
     if (!r->model.m)
         return VPTQ_OK;
-    VPTQ_CHECK(compare_rows(r, rows, hidden_base, hidden, err));
-    for (size_t i = g, from = 0; i < e; i++) {
-        size_t n = vptq_windows_scored(&r->w, first + i);
-        VPTQ_CHECK(add_scores(r, first + i, r->scores + from, r->tail + from, n, err));
-        from += n;
-    }
+    VPTQ_CHECK(compare_rows(r, r->w.scored[first + g], rows, hidden_base, hidden, err));
+    keep_scores(&r->columns, r->w.scored[first + g], r->scores, r->tail, rows);
+    while (r->added >= first + g && r->added < first + e)
+        VPTQ_CHECK(add_scores(r, r->added, err));
     return VPTQ_OK;
 }
 
@@ -313,23 +325,38 @@ static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Runs units until none is left. */
+static vptq_status run_units(run *r, vptq_err *err)
+{
+    for (;;) {
+        size_t first, end;
+        VPTQ_CHECK(vptq_units_next(&r->w.units, r->dev->ctx, &first, &end, err));
+        if (first == end)
+            return VPTQ_OK;
+        for (size_t s = first, e; s < end; s = e) {
+            e = vptq_windows_batch_end(&r->w, s, end);
+            VPTQ_CHECK(run_batch(r, s, e, err));
+        }
+    }
+}
+
+/* Runs the windows of this rank. */
 static vptq_status run_all(run *r, vptq_arena *arena, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     side *sides[] = {&r->model, &r->base};
+    VPTQ_TRY(vptq_windows_same(&r->w, r->dev->ctx, err));
     for (size_t i = 0; i < 2; i++)
         if (sides[i]->m)
             VPTQ_TRY(
                 vptq_forward_open(sides[i]->m, r->dev, r->w.longest, &sides[i]->states.f, err));
     VPTQ_TRY(alloc_run(r, arena, err));
-    if (r->opt->save_base)
+    const bool saves = r->opt->save_base && vptq_comm_rank(r->dev->ctx) == 0;
+    if (saves)
         VPTQ_TRY(vptq_kld_base_writer_open(r->opt->save_base, r->opt->force, &r->head, r->w.ids,
                                            &r->writer, err));
-    for (size_t s = 0, e; s < r->w.count; s = e) {
-        e = vptq_windows_batch_end(&r->w, s);
-        VPTQ_TRY(run_batch(r, s, e, err));
-    }
-    if (r->opt->save_base)
+    VPTQ_TRY(run_units(r, err));
+    if (saves)
         VPTQ_TRY(vptq_kld_base_writer_commit(&r->writer, err));
 out:
     vptq_kld_base_writer_abort(&r->writer);
@@ -412,7 +439,13 @@ static void delta_figures(const columns *c, size_t n, vptq_kld_result *r)
 
 static void compute_figures(const columns *c, size_t n, vptq_kld_result *r)
 {
-    const double same = (double)c->same / (double)n;
+    double same = 0, tail = 0;
+    for (size_t i = 0; i < n; i++) {
+        same += c->same[i];
+        tail += c->tail[i];
+    }
+    same /= (double)n;
+    r->base_tail = tail / (double)n;
     loss_figures(c, n, r);
     delta_figures(c, n, r);
     r->mean_kld = vptq_mean_with_error(c->kld, 1, NULL, 0, n, &r->kld_stderr);
@@ -422,11 +455,37 @@ static void compute_figures(const columns *c, size_t n, vptq_kld_result *r)
     sort_levels(c->delta, n, vptq_delta_levels, VPTQ_DELTA_LEVELS, r->delta_p);
 }
 
+/* Plans, and measures unless this is a dry run. */
+static vptq_status measure(run *r, vptq_corpus *corpus, vptq_arena *arena,
+                           vptq_kld_result *result, vptq_err *err)
+{
+    VPTQ_CHECK(plan(r, corpus, arena, result, err));
+    if (r->opt->dry_run)
+        return VPTQ_OK;
+    if (r->model.m)
+        VPTQ_CHECK(alloc_columns(r, result->tokens, arena, err));
+    r->begin = vptq_seconds();
+    return run_all(r, arena, err);
+}
+
+/* Brings the values of all ranks together. */
+static vptq_status finish(run *r, vptq_status st, vptq_kld_result *result, vptq_err *err)
+{
+    const size_t n = r->model.m ? COLUMNS * result->tokens : 0;
+    VPTQ_CHECK(vptq_units_gather(r->dev->ctx, st, r->columns.kld, n, err));
+    while (r->model.m && r->added < r->w.count)
+        VPTQ_CHECK(add_scores(r, r->added, err));
+    if (r->model.m)
+        compute_figures(&r->columns, r->tokens, result);
+    result->seconds = vptq_seconds() - r->begin;
+    return VPTQ_OK;
+}
+
 vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_model *base,
                           const vptq_kld_options *opt, const vptq_eval_watch *watch,
                           vptq_kld_result *result, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
+    vptq_status st;
     vptq_corpus corpus = {.ids = {.data = NULL}};
     vptq_arena arena;
     vptq_kld_options own = *opt;
@@ -447,17 +506,9 @@ vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_mode
         own.context = vptq_model_window(m ? m : base, opt->context);
     *result = (vptq_kld_result){.context = own.context, .protocol = opt->protocol};
     vptq_arena_init(&arena, dev->ctx->mem);
-    VPTQ_TRY(plan(&r, &corpus, &arena, result, err));
-    if (opt->dry_run)
-        goto out;
-    double begin = vptq_seconds();
-    VPTQ_TRY(run_all(&r, &arena, err));
-    if (m) {
-        compute_figures(&r.columns, r.tokens, result);
-        result->base_tail = r.tail_sum / (double)r.tokens;
-    }
-    result->seconds = vptq_seconds() - begin;
-out:
+    st = measure(&r, &corpus, &arena, result, err);
+    if (!opt->dry_run)
+        st = finish(&r, st, result, err);
     vptq_kld_base_file_release(&r.file);
     vptq_arena_release(&arena);
     vptq_corpus_release(&corpus);

@@ -3,8 +3,10 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/eval/estimate.h"
 #include "lib/eval/kld.h"
+#include "lib/eval/units.h"
 #include "lib/report/column.h"
 
 /* Measured, planned or saved figures, and their options. */
@@ -184,12 +186,14 @@ static void log_window(void *arg, uint64_t window, double kld, uint64_t tokens)
              kld, tokens, w->sum / (double)w->tokens);
 }
 
-vptq_status vptq_eval_divergence(vptq_device *dev, const vptq_model *m, const vptq_model *base,
-                                 const vptq_kld_options *opt, const vptq_output *out,
-                                 vptq_kld_result *r, vptq_err *err)
+static vptq_status measure(vptq_device *dev, const vptq_model *m, const vptq_model *base,
+                           const vptq_kld_options *opt, const vptq_output *out,
+                           vptq_kld_result *r, vptq_err *err)
 {
     window_log log = {.ctx = dev->ctx};
     const vptq_eval_watch watch = {.window = log_window, .arg = &log};
+    VPTQ_CHECK(vptq_units_same_model(dev->ctx, m, err));
+    VPTQ_CHECK(vptq_units_same_model(dev->ctx, base, err));
     VPTQ_CHECK(vptq_eval_kld(dev, m, base, opt, &watch, r, err));
     if (opt->dry_run) {
         const double tokens = (double)r->windows * (double)r->context;
@@ -201,7 +205,7 @@ vptq_status vptq_eval_divergence(vptq_device *dev, const vptq_model *m, const vp
         if (opt->save_base)
             vptq_estimate_leave_out(&r->estimate, "the saved file");
     }
-    if (!out)
+    if (!out || vptq_comm_rank(dev->ctx))
         return VPTQ_OK;
     const kld_row row = {.model = m ? m->ckpt.path : NULL,
                          .base = base ? base->ckpt.path : r->base_name,
@@ -211,4 +215,11 @@ vptq_status vptq_eval_divergence(vptq_device *dev, const vptq_model *m, const vp
                          .r = *r,
                          .totals = vptq_estimate_object(&r->estimate)};
     return print_result(out, opt, &row, err);
+}
+
+vptq_status vptq_eval_divergence(vptq_device *dev, const vptq_model *m, const vptq_model *base,
+                                 const vptq_kld_options *opt, const vptq_output *out,
+                                 vptq_kld_result *r, vptq_err *err)
+{
+    return vptq_comm_agree(dev->ctx, measure(dev, m, base, opt, out, r, err), err);
 }

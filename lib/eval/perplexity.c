@@ -16,10 +16,13 @@ typedef struct run {
     vptq_window_states states;
     vptq_nll_state *state; /* [rows of a batch] */
 
-    /* sums over the scored tokens */
+    double begin; /* vptq_seconds */
+    double *nll;  /* [scored tokens] filled for the windows of this rank */
+
+    /* sums over the scored tokens of the first windows */
+    size_t added; /* number of these windows */
     double sum, sum_sq;
     uint64_t tokens;
-    double *token_nll; /* or NULL */
 } run;
 
 /* ---- planning ---- */
@@ -151,24 +154,26 @@ static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
 {
     char text[128], so_far[32] = "";
     const char *unit = r->opt->documents ? "documents" : "windows";
+    const size_t before = vptq_units_before(&r->w.units, r->dev->ctx, first);
     uint64_t per = (uint64_t)r->m->desc->layers + 1;
     if (r->tokens)
         snprintf(so_far, sizeof so_far, "ppl %.4f, ", exp(r->sum / (double)r->tokens));
     snprintf(text, sizeof text, "%s%s %zu-%zu, block %u", so_far, unit, first + 1, end, blocks);
     vptq_progress_share(
-        r->dev->ctx, "perplexity", unit, blocks == per ? end : first, r->w.count,
-        (double)(first * per + (end - first) * blocks) / (double)(r->w.count * per), text);
+        r->dev->ctx, "perplexity", unit, blocks == per && before == first ? end : before,
+        r->w.count,
+        (double)(before * per + (end - first) * blocks) / (double)(r->w.count * per), text);
 }
 
 /* ---- scores ---- */
 
-/* Adds the losses of sequence `s` from state [n]. */
-static vptq_status add_scores(run *r, size_t s, const vptq_nll_state *state, size_t n,
-                              vptq_err *err)
+/* Adds the losses of sequence `s` to the sums, after those of the ones before. */
+static vptq_status add_scores(run *r, size_t s, vptq_err *err)
 {
+    const size_t n = vptq_windows_scored(&r->w, s);
     double sum = 0;
     for (size_t i = 0; i < n; i++) {
-        double nll = log(state[i].sum) + state[i].max - (double)state[i].target;
+        const double nll = r->nll[r->w.scored[s] + i];
         if (!isfinite(nll))
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "%s: the model's output is not finite in %s %zu at token %zu",
@@ -176,28 +181,28 @@ static vptq_status add_scores(run *r, size_t s, const vptq_nll_state *state, siz
                              r->w.seq[s].from + i);
         sum += nll;
         r->sum_sq += nll * nll;
-        if (r->token_nll)
-            r->token_nll[r->tokens + i] = nll;
     }
     r->sum += sum;
     r->tokens += n;
+    r->added++;
     if (r->watch.window)
         r->watch.window(r->watch.arg, s, sum / (double)n, n);
     return VPTQ_OK;
 }
 
-/* Scores sequences [g0, g1) of the batch that begins at `first`. */
+/* Scores sequences [g0, g1) of the batch that begins at `first`.  Sums need all windows before
+ * them: with several ranks, those of others follow when all are done. */
 static vptq_status score_group(run *r, size_t first, size_t g0, size_t g1, vptq_err *err)
 {
     float *scored;
     size_t rows;
     VPTQ_CHECK(vptq_windows_gather(&r->w, &r->states, first, g0, g1, &scored, &rows, err));
     VPTQ_CHECK(vptq_forward_loss(r->states.f, rows, scored, r->w.targets, r->state, err));
-    for (size_t i = g0, at = 0; i < g1; i++) {
-        size_t n = vptq_windows_scored(&r->w, first + i);
-        VPTQ_CHECK(add_scores(r, first + i, r->state + at, n, err));
-        at += n;
-    }
+    for (size_t i = 0; i < rows; i++)
+        r->nll[r->w.scored[first + g0] + i] =
+            log(r->state[i].sum) + r->state[i].max - (double)r->state[i].target;
+    while (r->added >= first + g0 && r->added < first + g1)
+        VPTQ_CHECK(add_scores(r, r->added, err));
     return VPTQ_OK;
 }
 
@@ -220,15 +225,20 @@ static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Runs the windows of this rank. */
 static vptq_status run_all(run *r, vptq_arena *work, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    const vptq_ctx *ctx = r->dev->ctx;
+    size_t first, end;
+    VPTQ_TRY(vptq_windows_same(&r->w, ctx, err));
     VPTQ_TRY(vptq_forward_open(r->m, r->dev, r->w.longest, &r->states.f, err));
     VPTQ_TRY(alloc_batches(r, work, err));
-    for (size_t s = 0, e; s < r->w.count; s = e) {
-        e = vptq_windows_batch_end(&r->w, s);
-        VPTQ_TRY(run_batch(r, s, e, err));
-    }
+    while (!(st = vptq_units_next(&r->w.units, ctx, &first, &end, err)) && first < end)
+        for (size_t s = first, e; s < end; s = e) {
+            e = vptq_windows_batch_end(&r->w, s, end);
+            VPTQ_TRY(run_batch(r, s, e, err));
+        }
 out:
     vptq_forward_close(r->states.f);
     return st;
@@ -248,10 +258,40 @@ static void summarize(const run *r, double seconds, vptq_ppl_result *out)
     out->tokens_per_second = seconds > 0 ? rows / seconds : 0;
 }
 
+/* Plans, and measures unless this is a dry run. */
+static vptq_status measure(run *r, vptq_corpus *corpus, vptq_ids *documents, vptq_arena *work,
+                           vptq_ppl_result *result, vptq_err *err)
+{
+    vptq_arena *const arena = r->watch.losses ? r->watch.arena : work;
+    VPTQ_CHECK(plan(r, corpus, documents, &result->skipped, work, err));
+    for (size_t s = 0; s < r->w.count; s++)
+        result->tokens += vptq_windows_scored(&r->w, s);
+    VPTQ_CHECK(count_bytes(r, &result->bytes, err));
+    result->windows = r->w.count;
+    result->bits_per_weight = vptq_model_bits_per_weight(r->m);
+    if (r->opt->dry_run)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_units_alloc(r->dev->ctx, result->tokens, arena, &r->nll, err));
+    r->begin = vptq_seconds();
+    return run_all(r, work, err);
+}
+
+/* Brings the losses of all ranks together. */
+static vptq_status finish(run *r, vptq_status st, vptq_ppl_result *result, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_units_gather(r->dev->ctx, st, r->nll, result->tokens, err));
+    while (r->added < r->w.count)
+        VPTQ_CHECK(add_scores(r, r->added, err));
+    if (r->watch.losses)
+        *r->watch.losses = r->nll;
+    summarize(r, vptq_seconds() - r->begin, result);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_options *opt,
                           const vptq_eval_watch *watch, vptq_ppl_result *result, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
+    vptq_status st;
     vptq_corpus corpus = {.ids = {.data = NULL}};
     vptq_ids documents;
     vptq_arena work;
@@ -263,24 +303,9 @@ vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_
     vptq_ids_init(&documents, dev->ctx->mem);
     vptq_arena_init(&work, dev->ctx->mem);
     *result = (vptq_ppl_result){.context = own.context, .bits_per_byte = (double)NAN};
-    VPTQ_TRY(plan(&r, &corpus, &documents, &result->skipped, &work, err));
-    for (size_t s = 0; s < r.w.count; s++)
-        result->tokens += vptq_windows_scored(&r.w, s);
-    VPTQ_TRY(count_bytes(&r, &result->bytes, err));
-    result->windows = r.w.count;
-    result->bits_per_weight = vptq_model_bits_per_weight(m);
-    if (opt->dry_run)
-        goto out;
-    if (r.watch.losses) {
-        r.token_nll = vptq_arena_alloc(r.watch.arena, result->tokens, sizeof *r.token_nll, err);
-        if (!r.token_nll)
-            VPTQ_TRY(VPTQ_E_NOMEM);
-        *r.watch.losses = r.token_nll;
-    }
-    double begin = vptq_seconds();
-    VPTQ_TRY(run_all(&r, &work, err));
-    summarize(&r, vptq_seconds() - begin, result);
-out:
+    st = measure(&r, &corpus, &documents, &work, result, err);
+    if (!opt->dry_run)
+        st = finish(&r, st, result, err);
     vptq_arena_release(&work);
     vptq_ids_release(&documents);
     vptq_corpus_release(&corpus);

@@ -4,9 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/eval/estimate.h"
 #include "lib/eval/tasks.h"
+#include "lib/eval/units.h"
 #include "lib/report/column.h"
 
 /* A task and its figures. */
@@ -196,7 +198,7 @@ out:
 static vptq_status run_tasks(run *r, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    if (r->opt->samples)
+    if (r->opt->samples && vptq_comm_rank(r->dev->ctx) == 0)
         VPTQ_CHECK(vptq_file_writer_open(r->opt->samples, r->opt->force, &r->samples, err));
     while (r->done < r->opt->task_count && !st)
         st = run_task(r, r->done, err);
@@ -217,12 +219,19 @@ vptq_status vptq_eval_tasks(vptq_device *dev, const vptq_model *m, const vptq_mo
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
-    run r = {.dev = dev, .m = m, .base = base, .opt = opt, .out = out, .samples = {.fd = -1}};
+    run r = {.dev = dev,
+             .m = m,
+             .base = base,
+             .opt = opt,
+             .out = vptq_comm_rank(dev->ctx) ? NULL : out,
+             .samples = {.fd = -1}};
     vptq_arena_init(&arena, dev->ctx->mem);
     r.files = vptq_arena_zalloc(&arena, opt->task_count, sizeof *r.files, err);
     r.rows = r.files ? vptq_arena_zalloc(&arena, opt->task_count, sizeof *r.rows, err) : NULL;
     if (!r.rows)
         VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(vptq_units_same_model(dev->ctx, m, err));
+    VPTQ_TRY(vptq_units_same_model(dev->ctx, base, err));
     VPTQ_TRY(read_tasks(&r, err));
     if (!opt->dry_run)
         VPTQ_TRY(run_tasks(&r, err));
@@ -232,5 +241,5 @@ out:
     for (size_t i = 0; i < r.read; i++)
         vptq_task_file_release(&r.files[i]);
     vptq_arena_release(&arena);
-    return st;
+    return vptq_comm_agree(dev->ctx, st, err);
 }

@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/file.h"
 #include "lib/eval/task_plan.h"
+#include "lib/eval/units.h"
 #include "lib/model/forward.h"
 #include "lib/report/emit.h"
 
@@ -23,6 +25,8 @@ typedef struct run {
     vptq_forward *f;
     vptq_task_answer *answers; /* [file->count] */
 
+    vptq_units units;
+
     /* one batch of sequences [first, end) */
     size_t limit;             /* maximum rows, unless one group has more */
     size_t *starts, *parents; /* relative to the batch */
@@ -32,26 +36,28 @@ typedef struct run {
     float *picked; /* [VPTQ_FORWARD_ROWS, dim] */
     vptq_nll_state *state;
 
-    /* by pair */
-    float *logprob;
-    bool *likeliest;
-    size_t pair, item, request; /* all before them are done */
-    uint64_t correct;           /* of the finished items */
+    /* by pair, in one array; filled for the units of this rank */
+    double *logprob;      /* rounded to float */
+    double *likeliest;    /* 1: of all tokens */
+    size_t rows;          /* all pairs before this row are filled */
+    size_t item, request; /* all before them are done */
+    uint64_t correct;     /* of the finished items */
 } run;
 
 /* ---- batches ---- */
 
-static size_t batch_end(const run *r, size_t first)
+/* The end of the batch that begins at sequence `first` of a unit that ends at `end`. */
+static size_t batch_end(const run *r, size_t first, size_t end)
 {
     const vptq_task_plan *p = r->plan;
-    size_t end = vptq_forward_group_trees(p->starts, p->parents, p->sequences, first);
-    for (size_t groups = 1; end < p->sequences && groups < BATCH_GROUPS; groups++) {
-        size_t e = vptq_forward_group_trees(p->starts, p->parents, p->sequences, end);
+    size_t stop = vptq_forward_group_trees(p->starts, p->parents, end, first);
+    for (size_t groups = 1; stop < end && groups < BATCH_GROUPS; groups++) {
+        size_t e = vptq_forward_group_trees(p->starts, p->parents, end, stop);
         if (p->starts[e] - p->starts[first] > r->limit)
             break;
-        end = e;
+        stop = e;
     }
-    return end;
+    return stop;
 }
 
 static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
@@ -60,8 +66,11 @@ static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
     const size_t dim = r->m->desc->hidden, left = vptq_mem_left(r->dev->ctx->mem) / 4;
     size_t rows = 0, count = 0;
     r->limit = (left < BATCH_BYTES ? left : BATCH_BYTES) / (dim * sizeof *r->hidden);
-    for (size_t s = 0, e; s < p->sequences; s = e) {
-        e = batch_end(r, s);
+    VPTQ_CHECK(vptq_units_plan(&r->units, r->dev->ctx, p->starts, p->parents, p->sequences,
+                               arena, err));
+    for (size_t s = 0, e, unit = 0; s < p->sequences; s = e) {
+        unit += s == r->units.first[unit + 1];
+        e = batch_end(r, s, r->units.first[unit + 1]);
         rows = p->starts[e] - p->starts[s] > rows ? p->starts[e] - p->starts[s] : rows;
         count = e - s > count ? e - s : count;
     }
@@ -70,12 +79,8 @@ static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
     r->hidden = vptq_arena_alloc(arena, rows, dim * sizeof *r->hidden, err);
     r->picked = vptq_arena_alloc(arena, VPTQ_FORWARD_ROWS, dim * sizeof *r->picked, err);
     r->state = vptq_arena_alloc(arena, VPTQ_FORWARD_ROWS, sizeof *r->state, err);
-    r->logprob = vptq_arena_alloc(arena, p->pairs, sizeof *r->logprob, err);
-    r->likeliest = vptq_arena_alloc(arena, p->pairs, sizeof *r->likeliest, err);
-    return r->starts && r->parents && r->hidden && r->picked && r->state && r->logprob &&
-                   r->likeliest
-               ? VPTQ_OK
-               : VPTQ_E_NOMEM;
+    return r->starts && r->parents && r->hidden && r->picked && r->state ? VPTQ_OK
+                                                                         : VPTQ_E_NOMEM;
 }
 
 /* ---- answers ---- */
@@ -103,8 +108,8 @@ static vptq_status finish_request(const run *r, const vptq_task_item *item, uint
     double sum = 0;
     a->greedy[i] = true;
     for (size_t k = begin; k < end; k++) {
-        sum += (double)r->logprob[p->scored_pair[k]];
-        a->greedy[i] &= r->likeliest[p->scored_pair[k]];
+        sum += r->logprob[p->scored_pair[k]];
+        a->greedy[i] &= r->likeliest[p->scored_pair[k]] > 0;
     }
     if (!isfinite(sum))
         return vptq_fail(err, VPTQ_E_NUMERIC,
@@ -151,26 +156,29 @@ static vptq_status alloc_answers(run *r, vptq_arena *arena, vptq_err *err)
 
 /* ---- the model ---- */
 
-/* In the batch of `rows` rows from `first` on, `blocks` blocks are done for all rows, and the
- * output head for `heads` rows. */
+/* In the batch of `rows` rows after `first` ones, `blocks` blocks are done for all rows, and
+ * the output head for `heads` rows. */
 static void progress(const run *r, size_t first, size_t rows, uint32_t blocks, size_t heads)
 {
     const uint64_t steps = (uint64_t)rows * blocks + heads;
     char text[96];
-    int n = snprintf(text, sizeof text, "%.40s: %zu of %zu items", r->name, r->item,
-                     r->file->count);
-    if (r->item && n > 0 && (size_t)n < sizeof text)
+    int n = r->units.whole
+                ? snprintf(text, sizeof text, "%.40s: %zu of %zu items", r->name, r->item,
+                           r->file->count)
+                : snprintf(text, sizeof text, "%.40s: %zu items", r->name, r->file->count);
+    if (r->units.whole && r->item && n > 0 && (size_t)n < sizeof text)
         snprintf(text + n, sizeof text - (size_t)n, ", acc %.4f",
                  (double)r->correct / (double)r->item);
     vptq_progress(r->dev->ctx, "tasks", "tokens", first + steps / (r->m->desc->layers + 1),
                   r->plan->rows, text);
 }
 
-/* Scores at most VPTQ_FORWARD_ROWS pairs from r->pair on whose rows are before `row_end`. */
-static vptq_status score_pairs(run *r, size_t first_row, size_t row_end, vptq_err *err)
+/* Scores at most VPTQ_FORWARD_ROWS pairs from *pair on whose rows are before `row_end`. */
+static vptq_status score_pairs(run *r, size_t *pair, size_t first_row, size_t row_end,
+                               vptq_err *err)
 {
     const vptq_task_plan *p = r->plan;
-    const size_t dim = r->m->desc->hidden, at = r->pair;
+    const size_t dim = r->m->desc->hidden, at = *pair;
     size_t n = 0;
     for (; n < VPTQ_FORWARD_ROWS && at + n < p->pairs && p->pair_row[at + n] < row_end; n++)
         memcpy(r->picked + n * dim, r->hidden + (p->pair_row[at + n] - first_row) * dim,
@@ -178,22 +186,46 @@ static vptq_status score_pairs(run *r, size_t first_row, size_t row_end, vptq_er
     vptq_status st = vptq_forward_loss(r->f, n, r->picked, p->pair_target + at, r->state, err);
     for (size_t i = 0; i < n && !st; i++) {
         const vptq_nll_state *s = &r->state[i];
-        r->logprob[at + i] = (float)((double)s->target - s->max - log(s->sum));
+        r->logprob[at + i] = (double)(float)((double)s->target - s->max - log(s->sum));
         r->likeliest[at + i] = s->best_id == p->pair_target[at + i];
     }
-    r->pair += n;
+    *pair += n;
     return st;
 }
 
-/* Scores all pairs and finishes all items up to the end of a group. */
-static vptq_status score_group(run *r, size_t first_row, size_t row_end, vptq_err *err)
+/* The first pair of the row or one after it. */
+static size_t first_pair(const vptq_task_plan *p, size_t row)
 {
-    const vptq_task_plan *p = r->plan;
-    while (r->pair < p->pairs && p->pair_row[r->pair] < row_end)
-        VPTQ_CHECK(score_pairs(r, first_row, row_end, err));
-    while (r->item < r->file->count && p->item_rows[r->item] <= row_end)
+    size_t low = 0, high = p->pairs;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (p->pair_row[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Finishes the items before r->rows. */
+static vptq_status finish_items(run *r, vptq_err *err)
+{
+    while (r->item < r->file->count && r->plan->item_rows[r->item] <= r->rows)
         VPTQ_CHECK(finish_item(r, err));
     return VPTQ_OK;
+}
+
+/* Scores all pairs of a group, the rows [begin, end).  With several ranks, items after those of
+ * another rank are finished when all are done. */
+static vptq_status score_group(run *r, size_t first_row, size_t begin, size_t end,
+                               vptq_err *err)
+{
+    const vptq_task_plan *p = r->plan;
+    size_t pair = first_pair(p, begin);
+    while (pair < p->pairs && p->pair_row[pair] < end)
+        VPTQ_CHECK(score_pairs(r, &pair, first_row, end, err));
+    r->rows = r->rows == begin ? end : r->rows;
+    return finish_items(r, err);
 }
 
 static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
@@ -201,6 +233,7 @@ static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
     const vptq_task_plan *p = r->plan;
     const vptq_block_hooks hooks = {.parents = r->parents};
     const size_t count = end - first, row = p->starts[first], rows = p->starts[end] - row;
+    const size_t before = p->starts[vptq_units_before(&r->units, r->dev->ctx, first)];
     for (size_t s = 0; s <= count; s++)
         r->starts[s] = p->starts[first + s] - row;
     for (size_t s = 0; s < count; s++) {
@@ -209,26 +242,40 @@ static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
     }
     VPTQ_CHECK(vptq_forward_embed(r->f, p->ids + row, rows, r->hidden, err));
     for (uint32_t l = 0; l < r->m->desc->layers; l++) {
-        progress(r, row, rows, l, 0);
+        progress(r, before, rows, l, 0);
         VPTQ_CHECK(vptq_forward_block_with(r->f, l, r->starts, count, r->hidden, &hooks, err));
     }
-    for (size_t g = 0; g < count;) {
+    for (size_t g = 0, begin = row; g < count; begin = row + r->starts[g]) {
         g = vptq_forward_group_trees(r->starts, r->parents, count, g);
-        VPTQ_CHECK(score_group(r, row, row + r->starts[g], err));
-        progress(r, row, rows, r->m->desc->layers, r->starts[g]);
+        VPTQ_CHECK(score_group(r, row, begin, row + r->starts[g], err));
+        progress(r, before, rows, r->m->desc->layers, r->starts[g]);
     }
     return VPTQ_OK;
 }
 
+/* Agrees that all ranks have the same items. */
+static vptq_status same_items(const run *r, vptq_err *err)
+{
+    const vptq_task_plan *p = r->plan;
+    uint64_t hash = vptq_hash(p->ids, p->rows * sizeof *p->ids, r->file->count);
+    hash = vptq_hash(p->starts, p->sequences * sizeof *p->starts, hash);
+    hash = vptq_hash(p->pair_target, p->pairs * sizeof *p->pair_target, hash);
+    return vptq_units_same(r->dev->ctx, "the items of a task", hash, err);
+}
+
+/* Runs the units of this rank. */
 static vptq_status run_all(run *r, vptq_arena *work, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    size_t first, end;
+    VPTQ_TRY(same_items(r, err));
     VPTQ_TRY(vptq_forward_open(r->m, r->dev, r->plan->longest, &r->f, err));
     VPTQ_TRY(alloc_run(r, work, err));
-    for (size_t s = 0, e; s < r->plan->sequences; s = e) {
-        e = batch_end(r, s);
-        VPTQ_TRY(run_batch(r, s, e, err));
-    }
+    while (!(st = vptq_units_next(&r->units, r->dev->ctx, &first, &end, err)) && first < end)
+        for (size_t s = first, e; s < end; s = e) {
+            e = batch_end(r, s, end);
+            VPTQ_TRY(run_batch(r, s, e, err));
+        }
 out:
     vptq_forward_close(r->f);
     return st;
@@ -316,6 +363,23 @@ void vptq_eval_task_compare(const vptq_task_file *file, const vptq_task_answer *
     }
 }
 
+/* Measures; the answers are in `arena`. */
+static vptq_status measure(run *r, vptq_arena *arena, vptq_arena *work, vptq_err *err)
+{
+    VPTQ_CHECK(alloc_answers(r, arena, err));
+    VPTQ_CHECK(vptq_units_alloc(r->dev->ctx, 2 * r->plan->pairs, work, &r->logprob, err));
+    r->likeliest = r->logprob + r->plan->pairs;
+    return run_all(r, work, err);
+}
+
+/* Brings the values of all ranks together. */
+static vptq_status finish(run *r, vptq_status st, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_units_gather(r->dev->ctx, st, r->logprob, 2 * r->plan->pairs, err));
+    r->rows = r->plan->rows;
+    return finish_items(r, err);
+}
+
 vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const vptq_task_file *file,
                            const vptq_task_run *opt, vptq_task_answer **answers,
                            vptq_task_figures *out, vptq_err *err)
@@ -332,16 +396,17 @@ vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const vptq_tas
                                .perplexity = none,
                                .perplexity_stderr = none};
     vptq_arena_init(&work, dev->ctx->mem);
-    VPTQ_TRY(vptq_task_plan_make(m, file, opt->context ? opt->context : m->desc->context,
-                                 dev->ctx->mem, &work, &plan, err));
+    st = vptq_task_plan_make(m, file, opt->context ? opt->context : m->desc->context,
+                             dev->ctx->mem, &work, &plan, err);
     out->items = file->count;
     out->requests = plan.requests;
     out->rows = plan.rows;
     out->rows_saved = plan.unshared - plan.rows;
     if (opt->dry_run)
         goto out;
-    VPTQ_TRY(alloc_answers(&r, answers ? opt->arena : &work, err));
-    VPTQ_TRY(run_all(&r, &work, err));
+    if (!st)
+        st = measure(&r, answers ? opt->arena : &work, &work, err);
+    VPTQ_TRY(finish(&r, st, err));
     summarize(&r, out);
     out->seconds = vptq_seconds() - begin;
     if (answers)

@@ -5,10 +5,12 @@
 #include <string.h>
 
 #include "lib/base/buf.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/eval/estimate.h"
 #include "lib/eval/perplexity.h"
+#include "lib/eval/units.h"
 #include "lib/report/column.h"
 
 /* ---- texts ---- */
@@ -90,8 +92,9 @@ out:
     return st;
 }
 
-vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m, const vptq_ppl_options *opt,
-                          const vptq_output *out, vptq_err *err)
+static vptq_status print_all_ids(const vptq_ctx *ctx, const vptq_model *m,
+                                 const vptq_ppl_options *opt, const vptq_output *out,
+                                 vptq_err *err)
 {
     bool first = true;
     for (size_t i = 0; i < text_count(opt); i++) {
@@ -110,6 +113,14 @@ vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m, const vptq_ppl_opt
             return st;
     }
     return VPTQ_OK;
+}
+
+vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m, const vptq_ppl_options *opt,
+                          const vptq_output *out, vptq_err *err)
+{
+    const bool prints = vptq_comm_rank(ctx) == 0;
+    const vptq_status st = prints ? print_all_ids(ctx, m, opt, out, err) : VPTQ_OK;
+    return vptq_comm_agree(ctx, st, err);
 }
 
 /* ---- figures ---- */
@@ -305,11 +316,13 @@ vptq_status vptq_eval_texts(vptq_device *dev, const vptq_model *m, const vptq_pp
                             const vptq_output *out, vptq_ppl_result *results, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const run r = {.dev = dev, .m = m, .opt = opt, .out = out};
+    const bool first = vptq_comm_rank(dev->ctx) == 0; /* which alone writes */
+    const run r = {.dev = dev, .m = m, .opt = opt, .out = first ? out : NULL};
     vptq_file_writer dump = {.fd = -1};
     size_t done = 0;
-    if (opt->dump && !opt->dry_run) /* first: an unwritable file costs no evaluation */
+    if (opt->dump && !opt->dry_run && first) /* now: an unwritable file costs no evaluation */
         VPTQ_TRY(vptq_file_writer_open(opt->dump, opt->force, &dump, err));
+    VPTQ_TRY(vptq_units_same_model(dev->ctx, m, err));
     VPTQ_TRY(check_texts(&r, err));
     for (; done < text_count(opt); done++) {
         vptq_ppl_result x;
@@ -324,5 +337,5 @@ out:
         st = st ? st : kept;
     }
     vptq_file_writer_abort(&dump);
-    return st;
+    return vptq_comm_agree(dev->ctx, st, err);
 }

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "lib/base/file.h"
+
 /* Limits of a batch: bytes of its hidden states, and groups of the forward pass. */
 enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
 
@@ -46,18 +48,26 @@ size_t vptq_windows_scored(const vptq_windows *w, size_t s)
     return w->seq[s].length - 1 - w->seq[s].from;
 }
 
+vptq_status vptq_windows_same(const vptq_windows *w, const vptq_ctx *ctx, vptq_err *err)
+{
+    uint64_t hash = vptq_hash(w->seq, w->count * sizeof *w->seq, (uint32_t)w->bos);
+    for (size_t s = 0; s < w->count; s++)
+        hash = vptq_hash(w->ids + w->seq[s].at, w->seq[s].length * sizeof *w->ids, hash);
+    return vptq_units_same(ctx, "the text to measure on", hash, err);
+}
+
 /* ---- batches ---- */
 
-size_t vptq_windows_batch_end(const vptq_windows *w, size_t first)
+size_t vptq_windows_batch_end(const vptq_windows *w, size_t first, size_t end)
 {
-    size_t end = vptq_forward_group(w->offsets, w->count, first);
-    for (size_t groups = 1; end < w->count && groups < w->groups; groups++) {
-        size_t e = vptq_forward_group(w->offsets, w->count, end);
+    size_t stop = vptq_forward_group(w->offsets, end, first);
+    for (size_t groups = 1; stop < end && groups < w->groups; groups++) {
+        size_t e = vptq_forward_group(w->offsets, end, stop);
         if (w->offsets[e] - w->offsets[first] > w->limit)
             break;
-        end = e;
+        stop = e;
     }
-    return end;
+    return stop;
 }
 
 /* Rows of the largest group. */
@@ -77,8 +87,9 @@ static void plan_batches(vptq_windows *w, size_t limit, size_t groups)
     w->limit = limit;
     w->groups = groups;
     w->batch_rows = w->batch_count = 0;
-    for (size_t s = 0, e; s < w->count; s = e) {
-        e = vptq_windows_batch_end(w, s);
+    for (size_t s = 0, e, unit = 0; s < w->count; s = e) {
+        unit += s == w->units.first[unit + 1];
+        e = vptq_windows_batch_end(w, s, w->units.first[unit + 1]);
         size_t rows = w->offsets[e] - w->offsets[s];
         w->batch_rows = rows > w->batch_rows ? rows : w->batch_rows;
         w->batch_count = e - s > w->batch_count ? e - s : w->batch_count;
@@ -137,11 +148,15 @@ vptq_status vptq_windows_plan(vptq_windows *w, const vptq_ctx *ctx, size_t row_b
     for (size_t i = 0; i < count; i++)
         host_row += states[i]->dim * sizeof(float);
     w->offsets = vptq_arena_alloc(arena, w->count + 1, sizeof *w->offsets, err);
-    if (!w->offsets)
+    w->scored = vptq_arena_alloc(arena, w->count + 1, sizeof *w->scored, err);
+    if (!w->offsets || !w->scored)
         return VPTQ_E_NOMEM;
-    w->offsets[0] = 0;
-    for (size_t s = 0; s < w->count; s++)
+    w->offsets[0] = w->scored[0] = 0;
+    for (size_t s = 0; s < w->count; s++) {
         w->offsets[s + 1] = w->offsets[s] + w->seq[s].length;
+        w->scored[s + 1] = w->scored[s] + vptq_windows_scored(w, s);
+    }
+    VPTQ_CHECK(vptq_units_plan(&w->units, ctx, w->offsets, NULL, w->count, arena, err));
     const size_t lean = share / (row_bytes + 2 * sizeof *w->inputs);
     if (!plan_on_device(w, lean, states, count))
         VPTQ_CHECK(plan_on_host(w, bytes / host_row, states, count, arena, err));

@@ -8,6 +8,7 @@
 #define VPTQ_EVAL_WINDOWS_H
 
 #include "lib/eval/perplexity.h"
+#include "lib/eval/units.h"
 #include "lib/model/forward.h"
 
 /* One window or document: ids [at, at + length).  Row i predicts id i + 1; rows [from, length -
@@ -22,7 +23,9 @@ typedef struct vptq_windows {
     size_t count, longest;
     int32_t bos; /* replaces the first token of each sequence; -1 = none */
 
+    vptq_units units;
     size_t *offsets; /* [count + 1] rows before each sequence */
+    size_t *scored;  /* [count + 1] scored rows before each sequence */
     size_t limit;    /* maximum rows of a batch, unless one group has more */
     size_t groups;   /* maximum groups of a batch */
 
@@ -50,6 +53,9 @@ int32_t vptq_windows_bos(const vptq_model *m, vptq_ppl_protocol protocol);
 
 /* Scored rows of sequence s. */
 size_t vptq_windows_scored(const vptq_windows *w, size_t s);
+/* Agrees that all ranks have the same windows, as vptq_units_same. */
+vptq_status vptq_windows_same(const vptq_windows *w, const vptq_ctx *ctx,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The hidden states of a batch under one model. */
 typedef struct vptq_window_states {
@@ -59,14 +65,14 @@ typedef struct vptq_window_states {
     float *scored; /* [rows of a group, dim] in device memory; NULL: gathered in place */
 } vptq_window_states;
 
-/* Plans batches that leave most of the memory free, and allocates their buffers and, for
- * `count` models, whose f and dim are set, their hidden states.  `row_bytes`: of other host
- * memory that the caller needs per row of a batch. */
+/* Plans units, and batches of them that leave most of the memory free, and allocates their
+ * buffers and, for `count` models, whose f and dim are set, their hidden states.  `row_bytes`:
+ * of other host memory that the caller needs per row of a batch. */
 vptq_status vptq_windows_plan(vptq_windows *w, const vptq_ctx *ctx, size_t row_bytes,
                               vptq_window_states *const *states, size_t count,
                               vptq_arena *arena, vptq_err *err) VPTQ_MUST_CHECK;
-/* Returns the end of the batch that begins at sequence `first`. */
-size_t vptq_windows_batch_end(const vptq_windows *w, size_t first);
+/* Returns the end of the batch that begins at sequence `first` of a unit that ends at `end`. */
+size_t vptq_windows_batch_end(const vptq_windows *w, size_t first, size_t end);
 /* Fills w->starts and w->inputs with sequences [first, end). */
 void vptq_windows_fill(vptq_windows *w, size_t first, size_t end);
 
