@@ -213,6 +213,7 @@ int vptq_cli_ablate(vptq_cli *cli, int argc, char **argv)
         "settings\n"
         "than before are refused, or computed again with --force.\n";
     cli->options = options;
+    cli->ranks = true;
     cli->formats = "text|json|csv|md|html";
     cli->required = "model";
     return vptq_cli_run(cli, argc, argv, run_ablate, &c);

@@ -10,6 +10,7 @@
 #include "formats/json.h"
 #include "lib/ablate/internal.h"
 #include "lib/base/buf.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 
 #define MANIFEST "ablate.json"
@@ -423,20 +424,25 @@ static vptq_status check_hessians(const vptq_ablation *a, vptq_err *err)
     return vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
 }
 
+static vptq_status name_hessians(vptq_ablation *a, vptq_err *err)
+{
+    const vptq_ablate_options *o = a->opt;
+    a->hessians = o->hessians ? o->hessians : a->hessian_path;
+    return o->hessians ? VPTQ_OK
+                       : vptq_path_join(a->hessian_path, sizeof a->hessian_path, o->dir,
+                                        "hessians", err);
+}
+
 static vptq_status get_hessians(vptq_ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
     const vptq_checkpoint_options copt = {.tokenizer = o->tokenizer, .quiet = true};
     vptq_collect_result r;
     vptq_model model;
-    a->hessians = o->hessians;
     if (!needs_hessians(a))
         return VPTQ_OK;
     if (o->hessians)
         return check_hessians(a, err);
-    VPTQ_CHECK(
-        vptq_path_join(a->hessian_path, sizeof a->hessian_path, o->dir, "hessians", err));
-    a->hessians = a->hessian_path;
     VPTQ_CHECK(vptq_model_open(a->dev->ctx, o->model, &copt,
                                o->collect.calibrate.corpus.text_count > 0, &model, err));
     const vptq_status st =
@@ -474,29 +480,113 @@ static void log_row(const vptq_ablation *a, const vptq_ablate_result *r, size_t 
                  r->scores[0].ppl_stderr);
 }
 
+/* Runs row i on this rank. */
+static vptq_status run_one(vptq_ablation *a, size_t i, vptq_err *err)
+{
+    vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s", i + 1, a->report->count,
+             a->rows[i].name);
+    vptq_comm_alone(a->dev->ctx, true);
+    const vptq_status st = run_row(a, &a->rows[i], &a->report->rows[i], err);
+    vptq_comm_alone(a->dev->ctx, false);
+    if (!st)
+        log_row(a, &a->report->rows[i], i + 1);
+    return st;
+}
+
+/* Runs rows until none is left; with several ranks each runs some. */
+static vptq_status run_rows(vptq_ablation *a, vptq_err *err)
+{
+    const size_t count = a->report->count;
+    const bool shared = vptq_comm_size(a->dev->ctx) > 1;
+    char finished[64] = "";
+    for (uint64_t i = 0;; i++) {
+        if (shared)
+            VPTQ_CHECK(vptq_comm_next(a->dev->ctx, count, &i, err));
+        if (i == count)
+            return VPTQ_OK;
+        const vptq_status st = run_one(a, i, err);
+        if (!shared)
+            snprintf(finished, sizeof finished, "%" PRIu64 " of %zu rows finished, ", i, count);
+        if (st == VPTQ_E_CANCELLED)
+            vptq_fail(err, st, "interrupted; %srun the same command to continue", finished);
+        if (st)
+            return st;
+    }
+}
+
+/* Reads the rows that others ran: nothing is left to do in them. */
+static vptq_status read_rows(vptq_ablation *a, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_ablate_options *o = a->opt;
+    vptq_ablate_options again = *o;
+    again.force = false;
+    a->opt = &again;
+    for (size_t i = 0; i < a->report->count && !st; i++)
+        if (!a->report->rows[i].scores)
+            st = run_one(a, i, err);
+    a->opt = o;
+    return st;
+}
+
+/* Rank 0: makes the directory and everything that several rows need. */
+static vptq_status prepare(vptq_ablation *a, vptq_lock *lock, vptq_err *err)
+{
+    const char *dir = a->opt->dir;
+    VPTQ_CHECK(vptq_dir_check_own(dir, MANIFEST, "an ablation", a->dev->ctx->mem, err));
+    VPTQ_CHECK(vptq_dir_make(dir, err));
+    VPTQ_CHECK(vptq_lock_take(dir, lock, err));
+    VPTQ_CHECK(make_directory(a, err));
+    vptq_comm_alone(a->dev->ctx, true);
+    const vptq_status st = get_hessians(a, err);
+    vptq_comm_alone(a->dev->ctx, false);
+    return st;
+}
+
+/* Agrees that all ranks have the same rows and texts, whose results are files. */
+static vptq_status check_same(const vptq_ablation *a, vptq_err *err)
+{
+    char text[17];
+    const vptq_ablate_report *r = a->report;
+    uint64_t hash = vptq_hash(a->text_hash,
+                              vptq_ablate_text_count(a->opt) * sizeof *a->text_hash, r->count);
+    hash = vptq_hash(a->task_hash, a->opt->task_count * sizeof *a->task_hash, hash);
+    for (size_t i = 0; i < r->count; i++) {
+        hash = vptq_hash(a->rows[i].name, strlen(a->rows[i].name), hash);
+        hash = vptq_hash(&r->rows[i].bits_per_weight, sizeof r->rows[i].bits_per_weight, hash);
+    }
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    return vptq_comm_same(a->dev->ctx, "the table or a text", text, err);
+}
+
+/* Other ranks: fails unless they see the directory that rank 0 has made. */
+static vptq_status check_directory(const vptq_ablation *a, vptq_err *err)
+{
+    char path[PATH_MAX];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, a->opt->dir, MANIFEST, err));
+    return vptq_path_exists(path)
+               ? VPTQ_OK
+               : vptq_fail(err, VPTQ_E_IO,
+                           "'%s': does not see the directory of rank 0; all processes need the "
+                           "same one",
+                           a->opt->dir);
+}
+
 static vptq_status run_all(vptq_ablation *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
-    const char *dir = a->opt->dir;
-    vptq_ablate_report *r = a->report;
-    VPTQ_TRY(vptq_dir_check_own(dir, MANIFEST, "an ablation", a->dev->ctx->mem, err));
-    VPTQ_TRY(vptq_dir_make(dir, err));
-    VPTQ_TRY(vptq_lock_take(dir, &lock, err));
-    VPTQ_TRY(make_directory(a, err));
-    VPTQ_TRY(get_hessians(a, err));
-    for (size_t i = 0; i < r->count; i++) {
-        vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s", i + 1, r->count,
-                 a->rows[i].name);
-        st = run_row(a, &a->rows[i], &r->rows[i], err);
-        if (st == VPTQ_E_CANCELLED)
-            vptq_fail(err, st,
-                      "interrupted; %zu of %zu rows finished, run the same command to continue",
-                      i, r->count);
-        if (st)
-            goto out;
-        log_row(a, &r->rows[i], i + 1);
-    }
+    const vptq_ctx *ctx = a->dev->ctx;
+    const bool first = vptq_comm_rank(ctx) == 0;
+    VPTQ_TRY(check_same(a, err));
+    VPTQ_TRY(name_hessians(a, err));
+    st = first ? prepare(a, &lock, err) : VPTQ_OK;
+    VPTQ_TRY(vptq_comm_agree(ctx, st, err));
+    st = first ? VPTQ_OK : check_directory(a, err);
+    if (!st)
+        st = run_rows(a, err);
+    VPTQ_TRY(vptq_comm_agree(ctx, st, err));
+    st = first ? read_rows(a, err) : VPTQ_OK;
 out:
     vptq_ablate_release_original(a);
     vptq_lock_release(&lock);
@@ -510,7 +600,10 @@ static vptq_status run_ablation(vptq_device *dev, const vptq_ablate_options *opt
     vptq_ablation a = {.dev = dev, .opt = opt, .report = report};
     *report = (vptq_ablate_report){.opt = opt};
     vptq_arena_init(&report->arena, dev->ctx->mem);
-    VPTQ_CHECK(plan_rows(&a, err));
+    vptq_comm_alone(dev->ctx, true);
+    const vptq_status st = plan_rows(&a, err);
+    vptq_comm_alone(dev->ctx, false);
+    VPTQ_CHECK(st);
     if (!opt->dry_run)
         VPTQ_CHECK(run_all(&a, err));
     return VPTQ_OK;
@@ -527,6 +620,8 @@ vptq_status vptq_eval_ablate(vptq_device *dev, const vptq_ablate_options *opt,
     vptq_buf text;
     vptq_buf_init(&text, mem);
     VPTQ_TRY(run_ablation(dev, opt, &report, err));
+    if (vptq_comm_rank(dev->ctx))
+        goto out;
     if (format == VPTQ_FORMAT_HTML) {
         VPTQ_TRY(vptq_ablate_page(&report, mem, &text, err));
     } else {
@@ -540,5 +635,5 @@ out:
     vptq_table_release(&table);
     vptq_arena_release(&report.arena);
     vptq_buf_release(&text);
-    return st;
+    return vptq_comm_agree(dev->ctx, st, err);
 }
