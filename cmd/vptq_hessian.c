@@ -80,12 +80,16 @@ static int check_usage(const vptq_cli *cli, const hessian_args *a)
                        : a->export ? "export"
                                    : NULL;
     const char *other = a->show && a->output ? "output" : given_for_collecting(cli);
+    int rank, ranks;
+    vptq_ctx_ranks(cli->ctx, &rank, &ranks);
     if (!!a->show + a->merge + !!a->import + !!a->export > 1)
         return vptq_cli_usage_error(
             cli, "--show, --merge, --import and --export exclude each other");
     if (a->inverse && !a->export)
         return vptq_cli_usage_error(cli, "--inverse goes with --export%s",
                                     a->import ? ": --import detects the kind of file" : "");
+    if (mode && ranks > 1)
+        return vptq_cli_usage_error(cli, "--%s runs in one process, not in %d", mode, ranks);
     if (mode && other)
         return vptq_cli_usage_error(cli, "--%s does not go with --%s", other, mode);
     if (cli->arg_count && !a->merge)
@@ -139,6 +143,7 @@ int main(int argc, char **argv)
         .examples = "To continue an interrupted collection, run the same command again.",
         .options = options,
         .formats = "text|json",
+        .ranks = true,
         .operands = true};
     return vptq_cli_run(&cli, argc, argv, dispatch, &a);
 }

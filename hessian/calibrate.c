@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 
 #define STATE_FILE "hidden.state"
@@ -125,10 +126,10 @@ void vptq_calibrator_release(vptq_calibrator *c)
 static vptq_status embed_all(vptq_calibrator *c, vptq_hidden_states *s, vptq_err *err)
 {
     float *rows;
-    for (size_t w = 0; w < vptq_calibrator_windows(c); w++) {
+    for (size_t w = 0; w < vptq_calibrator_own_windows(c); w++) {
+        const int32_t *ids = c->corpus.ids.data + c->window[c->own_window[w]];
         VPTQ_CHECK(vptq_hidden_states_get(s, c->starts[w], c->opt.length, true, &rows, err));
-        VPTQ_CHECK(vptq_forward_embed(c->forward, c->corpus.ids.data + c->window[w],
-                                      c->opt.length, rows, err));
+        VPTQ_CHECK(vptq_forward_embed(c->forward, ids, c->opt.length, rows, err));
         VPTQ_CHECK(vptq_hidden_states_keep(s, c->starts[w], c->opt.length, err));
     }
     return VPTQ_OK;
@@ -170,11 +171,13 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
 vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t wanted,
                                   uint32_t last, vptq_err *err)
 {
-    const size_t count = vptq_calibrator_windows(c);
+    const size_t all = vptq_calibrator_windows(c);
+    const size_t count = all < VPTQ_CHUNK_WINDOWS ? all : (size_t)VPTQ_CHUNK_WINDOWS;
 
     c->last = last;
     c->group_rows = c->starts[vptq_forward_group(c->starts, count, 0)]; /* one window length */
-    if (dir)
+    VPTQ_CHECK(vptq_calibrator_choose_own(c, err));
+    if (dir && vptq_comm_size(c->dev->ctx) == 1)
         VPTQ_CHECK(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
     VPTQ_CHECK(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
     VPTQ_CHECK(vptq_forward_reserve(c->forward, c->group_rows, err));
@@ -198,7 +201,7 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
 {
     vptq_calibrator *c = arg;
     char detail[64];
-    const size_t done = c->first + sequence + 1, windows = vptq_calibrator_windows(c);
+    const size_t done = c->first + sequence + 1, windows = vptq_calibrator_own_windows(c);
 
     (void)dim;
     VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, x, err));
@@ -214,8 +217,9 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
     return VPTQ_OK;
 }
 
-static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool sum,
-                            vptq_err *err)
+/* Runs a chunk; groups never span two, so that they are the same for any number of ranks. */
+static vptq_status run_chunk(vptq_calibrator *c, size_t first, size_t count, bool sum,
+                             vptq_err *err)
 {
     vptq_block_hooks hooks = {.arg = c};
     float *rows;
@@ -237,20 +241,34 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool
     return VPTQ_OK;
 }
 
+static vptq_status run_part(vptq_calibrator *c, vptq_part part, bool sum, vptq_err *err)
+{
+    const size_t rounds = vptq_calibrator_rounds(c, part);
+
+    for (int i = 0; sum && i < VPTQ_INPUT_COUNT; i++)
+        VPTQ_CHECK(vptq_calibrator_begin(c, (vptq_input)i, part, err));
+    for (size_t k = 0; k < rounds; k++) {
+        const vptq_calibrator_round r = vptq_calibrator_round_at(c, part, k);
+        VPTQ_CHECK(run_chunk(c, r.first, r.count, sum, err));
+        for (int i = 0; sum && i < VPTQ_INPUT_COUNT; i++)
+            VPTQ_CHECK(vptq_calibrator_share(c, (vptq_input)i, r.parts, err));
+    }
+    for (int i = 0; sum && i < VPTQ_INPUT_COUNT; i++)
+        VPTQ_CHECK(vptq_calibrator_end(c, (vptq_input)i, part, err));
+    return VPTQ_OK;
+}
+
 vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void *arg,
                                 vptq_err *err)
 {
     const int last_part = c->windows[VPTQ_PART_HELD_OUT] ? VPTQ_PART_HELD_OUT : VPTQ_PART_MAIN;
-    size_t first = 0;
 
     VPTQ_BUG_IF(c->opt.sequential);
-    for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
+    for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         if (!c->windows[part])
             continue;
-        for (int i = 0; fn && i < VPTQ_INPUT_COUNT; i++)
-            VPTQ_CHECK(vptq_calibrator_begin(c, (vptq_input)i, first, c->windows[part], err));
-        vptq_forward_hold(c->forward, true); /* for the other part */
-        VPTQ_CHECK(run_part(c, first, c->windows[part], fn != NULL, err));
+        vptq_forward_hold(c->forward, true); /* for all chunks and the other part */
+        VPTQ_CHECK(run_part(c, (vptq_part)part, fn != NULL, err));
         if (part == last_part && c->layer < c->last)
             VPTQ_CHECK(vptq_forward_ahead(c->forward, c->layer + 1, c->reserve, err));
         if (fn)
@@ -270,7 +288,7 @@ void vptq_calibrator_checkpoint(vptq_calibrator *c)
     vptq_hidden_states *const streams[] = {&c->states, vptq_calibrator_second(c)};
 
     /* the clock decides only whether a checkpoint is written, never a result */
-    if (vptq_seconds() - c->state_time < c->opt.checkpoint_seconds)
+    if (!c->state_path[0] || vptq_seconds() - c->state_time < c->opt.checkpoint_seconds)
         return;
     state_fingerprint(c, fingerprint);
     if (vptq_hidden_states_save(streams, c->opt.sequential ? 2 : 1, c->state_path, fingerprint,

@@ -20,7 +20,11 @@
  *         vptq_calibrator_step(&c, linear, take, arg, err);
  *
  * Each step sums the moments of x~ at the input c.next, and those of x - x~ or, for o and down,
- * of the difference between the hidden states after them. */
+ * of the difference between the hidden states after them.
+ *
+ * Several ranks (lib/base/comm.h) call the same functions.  Each has the hidden states of its
+ * own chunks of windows (hessian/total.h); all have the sums of all windows when fn is called.
+ */
 #ifndef VPTQ_HESSIAN_CALIBRATE_H
 #define VPTQ_HESSIAN_CALIBRATE_H
 
@@ -54,11 +58,15 @@ typedef struct vptq_calibrator {
     vptq_arena arena;
     vptq_corpus corpus;
     size_t *window, *starts; /* [all windows] first ids; [all windows + 1] rows */
+    /* the windows that this rank runs, those of both parts: their hidden states are one after
+     * the other */
+    size_t own[VPTQ_PART_COUNT];
+    size_t *own_window; /* [own windows] their numbers among all */
     vptq_forward *forward;
     vptq_hidden_states states;
     char state_path[4096];
     double state_time;
-    size_t first;      /* first window of the present group */
+    size_t first;      /* first of the own windows in the present group */
     size_t group_rows; /* maximum rows of a group */
     double *mass;      /* [length] attention received; in device and host memory */
     double *host_mass;
@@ -77,8 +85,8 @@ void vptq_calibrator_release(vptq_calibrator *c);
 
 /* Allocates everything and sets the hidden states before block c->layer: those of the
  * checkpoint in `dir` if it belongs to this calibration and is not past block `wanted`,
- * otherwise the embeddings.  `last` is the last block to run.  `dir` may be NULL where no
- * checkpoint is wanted and memory holds the hidden states. */
+ * otherwise, and with several ranks, the embeddings.  `last` is the last block to run.  `dir`
+ * may be NULL where no checkpoint is wanted and memory holds the hidden states. */
 vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t wanted,
                                   uint32_t last, vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -91,7 +99,7 @@ typedef vptq_status (*vptq_calibrator_fn)(void *arg, vptq_calibrator *c, vptq_pa
                                           vptq_err *err);
 
 /* One stream: runs block c->layer over all windows, part by part, and increments c->layer. With
- * a NULL fn nothing is summed. */
+ * a NULL fn nothing is summed, and several ranks need not wait for each other. */
 vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void *arg,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -129,8 +137,8 @@ vptq_status vptq_calibrator_range(const vptq_hessian_sum *s, uint32_t layer, con
                                   float *abs_mean, float *min, float *max,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Writes a checkpoint if opt.checkpoint_seconds have passed.  A full disk is only logged: a
- * checkpoint saves nothing but time after an interruption. */
+/* Writes a checkpoint if opt.checkpoint_seconds have passed; several ranks write none.  A full
+ * disk is only logged: a checkpoint saves nothing but time after an interruption. */
 void vptq_calibrator_checkpoint(vptq_calibrator *c);
 void vptq_calibrator_forget(const char *dir); /* removes the checkpoints */
 /* Removes that of the hidden states only, for a calibration that starts again. */

@@ -12,7 +12,26 @@ static inline size_t vptq_calibrator_windows(const vptq_calibrator *c)
     return c->windows[VPTQ_PART_MAIN] + c->windows[VPTQ_PART_HELD_OUT];
 }
 
+/* Those of them that this rank runs. */
+static inline size_t vptq_calibrator_own_windows(const vptq_calibrator *c)
+{
+    return c->own[VPTQ_PART_MAIN] + c->own[VPTQ_PART_HELD_OUT];
+}
+
+/* A chunk of every rank. */
+typedef struct vptq_calibrator_round {
+    size_t first, count; /* own windows of the chunk; count 0: this rank has none */
+    int parts;           /* ranks that have one */
+} vptq_calibrator_round;
+
 /* ---- calibrate_sums.c ---- */
+
+/* Lists the windows that this rank runs. */
+vptq_status vptq_calibrator_choose_own(vptq_calibrator *c, vptq_err *err) VPTQ_MUST_CHECK;
+/* Rounds of a part, and the i-th of them. */
+size_t vptq_calibrator_rounds(const vptq_calibrator *c, vptq_part part);
+vptq_calibrator_round vptq_calibrator_round_at(const vptq_calibrator *c, vptq_part part,
+                                               size_t i);
 
 /* Opens a stream of hidden states of all windows, in device memory if `streams` of them fit. */
 vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *dir,
@@ -21,14 +40,19 @@ vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *di
 /* Allocates the terms and the arrays for token weights; measures saliencies for guided ones. */
 vptq_status vptq_calibrator_open_terms(vptq_calibrator *c, const char *dir,
                                        vptq_err *err) VPTQ_MUST_CHECK;
-/* Clears the sums of an input and prepares its weights for `count` windows from `first` on. */
-vptq_status vptq_calibrator_begin(vptq_calibrator *c, vptq_input input, size_t first,
-                                  size_t count, vptq_err *err) VPTQ_MUST_CHECK;
+/* Clears the sums of an input and prepares its weights for the windows of a part. */
+vptq_status vptq_calibrator_begin(vptq_calibrator *c, vptq_input input, vptq_part part,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds up the chunks of a round, and ends after the last one. */
+vptq_status vptq_calibrator_share(vptq_calibrator *c, vptq_input input, int parts,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_calibrator_end(vptq_calibrator *c, vptq_input input, vptq_part part,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds x [tokens, dim of input] (device memory) to the sum of an input, and its first token to
  * the term of the sink. */
 vptq_status vptq_calibrator_add(vptq_calibrator *c, vptq_input input, size_t tokens,
                                 const float *x, vptq_err *err) VPTQ_MUST_CHECK;
-/* Guided weights: adds x of window w to the term of linear layer l.  Leaves its weights in
+/* Guided weights: adds x of own window w to the term of linear layer l.  Leaves its weights in
  * c->weight [tokens]. */
 vptq_status vptq_calibrator_add_guided(vptq_calibrator *c, vptq_linear l, size_t w,
                                        size_t tokens, const float *x,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "hessian/calibrate_internal.h"
+#include "lib/base/comm.h"
 
 enum {
     PRODUCT_TOKENS = 256,         /* summed in float, as in the Hessians */
@@ -13,11 +14,17 @@ enum {
     MAX_TERMS = 3                 /* of one input */
 };
 
+/* A shift or drift [hidden, n]. */
+typedef struct shift_sum {
+    double *chunk; /* in device memory; NULL = none */
+    vptq_total total;
+} shift_sum;
+
 /* All arrays are in device memory. */
 typedef struct vptq_second_stream {
     vptq_hidden_states states; /* x~ */
-    double *sum;               /* shift or drift of the input that was run last */
-    double *term[MAX_TERMS];   /* the same with the weights of its terms */
+    shift_sum sum;             /* of the input that was run last */
+    shift_sum term[MAX_TERMS]; /* the same with the weights of its terms */
     float *record;             /* [group_rows, largest n]: x, then x - x~, or x~ */
     float *after;              /* [group_rows, hidden]: h~ after the half, then h - h~ */
     float *rows;    /* [group_rows, hidden]: a group of x if its stream is elsewhere; NULL on
@@ -55,13 +62,20 @@ static int slot_of(vptq_linear term)
     return slot;
 }
 
-static vptq_status open_sum(vptq_calibrator *c, size_t columns, double **sum, vptq_err *err)
+static vptq_status open_sum(vptq_calibrator *c, size_t columns, shift_sum *sum, vptq_err *err)
 {
     void *p = NULL;
-    VPTQ_CHECK(c->dev->ops->alloc(c->dev->state, c->model->desc->hidden, columns * sizeof **sum,
-                                  &p, err));
-    *sum = p;
-    return VPTQ_OK;
+    const size_t hidden = c->model->desc->hidden;
+    VPTQ_CHECK(
+        c->dev->ops->alloc(c->dev->state, hidden, columns * sizeof *sum->chunk, &p, err));
+    sum->chunk = p;
+    return vptq_total_init(c->dev, hidden * columns, &sum->total, err);
+}
+
+static void close_sum(vptq_calibrator *c, shift_sum *sum)
+{
+    c->dev->ops->release(c->dev->state, sum->chunk);
+    vptq_total_release(&sum->total);
 }
 
 static vptq_status open_sums(vptq_calibrator *c, second_stream *s, vptq_err *err)
@@ -126,9 +140,9 @@ void vptq_calibrator_close_second(vptq_calibrator *c)
     float *const arrays[] = {s->record, s->rows, s->scaled, s->product};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         ops->release(c->dev->state, arrays[i]);
-    ops->release(c->dev->state, s->sum);
+    close_sum(c, &s->sum);
     for (int slot = 0; slot < MAX_TERMS; slot++)
-        ops->release(c->dev->state, s->term[slot]);
+        close_sum(c, &s->term[slot]);
     c->second = NULL;
 }
 
@@ -213,7 +227,7 @@ static vptq_status on_first(void *arg, vptq_input input, size_t sequence, size_t
 static void report(const vptq_calibrator *c, size_t sequence)
 {
     char detail[64];
-    const double windows = (double)vptq_calibrator_windows(c);
+    const double windows = (double)vptq_calibrator_own_windows(c);
     const double input =
         ((double)c->next + (double)(c->first + sequence + 1) / windows) / VPTQ_INPUT_COUNT;
 
@@ -249,7 +263,8 @@ static vptq_status add_weighted(vptq_calibrator *c, vptq_linear term, size_t tok
 
     VPTQ_CHECK(c->dev->ops->affine(c->dev->state, &scale, err));
     return add_window(
-        c, (product){tokens, hidden, c->term[term].n, s->scaled, x, s->term[slot_of(term)]},
+        c,
+        (product){tokens, hidden, c->term[term].n, s->scaled, x, s->term[slot_of(term)].chunk},
         err);
 }
 
@@ -284,11 +299,12 @@ static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_
     if (vptq_calibrator_drifts(input)) /* summed when it is known */
         return c->dev->ops->copy(c->dev->state, d, x, tokens * dim * sizeof *x, err);
     VPTQ_CHECK(subtract(c, tokens, dim, d, x, d, err));
-    VPTQ_CHECK(add_window(c, (product){tokens, dim, dim, d, x, s->sum}, err));
+    VPTQ_CHECK(add_window(c, (product){tokens, dim, dim, d, x, s->sum.chunk}, err));
     VPTQ_CHECK(add_guided(c, c->first + sequence, tokens, x, d, err));
     if (input != VPTQ_INPUT_QKV || c->opt.weights != VPTQ_WEIGHTS_SINK)
         return VPTQ_OK;
-    return add_window(c, (product){1, dim, dim, d, x, s->term[slot_of(VPTQ_LINEAR_K)]}, err);
+    double *term = s->term[slot_of(VPTQ_LINEAR_K)].chunk;
+    return add_window(c, (product){1, dim, dim, d, x, term}, err);
 }
 
 /* Second stream, after on_second of the same window. */
@@ -304,18 +320,52 @@ static vptq_status on_attention(void *arg, size_t sequence, size_t tokens, size_
 
 /* ---- steps ---- */
 
-static vptq_status clear_sums(vptq_calibrator *c, size_t first, size_t count, vptq_err *err)
+/* Calls fn for the sums of the present input. */
+static vptq_status each_sum(vptq_calibrator *c, int parts,
+                            vptq_status (*fn)(vptq_calibrator *c, shift_sum *sum, int parts,
+                                              vptq_err *err),
+                            vptq_err *err)
 {
-    const second_stream *s = c->second;
-    const size_t bytes =
-        (size_t)c->model->desc->hidden * c->sum[c->next].n * sizeof *c->second->sum;
-
-    VPTQ_CHECK(vptq_calibrator_begin(c, c->next, first, count, err));
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
         if (vptq_calibrator_has_term(c, (vptq_linear)l))
-            VPTQ_CHECK(c->dev->ops->clear(c->dev->state, s->term[slot_of((vptq_linear)l)],
-                                          bytes, err));
-    return c->dev->ops->clear(c->dev->state, s->sum, bytes, err);
+            VPTQ_CHECK(fn(c, &c->second->term[slot_of((vptq_linear)l)], parts, err));
+    return fn(c, &c->second->sum, parts, err);
+}
+
+static size_t shift_size(const vptq_calibrator *c)
+{
+    return (size_t)c->model->desc->hidden * c->sum[c->next].n;
+}
+
+static vptq_status clear_total(vptq_calibrator *c, shift_sum *sum, int parts, vptq_err *err)
+{
+    (void)parts;
+    (void)err;
+    vptq_total_clear(&sum->total, shift_size(c));
+    return VPTQ_OK;
+}
+
+static vptq_status clear_chunk(vptq_calibrator *c, shift_sum *sum, int parts, vptq_err *err)
+{
+    (void)parts;
+    return c->dev->ops->clear(c->dev->state, sum->chunk, shift_size(c) * sizeof *sum->chunk,
+                              err);
+}
+
+/* As vptq_hessian_sum_share. */
+static vptq_status share(vptq_calibrator *c, shift_sum *sum, int parts, vptq_err *err)
+{
+    if (vptq_comm_rank(c->dev->ctx) < parts)
+        VPTQ_CHECK(vptq_total_add(&sum->total, 0, c->model->desc->hidden, c->sum[c->next].n,
+                                  false, sum->chunk, err));
+    return vptq_total_share(&sum->total, parts, err);
+}
+
+static vptq_status end(vptq_calibrator *c, shift_sum *sum, int parts, vptq_err *err)
+{
+    (void)c;
+    (void)parts;
+    return vptq_total_finish(&sum->total, err);
 }
 
 /* Windows that run together. */
@@ -405,7 +455,7 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
     VPTQ_CHECK(subtract(c, g->rows, hidden, rows, s->after, s->after, err));
     for (size_t w = 0; w < g->windows; w++) {
         const float *d = s->after + w * length * hidden, *x = record_of(c, w, n);
-        VPTQ_CHECK(add_window(c, (product){length, hidden, n, d, x, s->sum}, err));
+        VPTQ_CHECK(add_window(c, (product){length, hidden, n, d, x, s->sum.chunk}, err));
         VPTQ_CHECK(add_guided(c, c->first + w, length, x, d, err));
     }
     return VPTQ_OK;
@@ -427,10 +477,10 @@ static vptq_status run_group(vptq_calibrator *c, const group *g, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, group *g,
-                            vptq_err *err)
+static vptq_status run_chunk(vptq_calibrator *c, size_t first, size_t count, group *g,
+                             vptq_err *err)
 {
-    /* groups never span two parts, as with one stream */
+    /* groups never span two chunks, as with one stream */
     for (size_t w = 0, e; w < count; w = e) {
         e = vptq_forward_group(c->starts, count, w);
         g->row = c->starts[first + w];
@@ -442,20 +492,41 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, grou
     return VPTQ_OK;
 }
 
+static vptq_status run_part(vptq_calibrator *c, vptq_part part, group *g, vptq_err *err)
+{
+    const size_t rounds = vptq_calibrator_rounds(c, part);
+
+    if (g->sum) {
+        VPTQ_CHECK(vptq_calibrator_begin(c, c->next, part, err));
+        VPTQ_CHECK(each_sum(c, 0, clear_total, err));
+    }
+    for (size_t k = 0; k < rounds; k++) {
+        const vptq_calibrator_round r = vptq_calibrator_round_at(c, part, k);
+        if (g->sum)
+            VPTQ_CHECK(each_sum(c, 0, clear_chunk, err));
+        VPTQ_CHECK(run_chunk(c, r.first, r.count, g, err));
+        if (g->sum) {
+            VPTQ_CHECK(vptq_calibrator_share(c, c->next, r.parts, err));
+            VPTQ_CHECK(each_sum(c, r.parts, share, err));
+        }
+    }
+    if (!g->sum)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_calibrator_end(c, c->next, part, err));
+    return each_sum(c, 0, end, err);
+}
+
 /* Runs the step c->next over both parts. */
 static vptq_status run_step(vptq_calibrator *c, const vptq_weight *linear,
                             vptq_calibrator_fn fn, void *arg, vptq_err *err)
 {
     const bool sum = fn && c->next < VPTQ_INPUT_COUNT;
     group g = {.sum = sum, .linear = linear};
-    size_t first = 0;
 
-    for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
+    for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         if (!c->windows[part])
             continue;
-        if (sum)
-            VPTQ_CHECK(clear_sums(c, first, c->windows[part], err));
-        VPTQ_CHECK(run_part(c, first, c->windows[part], &g, err));
+        VPTQ_CHECK(run_part(c, (vptq_part)part, &g, err));
         if (sum)
             VPTQ_CHECK(fn(arg, c, (vptq_part)part, err));
     }
@@ -490,7 +561,7 @@ static vptq_status divide(vptq_calibrator *c, const double *sum, uint64_t diviso
                           vptq_err *err)
 {
     const vptq_backend *ops = c->dev->ops;
-    const size_t count = (size_t)c->model->desc->hidden * c->sum[c->next].n;
+    const size_t count = shift_size(c);
     float *there = NULL; /* the product is not in use now */
     size_t step = count;
 
@@ -511,11 +582,12 @@ static vptq_status divide(vptq_calibrator *c, const double *sum, uint64_t diviso
 
 vptq_status vptq_calibrator_shift(vptq_calibrator *c, float *shift, vptq_err *err)
 {
-    return divide(c, c->second->sum, c->sum[c->next].tokens, shift, err);
+    return divide(c, c->second->sum.total.sum, c->sum[c->next].tokens, shift, err);
 }
 
 vptq_status vptq_calibrator_term_shift(vptq_calibrator *c, vptq_linear term, float *shift,
                                        vptq_err *err)
 {
-    return divide(c, c->second->term[slot_of(term)], c->term[term].tokens, shift, err);
+    return divide(c, c->second->term[slot_of(term)].total.sum, c->term[term].tokens, shift,
+                  err);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "hessian/calibrate_internal.h"
+#include "lib/base/comm.h"
 
 vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weights,
                                      double *factor, vptq_err *err)
@@ -36,10 +37,51 @@ vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weigh
     return vptq_term_check(*weights, *factor, err);
 }
 
+/* ---- windows ---- */
+
+vptq_status vptq_calibrator_choose_own(vptq_calibrator *c, vptq_err *err)
+{
+    size_t first = 0, i = 0;
+    c->own_window =
+        vptq_arena_alloc(&c->arena, vptq_calibrator_windows(c), sizeof *c->own_window, err);
+    if (!c->own_window)
+        return VPTQ_E_NOMEM;
+    for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
+        c->own[part] = vptq_own_windows(c->dev->ctx, c->windows[part]);
+        for (size_t w = 0; w < c->own[part]; w++)
+            c->own_window[i++] = first + vptq_own_window(c->dev->ctx, w);
+    }
+    return VPTQ_OK;
+}
+
+/* The first own window of a part. */
+static size_t first_own(const vptq_calibrator *c, vptq_part part)
+{
+    return part == VPTQ_PART_MAIN ? 0 : c->own[VPTQ_PART_MAIN];
+}
+
+size_t vptq_calibrator_rounds(const vptq_calibrator *c, vptq_part part)
+{
+    return vptq_rounds(c->dev->ctx, c->windows[part]);
+}
+
+vptq_calibrator_round vptq_calibrator_round_at(const vptq_calibrator *c, vptq_part part,
+                                               size_t i)
+{
+    const size_t at = i * VPTQ_CHUNK_WINDOWS, own = c->own[part];
+    const size_t left = own > at ? own - at : 0;
+    return (vptq_calibrator_round){
+        .first = first_own(c, part) + at,
+        .count = left < VPTQ_CHUNK_WINDOWS ? left : (size_t)VPTQ_CHUNK_WINDOWS,
+        .parts = vptq_round_parts(c->dev->ctx, c->windows[part], i)};
+}
+
+/* ---- memory ---- */
+
 vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *dir,
                                         size_t streams, vptq_hidden_states *s, vptq_err *err)
 {
-    s->rows = c->starts[vptq_calibrator_windows(c)];
+    s->rows = c->starts[vptq_calibrator_own_windows(c)];
     s->dim = c->model->desc->hidden;
     s->max_rows = c->group_rows;
     s->dev = c->dev;
@@ -48,7 +90,7 @@ vptq_status vptq_calibrator_open_stream(const vptq_calibrator *c, const char *di
     return vptq_hidden_states_open(c->dev->ctx, dir, c->reserve, s, err);
 }
 
-/* Of all windows, from the original model; the state of a run before it is used. */
+/* Of all own windows, from the original model; the state of a run before it is used. */
 static vptq_status measure_saliencies(vptq_calibrator *c, const char *dir, vptq_err *err)
 {
     char fingerprint[17];
@@ -58,7 +100,8 @@ static vptq_status measure_saliencies(vptq_calibrator *c, const char *dir, vptq_
     const vptq_saliency_options o = {.model = c->model,
                                      .ids = c->corpus.ids.data,
                                      .window = c->window,
-                                     .windows = vptq_calibrator_windows(c),
+                                     .number = c->own_window,
+                                     .windows = vptq_calibrator_own_windows(c),
                                      .length = c->opt.length,
                                      .seed = c->opt.seed,
                                      .fingerprint = fingerprint,
@@ -78,6 +121,14 @@ static vptq_status alloc_mass(vptq_calibrator *c, vptq_err *err)
     return c->host_mass ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+static vptq_status open_term(vptq_calibrator *c, vptq_linear l, vptq_err *err)
+{
+    const size_t n = vptq_input_size(c->model->desc, vptq_linear_input(l));
+    VPTQ_CHECK(vptq_hessian_sum_init(c->dev, (uint32_t)n, &c->term[l], err));
+    c->term[l].term = true;
+    return VPTQ_OK;
+}
+
 vptq_status vptq_calibrator_open_terms(vptq_calibrator *c, const char *dir, vptq_err *err)
 {
     void *p = NULL;
@@ -85,9 +136,7 @@ vptq_status vptq_calibrator_open_terms(vptq_calibrator *c, const char *dir, vptq
 
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
         if (vptq_term_of(c->opt.weights, (vptq_linear)l) == (vptq_linear)l)
-            VPTQ_CHECK(vptq_hessian_sum_init(
-                c->dev, vptq_input_size(c->model->desc, vptq_linear_input((vptq_linear)l)),
-                &c->term[l], err));
+            VPTQ_CHECK(open_term(c, (vptq_linear)l, err));
     if (c->opt.weights <= VPTQ_WEIGHTS_SINK)
         return VPTQ_OK;
     VPTQ_CHECK(c->dev->ops->alloc(c->dev->state, n, sizeof *c->weight, &p, err));
@@ -99,39 +148,106 @@ vptq_status vptq_calibrator_open_terms(vptq_calibrator *c, const char *dir, vptq
                                                  : alloc_mass(c, err);
 }
 
-/* Finds the scale of the weights of linear layer l. */
-static vptq_status find_scale(vptq_calibrator *c, vptq_linear l, size_t first, size_t count,
-                              vptq_err *err)
+/* ---- saliencies of guided weights ---- */
+
+/* all [windows of the part, length] = the saliencies at linear layer l, of own windows only. */
+static vptq_status read_saliencies(vptq_calibrator *c, vptq_linear l, vptq_part part,
+                                   float *all, vptq_err *err)
+{
+    const size_t length = c->opt.length, first = first_own(c, part);
+    float *s;
+    for (size_t w = 0; w < c->own[part]; w++) {
+        const size_t row = vptq_saliency_row(c->model->desc, first + w, c->layer, l);
+        VPTQ_CHECK(vptq_hidden_states_get(&c->saliency, row, 1, false, &s, err));
+        memcpy(all + vptq_own_window(c->dev->ctx, w) * length, s, length * sizeof *s);
+    }
+    return VPTQ_OK;
+}
+
+/* Adds the saliencies of the windows of other ranks, which are 0 in `all` [count]. */
+static vptq_status share_saliencies(const vptq_ctx *ctx, size_t count, float *all,
+                                    vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const size_t length = c->opt.length;
-    vptq_mem *mem = c->dev->ctx->mem;
-    float *all = vptq_mem_alloc(mem, count, length * sizeof *all, err), *s;
+    vptq_arena arena;
+    const int ranks = vptq_comm_size(ctx);
 
-    if (!all)
-        return VPTQ_E_NOMEM;
-    for (size_t w = 0; w < count; w++) {
-        const size_t row = vptq_saliency_row(c->model->desc, first + w, c->layer, l);
-        VPTQ_TRY(vptq_hidden_states_get(&c->saliency, row, 1, false, &s, err));
-        memcpy(all + w * length, s, length * sizeof *s);
-    }
-    c->scale[l] = vptq_saliency_scale_of(all, count * length);
+    if (ranks == 1)
+        return VPTQ_OK;
+    vptq_arena_init(&arena, ctx->mem);
+    double *own = vptq_arena_alloc(&arena, count, sizeof *own, err);
+    double *sum = own ? vptq_arena_zalloc(&arena, count, sizeof *sum, err) : NULL;
+    if (!sum)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    for (size_t i = 0; i < count; i++)
+        own[i] = (double)all[i];
+    VPTQ_TRY(vptq_comm_sum(ctx, ranks, own, sum, count, err));
+    for (size_t i = 0; i < count; i++)
+        all[i] = (float)sum[i];
 out:
-    vptq_mem_free(mem, all);
+    vptq_arena_release(&arena);
     return st;
 }
 
-vptq_status vptq_calibrator_begin(vptq_calibrator *c, vptq_input input, size_t first,
-                                  size_t count, vptq_err *err)
+/* Finds the scale of the weights of linear layer l. */
+static vptq_status find_scale(vptq_calibrator *c, vptq_linear l, vptq_part part, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_ctx *ctx = c->dev->ctx;
+    const size_t count = c->windows[part] * c->opt.length;
+    vptq_arena arena;
+
+    vptq_arena_init(&arena, ctx->mem);
+    float *all = vptq_arena_zalloc(&arena, count, sizeof *all, err);
+    if (!all)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(read_saliencies(c, l, part, all, err));
+    VPTQ_TRY(share_saliencies(ctx, count, all, err));
+    c->scale[l] = vptq_saliency_scale_of(all, count);
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* ---- sums ---- */
+
+static bool reads(const vptq_calibrator *c, int l, vptq_input input)
+{
+    return c->term[l].dev && vptq_linear_input((vptq_linear)l) == input;
+}
+
+vptq_status vptq_calibrator_begin(vptq_calibrator *c, vptq_input input, vptq_part part,
+                                  vptq_err *err)
 {
     vptq_hessian_sum_clear(&c->sum[input]);
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        if (vptq_linear_input((vptq_linear)l) != input || !c->term[l].dev)
+        if (!reads(c, l, input))
             continue;
         vptq_hessian_sum_clear(&c->term[l]);
         if (c->opt.weights == VPTQ_WEIGHTS_GUIDED)
-            VPTQ_CHECK(find_scale(c, (vptq_linear)l, first, count, err));
+            VPTQ_CHECK(find_scale(c, (vptq_linear)l, part, err));
     }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_calibrator_share(vptq_calibrator *c, vptq_input input, int parts,
+                                  vptq_err *err)
+{
+    VPTQ_CHECK(vptq_hessian_sum_share(&c->sum[input], parts, err));
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (reads(c, l, input))
+            VPTQ_CHECK(vptq_hessian_sum_share(&c->term[l], parts, err));
+    return VPTQ_OK;
+}
+
+vptq_status vptq_calibrator_end(vptq_calibrator *c, vptq_input input, vptq_part part,
+                                vptq_err *err)
+{
+    const uint64_t windows = c->windows[part];
+    VPTQ_CHECK(vptq_hessian_sum_end(&c->sum[input], windows * c->opt.length, err));
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (reads(c, l, input))
+            VPTQ_CHECK(vptq_hessian_sum_end(&c->term[l], windows, err));
     return VPTQ_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "hessian/dir.h"
 #include "hessian/outputs.h"
 #include "hessian/probe.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 
 typedef struct collector {
@@ -315,6 +316,11 @@ static vptq_status check_layer(const collector *c, uint32_t layer, bool *finishe
 
 /* ---- running ---- */
 
+static bool is_first(const collector *c)
+{
+    return vptq_comm_rank(c->dev->ctx) == 0;
+}
+
 /* Writes file i of the layer. */
 static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
 {
@@ -352,10 +358,12 @@ out:
     return st;
 }
 
+/* Every rank writes some of the files. */
 static vptq_status write_part(void *arg, vptq_calibrator *k, vptq_part part, vptq_err *err)
 {
+    const int rank = vptq_comm_rank(k->dev->ctx), ranks = vptq_comm_size(k->dev->ctx);
     for (int i = 0; i < LAYER_FILES; i++)
-        if (is_file(k->opt.weights, i))
+        if (is_file(k->opt.weights, i) && i % ranks == rank)
             VPTQ_CHECK(write_sum(arg, part, i, err));
     return VPTQ_OK;
 }
@@ -419,25 +427,74 @@ static vptq_status estimate(const collector *c, vptq_collect_result *r, vptq_err
                                  &r->estimated_seconds, &r->memory_bytes, err);
 }
 
-static vptq_status collect_locked(collector *c, vptq_collect_result *r, vptq_err *err)
+/* Rank 0: takes the directory and finds out what it has. */
+static vptq_status prepare(collector *c, vptq_lock *lock, vptq_err *err)
+{
+    const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
+
+    /* a work directory would take our files for its own */
+    for (int part = 0; part < VPTQ_PART_COUNT; part++)
+        if (has_part(c, part))
+            VPTQ_CHECK(vptq_dir_check_own(c->dir[part], "hessian.json", "a hessian directory",
+                                          c->dev->ctx->mem, err));
+    VPTQ_CHECK(vptq_dir_make(c->dir[VPTQ_PART_MAIN], err));
+    VPTQ_CHECK(vptq_lock_take(c->dir[VPTQ_PART_MAIN], lock, err));
+    VPTQ_CHECK(open_dir(c, err));
+    for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++)
+        VPTQ_CHECK(check_layer(c, layer, &c->finished[layer], err));
+    return VPTQ_OK;
+}
+
+/* All ranks learn what rank 0 has prepared. */
+static vptq_status share_state(collector *c, vptq_status st, vptq_err *err)
+{
+    const vptq_ctx *ctx = c->dev->ctx;
+    const size_t layers = c->meta[VPTQ_PART_MAIN].last_layer + 1;
+    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, c->meta, sizeof c->meta, err));
+    return vptq_comm_broadcast(ctx, 0, c->finished, layers * sizeof *c->finished, err);
+}
+
+static vptq_status run_missing(collector *c, vptq_collect_result *r, vptq_err *err)
 {
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
     uint32_t wanted = UINT32_MAX;
 
-    VPTQ_CHECK(open_dir(c, err));
-    c->finished = vptq_mem_alloc(c->dev->ctx->mem, d->last_layer + 1, sizeof *c->finished, err);
-    if (!c->finished)
-        return VPTQ_E_NOMEM;
-    for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++) {
-        VPTQ_CHECK(check_layer(c, layer, &c->finished[layer], err));
+    for (uint32_t layer = d->last_layer + 1; layer-- > d->first_layer;) {
         r->layers_reused += c->finished[layer];
-        if (!c->finished[layer] && wanted == UINT32_MAX)
-            wanted = layer;
+        wanted = c->finished[layer] ? wanted : layer;
     }
-    if (wanted != UINT32_MAX)
-        VPTQ_CHECK(run_layers(c, wanted, r, err));
-    vptq_calibrator_forget(c->dir[VPTQ_PART_MAIN]);
-    return run_outputs(c, err);
+    return wanted != UINT32_MAX ? run_layers(c, wanted, r, err) : VPTQ_OK;
+}
+
+static vptq_status collect(collector *c, vptq_lock *lock, vptq_collect_result *r, vptq_err *err)
+{
+    const vptq_ctx *ctx = c->dev->ctx;
+    const size_t layers = c->meta[VPTQ_PART_MAIN].last_layer + 1;
+    vptq_status st = VPTQ_OK;
+
+    c->finished = vptq_mem_alloc(ctx->mem, layers, sizeof *c->finished, err);
+    if (!c->finished)
+        st = VPTQ_E_NOMEM;
+    if (!st && is_first(c))
+        st = prepare(c, lock, err);
+    st = share_state(c, st, err);
+    if (!st)
+        st = run_missing(c, r, err);
+    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
+    if (is_first(c))
+        vptq_calibrator_forget(c->dir[VPTQ_PART_MAIN]);
+    return vptq_comm_agree(ctx, run_outputs(c, err), err);
+}
+
+/* Plans, and compares the plans of ranks. */
+static vptq_status plan_together(collector *c, vptq_err *err)
+{
+    char text[64];
+    VPTQ_CHECK(vptq_comm_agree(c->dev->ctx, plan(c, err), err));
+    snprintf(text, sizeof text, "%s %s", c->calibrator.fingerprint[VPTQ_PART_MAIN],
+             c->calibrator.fingerprint[VPTQ_PART_HELD_OUT]);
+    return vptq_comm_same(c->dev->ctx, "the fingerprint of model and text", text, err);
 }
 
 vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
@@ -450,7 +507,7 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     double start = vptq_seconds();
 
     *result = (vptq_collect_result){0};
-    VPTQ_TRY(plan(&c, err));
+    VPTQ_TRY(plan_together(&c, err));
     if (opt->dry_run) {
         fill_result(&c, result);
         result->layers_done =
@@ -460,14 +517,7 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     }
     VPTQ_TRY(vptq_path_join(c.holdout, sizeof c.holdout, dir, VPTQ_HESSIAN_HOLDOUT, err));
     c.dir[VPTQ_PART_HELD_OUT] = c.holdout;
-    /* a work directory would take our files for its own */
-    for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        if (has_part(&c, part))
-            VPTQ_TRY(vptq_dir_check_own(c.dir[part], "hessian.json", "a hessian directory",
-                                        dev->ctx->mem, err));
-    VPTQ_TRY(vptq_dir_make(dir, err));
-    VPTQ_TRY(vptq_lock_take(dir, &lock, err));
-    VPTQ_TRY(collect_locked(&c, result, err));
+    VPTQ_TRY(collect(&c, &lock, result, err));
     fill_result(&c, result);
 out:
     if (st == VPTQ_E_CANCELLED)

@@ -25,8 +25,10 @@ typedef struct vptq_collect_result {
  * VPTQ_E_MISMATCH naming the key, or replaced with force, as is one of the same run that an
  * older version began without channel ranges (without force it continues without them).  From
  * time to time the hidden states are written to a checkpoint file next to the Hessians, so
- * that a killed run continues near where it stopped; an unusable checkpoint is ignored.  The
- * result has the same bytes for any interruption, thread count and memory cap. */
+ * that a killed run continues near where it stopped; an unusable checkpoint is ignored.
+ * Several ranks, which call this together, write none and continue after the last finished
+ * layer; `dir` is the same for all, on a file system that all see.  The result has the same
+ * bytes for any interruption, thread count, number of ranks and memory cap. */
 vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
                                  const vptq_collect_options *opt, const char *dir,
                                  vptq_collect_result *result, vptq_err *err) VPTQ_MUST_CHECK;

@@ -2,6 +2,9 @@
 #include "hessian/hessian.h"
 
 #include <math.h>
+#include <string.h>
+
+#include "lib/base/comm.h"
 
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
                                   vptq_err *err)
@@ -23,6 +26,12 @@ vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum
     s->min = p;
     s->max = s->min + n;
     s->abs_mean = s->max + n;
+    VPTQ_TRY(vptq_total_init(dev, vptq_triangle(n) + 2 * (size_t)n, &s->total, err));
+    if (vptq_comm_size(dev->ctx) > 1) {
+        s->range = vptq_mem_alloc(dev->ctx->mem, 2 * (size_t)n, sizeof *s->range, err);
+        st = s->range ? VPTQ_OK : VPTQ_E_NOMEM;
+    }
+    vptq_hessian_sum_clear(s);
 out:
     if (st) {
         vptq_err_context(err, "a hessian of %u columns", n);
@@ -35,6 +44,7 @@ void vptq_hessian_sum_clear(vptq_hessian_sum *s)
 {
     s->clear = true;
     s->tokens = 0;
+    vptq_total_clear(&s->total, vptq_triangle(s->n) + 2 * (size_t)s->n);
 }
 
 void vptq_hessian_sum_release(vptq_hessian_sum *s)
@@ -43,19 +53,28 @@ void vptq_hessian_sum_release(vptq_hessian_sum *s)
         return;
     s->dev->ops->release(s->dev->state, s->h);
     s->dev->ops->release(s->dev->state, s->x);
+    vptq_total_release(&s->total);
+    vptq_mem_free(s->dev->ctx->mem, s->range);
     *s = (vptq_hessian_sum){0};
+}
+
+/* Begins a chunk unless there is one. */
+static vptq_status open_chunk(vptq_hessian_sum *s, vptq_err *err)
+{
+    const size_t row = s->n * sizeof(double);
+    if (!s->clear)
+        return VPTQ_OK;
+    VPTQ_CHECK(s->dev->ops->clear(s->dev->state, s->h, s->n * row, err));
+    VPTQ_CHECK(s->dev->ops->clear(s->dev->state, s->x, 2 * row, err)); /* abs_x, too */
+    s->clear = false;
+    return VPTQ_OK;
 }
 
 static vptq_status add(vptq_hessian_sum *s, size_t t, const float *x, const float *w,
                        uint64_t tokens, vptq_err *err)
 {
     vptq_device *dev = s->dev;
-    if (s->clear) {
-        const size_t row = s->n * sizeof(double);
-        VPTQ_CHECK(dev->ops->clear(dev->state, s->h, s->n * row, err));
-        VPTQ_CHECK(dev->ops->clear(dev->state, s->x, row, err));
-        s->clear = false;
-    }
+    VPTQ_CHECK(open_chunk(s, err));
     VPTQ_CHECK(dev->ops->syrk_add(
         dev->state,
         &(vptq_syrk_args){
@@ -71,10 +90,11 @@ vptq_status vptq_hessian_sum_add(vptq_hessian_sum *s, size_t t, const float *x, 
                                      .n = s->n,
                                      .x = x,
                                      .ldx = s->n,
-                                     .first = s->clear,
+                                     .first = s->clear && (s->total.clear || s->range),
                                      .abs_sum = s->abs_x,
                                      .min = s->min,
                                      .max = s->max};
+    VPTQ_CHECK(open_chunk(s, err));
     VPTQ_CHECK(s->dev->ops->channel_range(s->dev->state, &range, err));
     return add(s, t, x, NULL, t, err);
 }
@@ -85,23 +105,99 @@ vptq_status vptq_hessian_sum_add_window(vptq_hessian_sum *s, size_t t, const flo
     return add(s, t, x, w, 1, err);
 }
 
-/* The divided lower triangle, `step` rows at a time through packed, device memory that holds
- * the last of them; at once on a host device, which has none. */
-static vptq_status finish_lower(const vptq_hessian_sum *s, size_t step, float *packed,
-                                float *lower, vptq_err *err)
+/* ---- chunks ---- */
+
+/* The range after that of one more chunk. */
+static void widen(size_t n, const float *chunk, bool first, float *range)
+{
+    for (size_t j = 0; j < n; j++) {
+        const float lo = chunk[j], hi = chunk[n + j];
+        range[j] = first || lo < range[j] ? lo : range[j];
+        range[n + j] = first || hi > range[n + j] ? hi : range[n + j];
+    }
+}
+
+/* Gives all ranks the ranges of the chunks of a round, `all` [parts, 2 n]: as the bits of the
+ * numbers, since sums with zeros would lose the sign of a zero. */
+static vptq_status gather_ranges(vptq_hessian_sum *s, int parts, double *own, double *all,
+                                 float *range, vptq_err *err)
+{
+    const size_t n = 2 * (size_t)s->n, rank = (size_t)vptq_comm_rank(s->dev->ctx);
+    uint32_t bits;
+    const bool mine = rank < (size_t)parts;
+
+    if (mine)
+        VPTQ_CHECK(s->dev->ops->download(s->dev->state, range, s->min, n * sizeof *range, err));
+    for (size_t j = 0; mine && j < n; j++) {
+        memcpy(&bits, range + j, sizeof bits);
+        own[rank * n + j] = bits;
+    }
+    return vptq_comm_sum(s->dev->ctx, parts, mine ? own : NULL, all, (size_t)parts * n, err);
+}
+
+/* Several ranks: widens the range by the chunks of a round, in their order. */
+static vptq_status share_range(vptq_hessian_sum *s, int parts, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const size_t n = 2 * (size_t)s->n, count = (size_t)parts * n;
+    vptq_arena arena;
+
+    vptq_arena_init(&arena, s->dev->ctx->mem);
+    double *own = vptq_arena_zalloc(&arena, count, sizeof *own, err);
+    double *all = own ? vptq_arena_zalloc(&arena, count, sizeof *all, err) : NULL;
+    float *range = all ? vptq_arena_alloc(&arena, n, sizeof *range, err) : NULL;
+    if (!range)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(gather_ranges(s, parts, own, all, range, err));
+    for (int p = 0; p < parts; p++) {
+        for (size_t j = 0; j < n; j++) {
+            const uint32_t bits = (uint32_t)all[(size_t)p * n + j];
+            memcpy(range + j, &bits, sizeof bits);
+        }
+        widen(s->n, range, s->total.clear && p == 0, s->range);
+    }
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+vptq_status vptq_hessian_sum_share(vptq_hessian_sum *s, int parts, vptq_err *err)
+{
+    const size_t n = s->n;
+    if (!s->clear) {
+        VPTQ_CHECK(vptq_total_add(&s->total, 0, n, n, true, s->h, err));
+        VPTQ_CHECK(vptq_total_add(&s->total, vptq_triangle(n), 1, 2 * n, false, s->x, err));
+    }
+    if (s->range && !s->term)
+        VPTQ_CHECK(share_range(s, parts, err));
+    s->clear = true;
+    return vptq_total_share(&s->total, parts, err);
+}
+
+vptq_status vptq_hessian_sum_end(vptq_hessian_sum *s, uint64_t tokens, vptq_err *err)
+{
+    s->tokens = tokens;
+    if (s->range && !s->term)
+        VPTQ_CHECK(s->dev->ops->upload(s->dev->state, s->min, s->range,
+                                       2 * (size_t)s->n * sizeof *s->range, err));
+    return vptq_total_finish(&s->total, err);
+}
+
+/* ---- results ---- */
+
+/* y [count] = x divided, in host memory; `step` of them at a time through `there`, device
+ * memory, or at once on a host device, which has none. */
+static vptq_status divide(const vptq_hessian_sum *s, size_t count, const double *x, size_t step,
+                          float *there, float *y, vptq_err *err)
 {
     vptq_device *dev = s->dev;
-    vptq_lower_args a = {.n = s->n, .a = s->h, .divisor = (double)s->tokens};
-    for (; a.first < a.n; a.first += a.rows) {
-        const size_t left = a.n - a.first;
-        a.rows = packed && step < left ? step : left;
-        a.packed = packed ? packed : lower;
-        const size_t entries = a.rows * (2 * a.first + a.rows + 1) / 2;
-        VPTQ_CHECK(dev->ops->pack_lower(dev->state, &a, err));
-        if (packed)
-            VPTQ_CHECK(
-                dev->ops->download(dev->state, lower, packed, entries * sizeof *packed, err));
-        lower += entries;
+    for (size_t i = 0, n; i < count; i += n) {
+        n = there && step < count - i ? step : count - i;
+        const vptq_narrow_args a = {
+            .n = n, .divisor = (double)s->tokens, .x = x + i, .y = there ? there : y + i};
+        VPTQ_CHECK(dev->ops->narrow(dev->state, &a, err));
+        if (there)
+            VPTQ_CHECK(dev->ops->download(dev->state, y + i, there, n * sizeof *y, err));
     }
     return VPTQ_OK;
 }
@@ -109,23 +205,21 @@ static vptq_status finish_lower(const vptq_hessian_sum *s, size_t step, float *p
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err)
 {
-    enum { DOWNLOAD_FLOATS = 4 << 20 }; /* at a time, about; each waits for the device */
+    enum { DOWNLOAD_FLOATS = 2 << 20 }; /* at a time; each waits for the device */
     vptq_device *dev = s->dev;
-    const size_t fit = DOWNLOAD_FLOATS / s->n + 1, step = fit < s->n ? fit : s->n;
-    vptq_narrow_args means = {.n = s->n, .divisor = (double)s->tokens, .x = s->x};
-    void *packed = NULL;
+    const size_t entries = vptq_triangle(s->n);
+    const size_t step = entries < DOWNLOAD_FLOATS ? entries : (size_t)DOWNLOAD_FLOATS;
+    const double *sum = s->total.sum;
+    void *there = NULL;
     vptq_status st = VPTQ_OK;
     if (!s->tokens)
         return vptq_fail(err, VPTQ_E_ARG, "no tokens went into the hessian");
     if (!dev->ops->host_memory)
-        VPTQ_TRY(dev->ops->alloc(dev->state, step * s->n, sizeof(float), &packed, err));
-    VPTQ_TRY(finish_lower(s, step, packed, lower, err));
-    means.y = packed ? packed : mean;
-    VPTQ_TRY(dev->ops->narrow(dev->state, &means, err));
-    if (packed)
-        VPTQ_TRY(dev->ops->download(dev->state, mean, packed, s->n * sizeof *mean, err));
+        VPTQ_TRY(dev->ops->alloc(dev->state, step, sizeof(float), &there, err));
+    VPTQ_TRY(divide(s, entries, sum, step, there, lower, err));
+    VPTQ_TRY(divide(s, s->n, sum + entries, step, there, mean, err));
 out:
-    dev->ops->release(dev->state, packed);
+    dev->ops->release(dev->state, there);
     return st;
 }
 
@@ -135,8 +229,10 @@ vptq_status vptq_hessian_sum_range(const vptq_hessian_sum *s, float *abs_mean, f
     const vptq_backend *ops = s->dev->ops;
     vptq_dev *dev = s->dev->state;
     const size_t bytes = s->n * sizeof(float);
-    const vptq_narrow_args means = {
-        .n = s->n, .divisor = (double)s->tokens, .x = s->abs_x, .y = s->abs_mean};
+    const vptq_narrow_args means = {.n = s->n,
+                                    .divisor = (double)s->tokens,
+                                    .x = s->total.sum + vptq_triangle(s->n) + s->n,
+                                    .y = s->abs_mean};
     if (!s->tokens)
         return vptq_fail(err, VPTQ_E_ARG, "no tokens went into the hessian");
     VPTQ_CHECK(ops->narrow(dev, &means, err));

@@ -5,35 +5,46 @@
 
 #include "formats/model_desc.h"
 #include "formats/vptq/hessian_file.h"
+#include "hessian/total.h"
 #include "lib/backend/backend.h"
 #include "lib/vptq.h"
 
-/* sum x x^T (lower triangle of [n, n]), sum x and sum |x| in double, minimum and maximum of x;
- * in device memory. */
+/* sum x x^T (lower triangle), sum x and sum |x| in double, minimum and maximum of x; in device
+ * memory. */
 typedef struct vptq_hessian_sum {
     vptq_device *dev;
     uint32_t n;
     uint64_t tokens;
-    bool clear; /* nothing was added: the arrays are uninitialized */
-    double *h, *x;
-    /* in the memory of x; not of windows of a term */
-    double *abs_x;
-    float *min, *max;
-    float *abs_mean; /* abs_x divided, on its way to the host */
+    bool term;  /* set by the caller: of windows of a term, without a range */
+    bool clear; /* nothing was added to the chunk: its arrays are uninitialized */
+    /* of the present chunk (hessian/total.h); the last three in the memory of x */
+    double *h; /* [n, n] */
+    double *x, *abs_x;
+    float *min, *max; /* one rank: of all chunks */
+    float *abs_mean;  /* [n] sum |x| divided, on its way to the host */
+    vptq_total total; /* the packed lower triangle, then x and abs_x */
+    float *range;     /* several ranks: min and max of all chunks [2, n], in host memory */
 } vptq_hessian_sum;
 
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_hessian_sum_clear(vptq_hessian_sum *s);   /* to zero tokens */
 void vptq_hessian_sum_release(vptq_hessian_sum *s); /* accepts a zeroed struct */
-/* Adds x [t, n] (device memory), without checking for NaN or infinity. */
+/* Adds x [t, n] (device memory) to the chunk, without checking for NaN or infinity. */
 vptq_status vptq_hessian_sum_add(vptq_hessian_sum *s, size_t t, const float *x,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds sum_t w_t x_t x_t^T, w [t] (device memory) or NULL for ones: one window of a term, which
  * counts as one token. */
 vptq_status vptq_hessian_sum_add_window(vptq_hessian_sum *s, size_t t, const float *x,
                                         const float *w, vptq_err *err) VPTQ_MUST_CHECK;
-/* lower [n (n + 1) / 2] and mean [n] = the sums divided by the tokens, as float.  VPTQ_E_ARG
+/* Ends a round of chunks, of which the ranks 0 to parts - 1 have one: adds them to the total.
+ */
+vptq_status vptq_hessian_sum_share(vptq_hessian_sum *s, int parts,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* After the last round: `tokens` are those of all ranks. */
+vptq_status vptq_hessian_sum_end(vptq_hessian_sum *s, uint64_t tokens,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+/* lower [n (n + 1) / 2] and mean [n] = the total divided by the tokens, as float.  VPTQ_E_ARG
  * without tokens. */
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err) VPTQ_MUST_CHECK;

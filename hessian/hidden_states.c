@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 
 enum { CHUNK = 256 }; /* rows of a checkpoint that are written, read and hashed at a time */
@@ -16,8 +17,11 @@ enum { CHUNK = 256 }; /* rows of a checkpoint that are written, read and hashed 
 
 static vptq_status open_spill(vptq_hidden_states *s, const char *dir, vptq_err *err)
 {
-    char path[sizeof s->dir];
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_SPILL_FILE, err));
+    char path[sizeof s->dir], name[sizeof VPTQ_SPILL_FILE + 16] = VPTQ_SPILL_FILE;
+    const int rank = vptq_comm_rank(s->ctx);
+    if (rank) /* ranks on other machines could choose the same temporary name */
+        snprintf(name, sizeof name, "%s-%d", VPTQ_SPILL_FILE, rank);
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
     snprintf(s->dir, sizeof s->dir, "%s", dir);
     return vptq_file_unnamed(path, &s->fd, err);
 }
@@ -27,7 +31,7 @@ vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t
 {
     vptq_status st = VPTQ_OK;
     const size_t left = vptq_mem_left(ctx->mem);
-    size_t bytes, rows = s->rows;
+    size_t bytes, rows = s->rows ? s->rows : 1; /* a rank may have no windows */
 
     s->ctx = ctx;
     s->fd = -1;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "hessian/sampled.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 
 enum { ROWS = VPTQ_OUTPUT_ROWS, BLOCK = ROWS * ROWS };
@@ -23,11 +24,12 @@ typedef struct collector {
     vptq_sampled pass;
     vptq_arena arena;
     /* device memory */
-    double *sums;  /* [layers * entries]: lower triangles; a last block of n < ROWS rows is
-                      [n, n] */
-    double *rows;  /* [ROWS] sums of gradients, which syrk_add takes; not read */
-    double *dots;  /* [length] */
-    float *weight; /* [length] */
+    double *sums;     /* [layers, entries] of a chunk: lower triangles; a last block of n < ROWS
+                         rows is [n, n] */
+    vptq_total total; /* of the same */
+    double *rows;     /* [ROWS] sums of gradients, which syrk_add takes; not read */
+    double *dots;     /* [length] */
+    float *weight;    /* [length] */
     /* host memory */
     float *k;           /* [layers * entries] */
     double *gradient;   /* [length] a */
@@ -77,8 +79,8 @@ static vptq_status alloc_device(collector *o, vptq_err *err)
     o->dots = p;
     VPTQ_CHECK(ops->alloc(dev, o->length, sizeof *o->weight, &p, err));
     o->weight = p;
-    VPTQ_CHECK(ops->clear(dev, o->sums, o->desc->layers * bytes, err));
-    return ops->clear(dev, o->rows, ROWS * sizeof *o->rows, err);
+    VPTQ_CHECK(ops->clear(dev, o->rows, ROWS * sizeof *o->rows, err));
+    return vptq_total_init(o->dev, o->desc->layers * o->entries, &o->total, err);
 }
 
 static vptq_status alloc_host(collector *o, vptq_err *err)
@@ -112,6 +114,7 @@ static void close_pass(collector *o)
     const vptq_backend *ops = o->dev->ops;
     vptq_sampled_close(&o->pass);
     ops->release(o->dev->state, o->sums);
+    vptq_total_release(&o->total);
     ops->release(o->dev->state, o->rows);
     ops->release(o->dev->state, o->dots);
     ops->release(o->dev->state, o->weight);
@@ -216,17 +219,36 @@ static vptq_status on_linear(void *arg, uint32_t layer, vptq_linear l, size_t ro
     return st;
 }
 
-static vptq_status run_windows(collector *o, vptq_err *err)
+/* Runs own windows [first, end). */
+static vptq_status run_chunk(collector *o, size_t first, size_t end, size_t own, vptq_err *err)
 {
     const vptq_calibrator *c = o->c;
-    for (size_t i = 0; i < o->windows; i++) {
-        const size_t w = window_at(o->c, i);
+    const size_t layers = o->desc->layers;
+    if (first >= end)
+        return VPTQ_OK;
+    VPTQ_CHECK(
+        o->dev->ops->clear(o->dev->state, o->sums, layers * o->entries * sizeof *o->sums, err));
+    for (size_t i = first; i < end; i++) {
+        const size_t w = window_at(o->c, vptq_own_window(o->dev->ctx, i));
         VPTQ_CHECK(vptq_check_cancel(o->dev->ctx, err));
         VPTQ_CHECK(vptq_sampled_run(&o->pass, w, c->corpus.ids.data + c->window[w], on_linear,
                                     o, err));
-        vptq_progress(o->dev->ctx, "outputs", "windows", i + 1, o->windows, NULL);
+        vptq_progress(o->dev->ctx, "outputs", "windows", i + 1, own, NULL);
     }
-    return VPTQ_OK;
+    return vptq_total_add(&o->total, 0, layers, o->entries, false, o->sums, err);
+}
+
+static vptq_status run_windows(collector *o, vptq_err *err)
+{
+    const vptq_ctx *ctx = o->dev->ctx;
+    const size_t own = vptq_own_windows(ctx, o->windows), rounds = vptq_rounds(ctx, o->windows);
+    vptq_total_clear(&o->total, o->desc->layers * o->entries);
+    for (size_t k = 0; k < rounds; k++) {
+        const size_t first = k * VPTQ_CHUNK_WINDOWS, end = first + VPTQ_CHUNK_WINDOWS;
+        VPTQ_CHECK(run_chunk(o, first, end < own ? end : own, own, err));
+        VPTQ_CHECK(vptq_total_share(&o->total, vptq_round_parts(ctx, o->windows, k), err));
+    }
+    return vptq_total_finish(&o->total, err);
 }
 
 /* ---- the file ---- */
@@ -255,7 +277,7 @@ static vptq_status finish_linear(collector *o, uint32_t layer, vptq_linear l, vp
     vptq_linear_shape(o->desc, l, &out, &in);
     for (size_t row = 0; row < out; row += ROWS, at += BLOCK) {
         const size_t n = out - row < ROWS ? out - row : ROWS;
-        VPTQ_CHECK(o->dev->ops->download(o->dev->state, o->sorted, o->sums + at,
+        VPTQ_CHECK(o->dev->ops->download(o->dev->state, o->sorted, o->total.sum + at,
                                          n * n * sizeof *o->sums, err));
         finish_block(o, n, o->sorted, o->k + at);
         for (size_t i = 0; i < BLOCK; i++)
@@ -282,7 +304,7 @@ static vptq_status write_file(collector *o, const char *path, vptq_err *err)
     return vptq_outputs_write(path, &data, o->dev->ctx->mem, err);
 }
 
-/* *finished: there is a whole file of this run. */
+/* *finished: there is a whole file of this run.  Only rank 0 looks. */
 static vptq_status check_old(const collector *o, const char *path, bool *finished,
                              vptq_err *err)
 {
@@ -290,7 +312,7 @@ static vptq_status check_old(const collector *o, const char *path, bool *finishe
     vptq_err why = {0};
 
     *finished = false;
-    if (!vptq_path_exists(path))
+    if (vptq_comm_rank(o->dev->ctx) || !vptq_path_exists(path))
         return VPTQ_OK;
     const vptq_status st = vptq_outputs_open(path, o->desc, o->dev->ctx->mem, &old, &why);
     if (st == VPTQ_E_IO || st == VPTQ_E_NOMEM) /* the file may be whole */
@@ -304,27 +326,32 @@ static vptq_status check_old(const collector *o, const char *path, bool *finishe
     return VPTQ_OK;
 }
 
+static vptq_status run(collector *o, const char *path, vptq_err *err)
+{
+    const vptq_ctx *ctx = o->dev->ctx;
+    bool finished;
+    VPTQ_CHECK(check_old(o, path, &finished, err));
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, &finished, sizeof finished, err));
+    if (finished)
+        return VPTQ_OK;
+    VPTQ_CHECK(open_pass(o, err));
+    VPTQ_CHECK(run_windows(o, err));
+    return vptq_comm_rank(ctx) ? VPTQ_OK : write_file(o, path, err);
+}
+
 vptq_status vptq_outputs_collect(const vptq_calibrator *c, const char *path, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     collector o = {.dev = c->dev,
                    .c = c,
                    .desc = c->model->desc,
                    .windows = vptq_outputs_windows(c),
                    .length = c->opt.length,
                    .entries = vptq_output_layer_entries(c->model->desc)};
-    bool finished;
 
     VPTQ_BUG_IF(!o.windows);
     vptq_arena_init(&o.arena, c->dev->ctx->mem);
     vptq_outputs_fingerprint(c, o.fingerprint);
-    VPTQ_TRY(check_old(&o, path, &finished, err));
-    if (finished)
-        goto out;
-    VPTQ_TRY(open_pass(&o, err));
-    VPTQ_TRY(run_windows(&o, err));
-    VPTQ_TRY(write_file(&o, path, err));
-out:
+    const vptq_status st = run(&o, path, err);
     close_pass(&o);
-    return st;
+    return vptq_comm_agree(c->dev->ctx, st, err);
 }

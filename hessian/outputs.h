@@ -37,8 +37,8 @@ void vptq_outputs_fingerprint(const vptq_calibrator *c, char fingerprint[17]);
  * and not started; its windows to learn from are used, evenly spread.  All sums are in device
  * memory at once.  If `path` is a whole file of the same model, windows, seed and version,
  * nothing runs.  An interrupted run starts again: it takes minutes, and its sums are larger
- * than the file.  VPTQ_E_NUMERIC names window, layer and linear layer of a gradient that is not
- * finite. */
+ * than the file.  Several ranks share the windows; rank 0 writes, and all return after it.
+ * VPTQ_E_NUMERIC names window, layer and linear layer of a gradient that is not finite. */
 vptq_status vptq_outputs_collect(const vptq_calibrator *c, const char *path,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -53,6 +53,7 @@ static vptq_status measure(const vptq_calibrator *c, size_t windows, size_t leng
     vptq_calibrator p = *c; /* borrows the text and its windows */
     dev.ctx = &quiet;
     quiet.progress = NULL;
+    quiet.comm = NULL; /* ranks measure alone, and as many windows as each can */
     p.dev = &dev;
     vptq_arena_init(&p.arena, quiet.mem);
     p.opt.length = length;
@@ -74,14 +75,28 @@ out:
     return st;
 }
 
+/* Windows of the rank that has most. */
+static size_t most_windows(const vptq_calibrator *c)
+{
+    const vptq_ctx *ctx = c->dev->ctx;
+    size_t most = 0;
+    for (int part = 0; part < VPTQ_PART_COUNT; part++) {
+        const size_t all = c->windows[part];
+        const size_t rounds = vptq_rounds(ctx, all) * VPTQ_CHUNK_WINDOWS;
+        most += rounds < all ? rounds : all;
+    }
+    return most;
+}
+
 vptq_status vptq_calibrator_probe(const vptq_calibrator *c, uint32_t last, double *seconds,
                                   uint64_t *memory, vptq_err *err)
 {
     vptq_mem *mem = c->dev->ctx->mem;
-    const size_t all = vptq_calibrator_windows(c), whole = c->opt.length;
-    const size_t group = vptq_forward_group(c->starts, all, 0);
+    const size_t own = most_windows(c), whole = c->opt.length;
+    const size_t group = vptq_forward_group(
+        c->starts, own < VPTQ_CHUNK_WINDOWS ? own : (size_t)VPTQ_CHUNK_WINDOWS, 0);
     const size_t used = mem ? mem->used : 0, peak = mem ? mem->peak : 0;
-    const double tokens = (double)all * (double)whole, layers = last + 1.0;
+    const double tokens = (double)own * (double)whole, layers = last + 1.0;
     size_t windows = 1, length = whole < FIRST_TOKENS ? whole : (size_t)FIRST_TOKENS;
     double finishing;
 

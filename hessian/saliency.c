@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "hessian/sampled.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 
 typedef struct saliency {
@@ -86,10 +87,13 @@ static vptq_status run_windows(saliency *a, size_t first, vptq_err *err)
         const size_t rows = (size_t)o->model->desc->layers * VPTQ_LINEAR_COUNT;
         VPTQ_CHECK(vptq_check_cancel(a->dev->ctx, err));
         VPTQ_CHECK(vptq_hidden_states_get(a->s, w * rows, rows, true, &a->window, err));
-        VPTQ_CHECK(vptq_sampled_run(&a->pass, w, o->ids + o->window[w], on_linear, a, err));
+        const size_t number = o->number ? o->number[w] : w;
+        VPTQ_CHECK(
+            vptq_sampled_run(&a->pass, number, o->ids + o->window[number], on_linear, a, err));
         VPTQ_CHECK(vptq_hidden_states_keep(a->s, w * rows, rows, err));
         vptq_progress(a->dev->ctx, "saliency", "windows", w + 1, o->windows, NULL);
-        if (vptq_seconds() - saved < o->checkpoint_seconds && w + 1 < o->windows)
+        if (!a->path[0] ||
+            (vptq_seconds() - saved < o->checkpoint_seconds && w + 1 < o->windows))
             continue;
         checkpoint(a, w + 1);
         saved = vptq_seconds();
@@ -114,18 +118,20 @@ static vptq_status open_rows(saliency *a, size_t *done, vptq_err *err)
 {
     const vptq_saliency_options *o = a->o;
     const size_t rows = (size_t)o->model->desc->layers * VPTQ_LINEAR_COUNT;
-    uint64_t position;
+    uint64_t position = UINT64_MAX;
 
     *a->s = (vptq_hidden_states){
         .fd = -1, .rows = o->windows * rows, .dim = o->length, .max_rows = rows, .dev = a->dev};
-    VPTQ_CHECK(vptq_path_join(a->path, sizeof a->path, o->dir, VPTQ_SALIENCY_FILE, err));
+    if (vptq_comm_size(a->dev->ctx) == 1)
+        VPTQ_CHECK(vptq_path_join(a->path, sizeof a->path, o->dir, VPTQ_SALIENCY_FILE, err));
     VPTQ_CHECK(vptq_hidden_states_open(a->dev->ctx, o->dir, o->reserve, a->s, err));
-    VPTQ_CHECK(
-        vptq_hidden_states_load(&a->s, 1, a->path, o->fingerprint, o->windows, &position, err));
+    if (a->path[0])
+        VPTQ_CHECK(vptq_hidden_states_load(&a->s, 1, a->path, o->fingerprint, o->windows,
+                                           &position, err));
     *done = position <= o->windows ? (size_t)position : 0;
     if (position <= o->windows)
         return VPTQ_OK;
-    if (vptq_path_exists(a->path))
+    if (a->path[0] && vptq_path_exists(a->path))
         vptq_log(a->dev->ctx, VPTQ_LOG_WARN,
                  "%s belongs to another run or is damaged; measuring saliencies again",
                  a->path);

@@ -7,6 +7,7 @@
 
 #include "hessian/import.h"
 #include "hessian/outputs.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
@@ -95,7 +96,7 @@ vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
     c.planned = opt->dry_run;
     if (c.planned)
         estimate_collected(ctx, m, opt, &c);
-    return report_collected(out, &c, err);
+    return vptq_comm_rank(ctx) ? VPTQ_OK : report_collected(out, &c, err);
 }
 
 /* ---- show ---- */

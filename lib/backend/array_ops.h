@@ -72,15 +72,16 @@ typedef struct vptq_metric_args {
 } vptq_metric_args;
 typedef vptq_status vptq_op_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err *err);
 
-/* Packs rows [first, first + rows) of a lower triangle: their entries a[i][j], j <= i, one
- * after the other, divided and rounded. */
-typedef struct vptq_lower_args {
-    size_t n, first, rows;
-    const double *a; /* [n, n] */
-    double divisor;
-    float *packed;
-} vptq_lower_args;
-typedef vptq_status vptq_op_pack_lower(vptq_dev *dev, const vptq_lower_args *a, vptq_err *err);
+/* packed += x, one row after the other: all n entries of a row, or with `lower` the first i + 1
+ * of row i. */
+typedef struct vptq_packed_args {
+    size_t rows, n;  /* rows <= n with `lower` */
+    const double *x; /* [rows, n] */
+    bool lower;
+    bool first; /* packed = x: it is not read */
+    double *packed;
+} vptq_packed_args;
+typedef vptq_status vptq_op_add_packed(vptq_dev *dev, const vptq_packed_args *a, vptq_err *err);
 
 /* u = J A J with J the reversal of rows and columns, A lower triangular: u[i][j] = a[n - 1 -
  * i][n - 1 - j] for i <= j, rounded, and 0 below the diagonal. */
@@ -348,7 +349,7 @@ typedef vptq_status vptq_op_vq_pack(vptq_dev *dev, const vptq_pack_args *a, vptq
 
 /* clang-format off */
 #define VPTQ_ARRAY_OPS(OP)                                                                     \
-    OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(pack_lower)                 \
+    OP(first_outside) OP(column_norms) OP(normalize) OP(metric) OP(add_packed)                 \
     OP(reverse_upper) OP(subtract) OP(affine) OP(column_dots) OP(solve_upper)                  \
     OP(dot) OP(cg_step) OP(cg_turn) OP(add_rounded) OP(add_widened) OP(narrow)                 \
     OP(move_centroids) OP(worst_vectors) OP(uniform_range) OP(prune_mask) OP(uniform_pass)     \

@@ -133,6 +133,40 @@ static void check_normalize(void *arg, const vptq_device *dev, bool is_ref)
 
 /* ---- symmetric matrices ---- */
 
+/* Chunks of a sum: the first is copied, the second added, whole rows or a triangle. */
+static void check_packed_of(const vptq_device *dev, size_t rows, size_t n, bool lower)
+{
+    const size_t count = lower ? rows * (rows + 1) / 2 : rows * n;
+    double *x = vtest_alloc(rows * n, sizeof *x), *sum = vtest_alloc(count + 1, sizeof *sum);
+    vptq_packed_args a = {.rows = rows, .n = n, .x = x, .lower = lower, .packed = sum};
+    for (size_t i = 0; i <= count; i++)
+        sum[i] = (double)NAN; /* not read */
+    for (int chunk = 0; chunk < 2; chunk++) {
+        for (size_t i = 0; i < rows * n; i++)
+            x[i] = ((double)i - 7) / (3 + chunk);
+        a.first = chunk == 0;
+        CALL(dev, add_packed, a);
+    }
+    const double *at = sum;
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < (lower ? i + 1 : n); j++)
+            assert_true(*at++ == ((double)(i * n + j) - 7) / 3 + ((double)(i * n + j) - 7) / 4);
+    assert_true(isnan(*at));
+    free(x);
+    free(sum);
+}
+
+static void check_packed(void *arg, const vptq_device *dev, bool is_ref)
+{
+    (void)arg;
+    (void)is_ref;
+    check_packed_of(dev, 1, 1, true);
+    check_packed_of(dev, 67, 67, true);
+    check_packed_of(dev, 3, 5, true);
+    check_packed_of(dev, 1, 9001, false);
+    check_packed_of(dev, 33, 20, false);
+}
+
 static void check_metric_of(const vptq_device *dev, const vptq_metric_args *m)
 {
     const size_t n = m->n;
@@ -164,16 +198,6 @@ static void check_metric_of(const vptq_device *dev, const vptq_metric_args *m)
     to_diag.diag = diag;
     CALL(dev, metric, to_diag);
     assert_true(diag[n - 1] == a[n * n - 1]);
-
-    const size_t first = n / 3, at_first = first * (first + 1) / 2;
-    const vptq_lower_args rows = {
-        .n = n, .first = first, .rows = n - first, .a = a, .divisor = 3, .packed = h};
-    memset(h, 0, n * n * sizeof *h);
-    CALL(dev, pack_lower, rows);
-    for (size_t i = first; i < n; i++)
-        for (size_t j = 0; j <= i; j++)
-            assert_true(h[i * (i + 1) / 2 + j - at_first] == (float)(a[i * n + j] / 3));
-    assert_true(n == 1 || h[n * (n + 1) / 2 - at_first] == 0);
 
     const vptq_upper_args upper = {.n = n, .a = a, .u = u};
     CALL(dev, reverse_upper, upper);
@@ -577,10 +601,10 @@ static void check_memory(void *arg, const vptq_device *dev, bool is_ref)
 
 static void test_array_ops(void **state)
 {
-    static const devices_fn checks[] = {check_outside, check_norms,     check_normalize,
-                                        check_metric,  check_elements,  check_dots,
-                                        check_solve,   check_conjugate, check_move,
-                                        check_worst,   check_pack,      check_memory};
+    static const devices_fn checks[] = {
+        check_outside,  check_norms, check_normalize, check_packed,    check_metric,
+        check_elements, check_dots,  check_solve,     check_conjugate, check_move,
+        check_worst,    check_pack,  check_memory};
     (void)state;
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
         devices_each_emu(checks[i], NULL);

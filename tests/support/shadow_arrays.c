@@ -36,13 +36,13 @@ static void metric_arrays(shadow *s, const vptq_metric_args *a, vptq_metric_args
 }
 SHADOW_OP(metric, vptq_metric_args)
 
-static void pack_lower_arrays(shadow *s, const vptq_lower_args *a, vptq_lower_args *d)
+static void add_packed_arrays(shadow *s, const vptq_packed_args *a, vptq_packed_args *d)
 {
-    const size_t last = a->first + a->rows;
-    IN(a, a->n * a->n);
-    OUT(packed, last * (last + 1) / 2 - a->first * (a->first + 1) / 2);
+    const size_t n = a->lower ? a->rows * (a->rows + 1) / 2 : a->rows * a->n;
+    IN(x, a->rows * a->n);
+    OUT(packed, n);
 }
-SHADOW_OP(pack_lower, vptq_lower_args)
+SHADOW_OP(add_packed, vptq_packed_args)
 
 static void reverse_upper_arrays(shadow *s, const vptq_upper_args *a, vptq_upper_args *d)
 {

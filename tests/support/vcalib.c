@@ -65,7 +65,7 @@ static void keep_term(vcalib_moments *m, vptq_calibrator *c, vptq_part part, vpt
     if (!vptq_calibrator_has_term(c, l))
         return;
     assert_int_equal(s->tokens, c->windows[part]);
-    m->term[part][l] = copy_of(s->h, (size_t)s->n * s->n);
+    m->term[part][l] = copy_of(s->total.sum, vptq_triangle(s->n));
     if (!c->opt.sequential)
         return;
     m->term_shift[part][l] = vcalib_room(c->model->desc->hidden, s->n);
@@ -80,7 +80,7 @@ static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
         if (c->opt.sequential && i != (int)c->next)
             continue;
         assert_int_equal(c->sum[i].tokens, c->windows[part] * VCALIB_LENGTH);
-        m->h[part][i] = copy_of(c->sum[i].h, n * n);
+        m->h[part][i] = copy_of(c->sum[i].total.sum, vptq_triangle(n));
         float *range = m->range[part][i] = vcalib_room(3, n);
         VPTQ_CHECK(vptq_hessian_sum_range(&c->sum[i], range, range + n, range + 2 * n, err));
         if (!c->opt.sequential)
@@ -129,11 +129,9 @@ void vcalib_run(vptq_calibrator *c, const vptq_weight *linear, vcalib_moments *m
     assert_int_equal(c->layer, layer + 1);
 }
 
-/* The upper triangle is undefined. */
 static void expect_same_lower(const double *a, const double *b, size_t n)
 {
-    for (size_t row = 0; row < n; row++)
-        assert_memory_equal(a + row * n, b + row * n, (row + 1) * sizeof(double));
+    assert_memory_equal(a, b, vptq_triangle(n) * sizeof *a);
 }
 
 void vcalib_expect_same(const vcalib *r, const vcalib_moments *a, const vcalib_moments *b)

@@ -27,7 +27,8 @@ void vcalib_plan(vcalib *r, vptq_token_weights weights, bool sequential, vptq_ca
 void vcalib_start(vcalib *r, const char *dir, vptq_token_weights weights, bool sequential,
                   uint32_t wanted, vptq_calibrator *c);
 
-/* All moments of one block, for both parts of the windows; NULL = none. */
+/* All moments of one block, for both parts of the windows, those of x and terms as packed lower
+ * triangles; NULL = none. */
 typedef struct vcalib_moments {
     double *h[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT], *term[VPTQ_PART_COUNT][VPTQ_LINEAR_COUNT];
     float *range[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT]; /* abs_mean, min and max [3, n] */

@@ -368,7 +368,8 @@ RUN(normalize, vptq_normalize_args, .out = N, .in = N, .rows = N, .w = r->x, .or
     .scale = r->x, .bias = r->x, .z = r->y)
 RUN(metric, vptq_metric_args, .n = N, .lower = r->x, .order = r->idx, .divisor = 1, .h = r->y,
     .diag = r->d)
-RUN(pack_lower, vptq_lower_args, .n = N, .rows = N, .a = r->d, .divisor = 2, .packed = r->y)
+RUN(add_packed, vptq_packed_args, .n = N, .rows = N / 2, .x = r->d, .lower = true,
+    .packed = r->d + N * N / 2)
 RUN(reverse_upper, vptq_upper_args, .n = N, .a = r->d, .u = r->y)
 RUN(subtract, vptq_subtract_args, .cols = N, .rows = N, .x = r->x, .y = r->x, .z = r->y,
     .ldx = N, .ldy = N, .ldz = N)

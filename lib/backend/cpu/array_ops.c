@@ -125,23 +125,26 @@ vptq_status vptq_cpu_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err *
     return in_chunks(dev, a->n, a->n / 2, ROWS, metric_rows, a);
 }
 
-static void pack_lower_rows(void *arg, size_t begin, size_t end, int thread)
+static void add_packed_rows(void *arg, size_t begin, size_t end, int thread)
 {
-    const vptq_lower_args *a = arg;
+    const vptq_packed_args *a = arg;
     (void)thread;
-    for (size_t i = a->first + begin; i < a->first + end; i++) {
-        const double *from = a->a + i * a->n;
-        float *to = a->packed + i * (i + 1) / 2 - a->first * (a->first + 1) / 2;
-        for (size_t j = 0; j <= i; j++)
-            to[j] = (float)(from[j] / a->divisor);
+    for (size_t i = begin; i < end; i++) {
+        const double *from = a->x + i * a->n;
+        double *to = a->packed + (a->lower ? i * (i + 1) / 2 : i * a->n);
+        const size_t n = a->lower ? i + 1 : a->n;
+        if (a->first)
+            memcpy(to, from, n * sizeof *to);
+        for (size_t j = 0; !a->first && j < n; j++)
+            to[j] += from[j];
     }
 }
 
-vptq_status vptq_cpu_pack_lower(vptq_dev *dev, const vptq_lower_args *a, vptq_err *err)
+vptq_status vptq_cpu_add_packed(vptq_dev *dev, const vptq_packed_args *a, vptq_err *err)
 {
     enum { ROWS = 16 };
     (void)err;
-    return in_chunks(dev, a->rows, a->n / 2, ROWS, pack_lower_rows, a);
+    return in_chunks(dev, a->rows, a->n, ROWS, add_packed_rows, a);
 }
 
 static void reverse_rows(void *arg, size_t begin, size_t end, int thread)

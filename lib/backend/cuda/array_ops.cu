@@ -254,21 +254,21 @@ vptq_status vptq_cuda_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err 
                         : VPTQ_OK;
 }
 
-/* Packs a part of one row. */
-/* budget: pack_lower_kernel 40 registers */
+/* Adds a part of one row. */
+/* budget: add_packed_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS)
-    pack_lower_kernel(vptq_lower_args a, unsigned chunks)
+    add_packed_kernel(vptq_packed_args a, unsigned chunks)
 {
     const share s = share_of(a.n, chunks);
-    const size_t i = a.first + s.column;
-    float *to = a.packed + i * (i + 1) / 2 - a.first * (a.first + 1) / 2;
-    for (size_t j = s.first; j < s.last && j <= i; j += THREADS)
-        to[j] = (float)(a.a[i * a.n + j] / a.divisor);
+    const size_t i = s.column, last = a.lower ? min(s.last, i + 1) : s.last;
+    double *to = a.packed + (a.lower ? i * (i + 1) / 2 : i * a.n);
+    for (size_t j = s.first; j < last; j += THREADS)
+        to[j] = a.first ? a.x[i * a.n + j] : to[j] + a.x[i * a.n + j];
 }
 
-vptq_status vptq_cuda_pack_lower(vptq_dev *dev, const vptq_lower_args *a, vptq_err *err)
+vptq_status vptq_cuda_add_packed(vptq_dev *dev, const vptq_packed_args *a, vptq_err *err)
 {
-    return over_columns(dev, "pack_lower", pack_lower_kernel, *a, a->rows, a->n, err);
+    return over_columns(dev, "add_packed", add_packed_kernel, *a, a->rows, a->n, err);
 }
 
 /* budget: reverse_kernel 32 registers */

@@ -114,14 +114,14 @@ vptq_status vptq_ref_metric(vptq_dev *dev, const vptq_metric_args *a, vptq_err *
     return VPTQ_OK;
 }
 
-vptq_status vptq_ref_pack_lower(vptq_dev *dev, const vptq_lower_args *a, vptq_err *err)
+vptq_status vptq_ref_add_packed(vptq_dev *dev, const vptq_packed_args *a, vptq_err *err)
 {
-    float *packed = a->packed;
+    double *to = a->packed;
     (void)dev;
     (void)err;
-    for (size_t i = a->first; i < a->first + a->rows; i++)
-        for (size_t j = 0; j <= i; j++)
-            *packed++ = (float)(a->a[i * a->n + j] / a->divisor);
+    for (size_t i = 0; i < a->rows; i++)
+        for (size_t j = 0; j < (a->lower ? i + 1 : a->n); j++, to++)
+            *to = a->first ? a->x[i * a->n + j] : *to + a->x[i * a->n + j];
     return VPTQ_OK;
 }
 

@@ -191,7 +191,8 @@ static void check_input(const stream *x, const stream *passed, vptq_input input,
             double h = 0;
             for (size_t t = first; t < first + count; t++)
                 h += (double)p[t * n + i] * (double)p[t * n + j];
-            assert_true(fabs(m->h[part][input][i * n + j] - h) <= 1e-4 * (1 + fabs(h)));
+            assert_true(fabs(m->h[part][input][i * (i + 1) / 2 + j] - h) <=
+                        1e-4 * (1 + fabs(h)));
         }
     for (size_t i = 0; i < hidden; i++)
         for (size_t j = 0; j < n; j++) {
@@ -387,7 +388,7 @@ static void check_guided(const stream *x, const stream *passed, vptq_linear l,
             for (size_t t = 0; t < count; t++)
                 h += (double)weight[t] * (double)p[t * n + i] * (double)p[t * n + j] /
                      VCALIB_LENGTH;
-            assert_true(fabs(m->term[0][l][i * n + j] - h) <= 1e-4 * (1 + fabs(h)));
+            assert_true(fabs(m->term[0][l][i * (i + 1) / 2 + j] - h) <= 1e-4 * (1 + fabs(h)));
         }
     for (size_t i = 0; i < hidden; i++)
         for (size_t j = 0; j < n; j++) {

@@ -77,6 +77,7 @@ static void test_sum_is_the_batch(void **state)
         assert_ok(vptq_hessian_sum_add(&s, 300, x, &err), &err);
         assert_ok(vptq_hessian_sum_add(&s, T - 300, x + 300 * N, &err), &err);
         assert_int_equal(s.tokens, T);
+        assert_ok(vptq_hessian_sum_share(&s, 1, &err), &err);
         assert_ok(vptq_hessian_sum_finish(&s, lower, mean, &err), &err);
         for (size_t i = 0; i < PACKED; i++)
             assert_true(fabs((double)lower[i] - want[i]) < 2e-6 * 10);
@@ -87,6 +88,7 @@ static void test_sum_is_the_batch(void **state)
             assert_true(range[i] == (float)want_range[i]);
         vptq_hessian_sum_clear(&s); /* forgets the range, too */
         assert_ok(vptq_hessian_sum_add(&s, 1, x, &err), &err);
+        assert_ok(vptq_hessian_sum_share(&s, 1, &err), &err);
         assert_ok(vptq_hessian_sum_range(&s, range, range + N, range + 2 * N, &err), &err);
         for (size_t i = 0; i < N; i++)
             assert_true(range[i] == fabsf(x[i]) && range[N + i] == x[i] &&
@@ -102,7 +104,7 @@ static void test_sum_is_the_batch(void **state)
 static void test_sum_in_pieces(void **state)
 {
     (void)state;
-    enum { WIDE = 2100 }; /* 2.2 million entries: a piece of 1998 rows and one of 102 */
+    enum { WIDE = 2100 }; /* 2.2 million entries: a piece of 2^21 and the rest */
     const size_t packed = (size_t)WIDE * (WIDE + 1) / 2;
     float *x = vtest_normals(2 * WIDE, 4), *lower[2], mean[2][WIDE], range[2][3 * WIDE];
     vptq_mem mem;
@@ -117,6 +119,7 @@ static void test_sum_in_pieces(void **state)
             vcount_start(&dev, SIZE_MAX);
         assert_ok(vptq_hessian_sum_init(&dev, WIDE, &s, &err), &err);
         assert_ok(vptq_hessian_sum_add(&s, 2, x, &err), &err);
+        assert_ok(vptq_hessian_sum_share(&s, 1, &err), &err);
         lower[counted] = vtest_alloc(packed, sizeof **lower);
         assert_ok(vptq_hessian_sum_finish(&s, lower[counted], mean[counted], &err), &err);
         float *r = range[counted];
