@@ -22,6 +22,8 @@ typedef struct vptq_kld_args {
     const float *hidden_base;     /* [rows, hidden] final hidden states, before the last norm */
     const float *hidden;          /* [variants, rows, hidden] */
     const int32_t *targets;       /* [rows] the next ids, or NULL */
+    size_t all; /* the variants are some of so many, and get the bits that they get among all;
+                   0 = they are all */
 } vptq_kld_args;
 /* Compares rows of hidden states: out [variants, rows].  Sums are in double, and equal hidden
  * states under equal heads give exactly 0.  Values that are not finite are returned as they

@@ -143,19 +143,19 @@ static vptq_status fold_heads(heads *h, const vptq_ctx *ctx, size_t rows,
     return VPTQ_OK;
 }
 
-static vptq_status alloc_heads(heads *h, size_t rows, vptq_arena *arena, vptq_err *err)
+static vptq_status alloc_heads(heads *h, size_t rows, size_t variants, vptq_arena *arena,
+                               vptq_err *err)
 {
-    const size_t all = rows * h->variants, step = vptq_forward_head_step(h->model);
+    const size_t all = rows * variants, step = vptq_forward_head_step(h->model);
     h->base_tile = vptq_arena_alloc(arena, rows, step * sizeof(float), err);
     h->model_tile = vptq_arena_alloc(arena, all, step * sizeof(float), err);
     h->job.base_folds = vptq_arena_alloc(arena, rows, sizeof(fold), err);
     h->job.model_folds = vptq_arena_alloc(arena, all, sizeof(fold), err);
     h->job.base = h->base_tile;
     h->job.model = h->model_tile;
-    h->job.variants = h->variants;
     if (!h->base_tile || !h->model_tile || !h->job.base_folds || !h->job.model_folds)
         return VPTQ_E_NOMEM;
-    if (h->variants > 1) {
+    if (variants > 1) {
         h->stacked = vptq_arena_alloc(arena, all, h->dim * sizeof(float), err);
         if (!h->stacked)
             return VPTQ_E_NOMEM;
@@ -163,15 +163,20 @@ static vptq_status alloc_heads(heads *h, size_t rows, vptq_arena *arena, vptq_er
     return VPTQ_OK;
 }
 
-/* Rows [at, at + rows) of the hidden states of all variants, one variant after the other. */
-static const float *stack_states(heads *h, size_t n, size_t at, size_t rows,
-                                 const float *hidden)
+/* Rows [at, at + rows) of the hidden states of all variants, one variant after the other.  Few
+ * rows of some variants are repeated to those of all: products of few rows round differently.
+ */
+static const float *stack_states(heads *h, const vptq_kld_args *a, size_t all, size_t at,
+                                 size_t rows)
 {
+    enum { FEW_ROWS = 16 };
+    h->variants = h->job.variants = rows > FEW_ROWS ? a->variants : all;
     if (!h->stacked)
-        return hidden + at * h->dim;
+        return a->hidden + at * h->dim;
     for (size_t c = 0; c < h->variants; c++)
-        memcpy(h->stacked + c * rows * h->dim, hidden + (c * n + at) * h->dim,
-               rows * h->dim * sizeof *hidden);
+        memcpy(h->stacked + c * rows * h->dim,
+               a->hidden + (c % a->variants * a->rows + at) * h->dim,
+               rows * h->dim * sizeof *a->hidden);
     return h->stacked;
 }
 
@@ -179,26 +184,23 @@ vptq_status vptq_eval_kld_rows(const vptq_ctx *ctx, const vptq_kld_args *a, vptq
                                vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const size_t n = a->rows, variants = a->variants;
-    heads h = {.base = a->base,
-               .model = a->model,
-               .vocab = a->shape->vocab,
-               .dim = a->shape->hidden,
-               .variants = variants};
+    const size_t n = a->rows, variants = a->variants, all = a->all ? a->all : variants;
+    heads h = {
+        .base = a->base, .model = a->model, .vocab = a->shape->vocab, .dim = a->shape->hidden};
     vptq_arena arena;
     vptq_arena_init(&arena, ctx->mem);
-    if (variants == 0 || variants > VPTQ_FORWARD_ROWS)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%zu models at once, expected 1 to %d", variants,
+    if (variants == 0 || all > VPTQ_FORWARD_ROWS)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%zu models at once, expected 1 to %d", all,
                            VPTQ_FORWARD_ROWS));
     /* half for the rows of the base, half for those of all variants */
     const size_t fit = vptq_forward_head_fit(a->base, VPTQ_FORWARD_ROWS + VPTQ_FORWARD_ROWS);
-    size_t chunk = fit / 2 / variants ? fit / 2 / variants : 1;
+    size_t chunk = fit / 2 / all ? fit / 2 / all : 1;
     chunk = chunk < n ? chunk : n;
-    VPTQ_TRY(alloc_heads(&h, chunk, &arena, err));
+    VPTQ_TRY(alloc_heads(&h, chunk, all, &arena, err));
     for (size_t at = 0, rows; at < n; at += rows) {
         rows = vptq_forward_rows(a->base, n - at, chunk);
-        VPTQ_TRY(fold_heads(&h, ctx, rows, a->hidden_base + at * h.dim,
-                            stack_states(&h, n, at, rows, a->hidden),
+        const float *hidden = stack_states(&h, a, all, at, rows);
+        VPTQ_TRY(fold_heads(&h, ctx, rows, a->hidden_base + at * h.dim, hidden,
                             a->targets ? a->targets + at : NULL, err));
         for (size_t c = 0; c < variants; c++)
             for (size_t r = 0; r < rows; r++)

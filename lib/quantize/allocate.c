@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/encoder/allocate.h"
 #include "lib/encoder/rates.h"
@@ -245,6 +246,14 @@ static vptq_status choose(allocation *a, vptq_err *err)
 
 /* ---- measuring ---- */
 
+/* Rank 0: takes the work directory. */
+static vptq_status open_work(const vptq_quantizer *q, vptq_lock *lock, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_work_check_own(q, err));
+    VPTQ_CHECK(vptq_dir_make(q->opt->work, err));
+    return vptq_lock_take(q->opt->work, lock, err);
+}
+
 /* Measures the matrices; saves to the work directory, if given, under its lock. */
 static vptq_status measure(allocation *a, vptq_err *err)
 {
@@ -262,10 +271,9 @@ static vptq_status measure(allocation *a, vptq_err *err)
                                     .length = o->allocate_length,
                                     .seed = o->settings->seed,
                                     .storage = o->settings->storage};
+    if (o->work && vptq_comm_rank(q->dev->ctx) == 0)
+        VPTQ_TRY(open_work(q, &lock, err));
     if (o->work) {
-        VPTQ_TRY(vptq_work_check_own(q, err));
-        VPTQ_TRY(vptq_dir_make(o->work, err));
-        VPTQ_TRY(vptq_lock_take(o->work, &lock, err));
         VPTQ_TRY(vptq_path_join(file, sizeof file, o->work, VPTQ_SENSITIVITY_FILE, err));
         opt.file = file;
     }

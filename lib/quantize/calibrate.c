@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "formats/vptq/layer_file.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/encoder/target.h"
 
@@ -254,6 +255,18 @@ static vptq_calibrate_options calibrate_options(const vptq_quantizer *q)
     return o;
 }
 
+/* Removes checkpoints of the hidden states, and of saliencies. */
+static void forget(const calibration *k, bool saliencies)
+{
+    const char *work = k->q->opt->work;
+    if (vptq_comm_rank(k->q->dev->ctx))
+        return;
+    if (saliencies)
+        vptq_calibrator_forget(work);
+    else
+        vptq_calibrator_forget_states(work);
+}
+
 /* Starts or restarts the calibration at the checkpoint file or at block 0. */
 static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
 {
@@ -261,7 +274,7 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
     vptq_calibrate_options opt = calibrate_options(q);
 
     if (k->started && k->measuring && q->manifest) /* the run cannot use its checkpoint */
-        vptq_calibrator_forget_states(q->opt->work);
+        forget(k, false);
     k->measuring = !q->manifest;
     opt.sequential = opt.sequential && !k->measuring;
     vptq_calibrator_release(&k->calibrator);
@@ -355,6 +368,7 @@ static vptq_status open_outputs(calibration *k, vptq_err *err)
     return vptq_outputs_open(path, q->model.desc, q->dev->ctx->mem, &q->hessians.outputs, err);
 }
 
+/* All ranks load the same input together, unless all have its moments. */
 static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err)
 {
@@ -386,12 +400,9 @@ static void release(const vptq_hessian_source *s, vptq_input_hessians *h)
 static void close_source(vptq_hessian_source *s)
 {
     calibration *k = s->state;
-    const char *work = k->q->opt->work;
     /* the run that would have removed them did not start; saliencies serve the next one */
-    if (k->started && k->measuring && work && k->q->opt->dry_run)
-        vptq_calibrator_forget(work);
-    else if (k->started && k->measuring && work)
-        vptq_calibrator_forget_states(work);
+    if (k->started && k->measuring && k->q->opt->work)
+        forget(k, k->q->opt->dry_run);
     vptq_outputs_close(&s->outputs);
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);
@@ -413,6 +424,8 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
     *s = (vptq_hessian_source){
         .load = load, .release = release, .close = close_source, .mem = mem, .state = k};
     VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &o, &k->calibrator, err));
+    VPTQ_CHECK(vptq_comm_same(q->dev->ctx, "the fingerprint of model and text",
+                              k->calibrator.fingerprint[VPTQ_PART_MAIN], err));
     memcpy(s->fingerprint, k->calibrator.fingerprint[VPTQ_PART_MAIN], sizeof s->fingerprint);
     memcpy(s->held_out_fingerprint, k->calibrator.fingerprint[VPTQ_PART_HELD_OUT],
            sizeof s->held_out_fingerprint);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/encoder/rates.h"
 #include "lib/eval/kld.h"
@@ -212,6 +213,14 @@ out:
     return st;
 }
 
+/* Ranks take turns with the matrices of a block. */
+static bool is_own(const meter *t, int l)
+{
+    const vptq_ctx *ctx = t->dev->ctx;
+    return l % vptq_comm_size(ctx) == vptq_comm_rank(ctx);
+}
+
+/* All ranks load the Hessians, which may take all of them. */
 static vptq_status encode_input(meter *t, uint32_t layer, vptq_input input, vptq_arena *arena,
                                 vptq_packed_matrix *out, vptq_err *err)
 {
@@ -220,7 +229,7 @@ static vptq_status encode_input(meter *t, uint32_t layer, vptq_input input, vptq
     vptq_status st = VPTQ_OK;
     VPTQ_CHECK(source->load(source, layer, input, vptq_input_size(t->m->desc, input), &h, err));
     for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
-        if (vptq_linear_input((vptq_linear)l) != input)
+        if (vptq_linear_input((vptq_linear)l) != input || !is_own(t, l))
             continue;
         st = encode(t, layer, (vptq_linear)l, &h, arena, &out[l], err);
         if (st)
@@ -279,13 +288,14 @@ static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* variants[l] = the hidden states after the last block with matrix l of `layer` replaced. */
+/* x [tokens, hidden] = the hidden states after the last block with matrix l of `layer`
+ * replaced.
+ */
 static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
-                               const vptq_packed_matrix *matrix, vptq_err *err)
+                               const vptq_packed_matrix *matrix, float *x, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t floats = t->tokens * t->m->desc->hidden;
-    float *x = t->variants + l * floats;
     vptq_weight *w = &t->changed.blocks[layer].linear[l];
     const vptq_weight plain = *w;
     *w = (vptq_weight){.rows = plain.rows, .cols = plain.cols, .packed = matrix};
@@ -298,9 +308,10 @@ static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
     return st;
 }
 
-static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l, vptq_err *err)
+/* From the scores k of a matrix. */
+static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l,
+                             const vptq_kld_token *k, vptq_err *err)
 {
-    const vptq_kld_token *k = t->scores + l * t->tokens;
     vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_COUNT + l];
     const double n = (double)t->tokens;
     double sum = 0, sq = 0;
@@ -321,19 +332,59 @@ static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l, vptq_er
 static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_matrix *matrices,
                                  vptq_err *err)
 {
+    const size_t floats = t->tokens * t->m->desc->hidden;
+    vptq_kld_args args = {.shape = t->m->desc,
+                          .base = t->base,
+                          .model = t->variant,
+                          .rows = t->tokens,
+                          .all = VPTQ_LINEAR_COUNT,
+                          .hidden_base = t->final,
+                          .hidden = t->variants};
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        VPTQ_CHECK(run_variant(t, layer, l, &matrices[l], err));
-    const vptq_kld_args args = {.shape = t->m->desc,
-                                .base = t->base,
-                                .model = t->variant,
-                                .rows = t->tokens,
-                                .variants = VPTQ_LINEAR_COUNT,
-                                .hidden_base = t->final,
-                                .hidden = t->variants};
+        if (is_own(t, (int)l))
+            VPTQ_CHECK(run_variant(t, layer, l, &matrices[l],
+                                   t->variants + args.variants++ * floats, err));
+    if (!args.variants)
+        return VPTQ_OK;
     VPTQ_CHECK(vptq_eval_kld_rows(t->dev->ctx, &args, t->scores, err));
+    const vptq_kld_token *k = t->scores;
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        VPTQ_CHECK(summarize(t, layer, l, err));
+        if (is_own(t, (int)l)) {
+            VPTQ_CHECK(summarize(t, layer, l, k, err));
+            k += t->tokens;
+        }
     return VPTQ_OK;
+}
+
+/* ---- ranks ---- */
+
+/* Gives the measurements of a layer to all ranks: each has those of its own matrices, and
+ * zeros.
+ */
+static vptq_status share_layer(meter *t, uint32_t layer, vptq_err *err)
+{
+    enum { NUMBERS = VPTQ_LINEAR_COUNT * sizeof(vptq_sensitivity) / sizeof(double) };
+    const vptq_ctx *ctx = t->dev->ctx;
+    double own[NUMBERS], all[NUMBERS] = {0};
+    vptq_sensitivity *rows = &t->rows[layer * VPTQ_LINEAR_COUNT];
+    if (vptq_comm_size(ctx) == 1)
+        return VPTQ_OK;
+    memcpy(own, rows, sizeof own);
+    VPTQ_CHECK(vptq_comm_sum(ctx, vptq_comm_size(ctx), own, all, NUMBERS, err));
+    memcpy(rows, all, sizeof all);
+    return VPTQ_OK;
+}
+
+/* Rank 0 reads and writes the file. */
+static vptq_status share_file(meter *t, vptq_err *err)
+{
+    const vptq_ctx *ctx = t->dev->ctx;
+    const size_t count = (size_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
+    VPTQ_CHECK(vptq_comm_same(ctx, "the text for measuring sensitivities", t->text, err));
+    if (vptq_comm_rank(ctx) == 0)
+        VPTQ_CHECK(resume(t, err));
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, &t->done, sizeof t->done, err));
+    return vptq_comm_broadcast(ctx, 0, t->rows, count * sizeof *t->rows, err);
 }
 
 /* ---- all layers ---- */
@@ -351,7 +402,9 @@ static vptq_status measure_layers(meter *t, vptq_err *err)
                 VPTQ_TRY(encode_input(t, layer, (vptq_input)i, &arena, matrices, err));
             if (t->opt->text)
                 VPTQ_TRY(measure_block(t, layer, matrices, err));
-            VPTQ_TRY(save_layer(t, layer, err));
+            VPTQ_TRY(share_layer(t, layer, err));
+            if (vptq_comm_rank(t->dev->ctx) == 0)
+                VPTQ_TRY(save_layer(t, layer, err));
             vptq_arena_release(&arena);
         }
         if (t->opt->text)
@@ -380,7 +433,7 @@ vptq_status vptq_sensitivity_measure(vptq_device *dev, const vptq_model *m,
     if (opt->text)
         VPTQ_TRY(load_text(&t, &work, err));
     VPTQ_TRY(make_doc(&t, err));
-    VPTQ_TRY(resume(&t, err));
+    VPTQ_TRY(share_file(&t, err));
     if (t.done < d->layers && opt->text)
         VPTQ_TRY(begin_divergence(&t, &work, err));
     if (t.done < d->layers)

@@ -295,6 +295,23 @@ static size_t likeliest(const float *z, size_t n)
     return best;
 }
 
+/* A variant has the same bits alone. */
+static void check_alone(vrig *r, vptq_forward *f, vptq_forward *g, size_t n, size_t variants,
+                        const float *h, const float *x, const int32_t *targets,
+                        const vptq_kld_token *all)
+{
+    vptq_err err = {0};
+    vptq_kld_token *out = vtest_alloc(n, sizeof *out);
+    for (size_t c = 0; c < variants; c++) {
+        const vptq_kld_args a = {r->m.desc, f,       g, n, 1, h, x + c * n * VRIG_HIDDEN,
+                                 targets,   variants};
+        assert_ok(vptq_eval_kld_rows(&r->ctx, &a, out, &err), &err);
+        for (size_t i = 0; i < n; i++)
+            assert_memory_equal(&out[i].kld, &all[c * n + i].kld, sizeof out->kld);
+    }
+    free(out);
+}
+
 /* More rows than pass through the head at once, of one model and of three. */
 static void check_states(vrig *r, size_t n, size_t variants)
 {
@@ -314,10 +331,11 @@ static void check_states(vrig *r, size_t n, size_t variants)
            n / 2 * VRIG_HIDDEN * sizeof *x); /* equal hidden states of the first variant */
     assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
     assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
-    assert_ok(vptq_eval_kld_rows(&r->ctx,
-                                 &(vptq_kld_args){r->m.desc, f, g, n, variants, h, x, targets},
-                                 out, &err),
+    assert_ok(vptq_eval_kld_rows(
+                  &r->ctx, &(vptq_kld_args){r->m.desc, f, g, n, variants, h, x, targets, 0},
+                  out, &err),
               &err);
+    check_alone(r, f, g, n, variants, h, x, targets, out);
     assert_ok(vptq_forward_logits(f, n, h, z, &err), &err);
     for (size_t c = 0; c < variants; c++) {
         assert_ok(vptq_forward_logits(g, n, x + c * n * VRIG_HIDDEN, y, &err), &err);
@@ -356,8 +374,8 @@ static void check_not_finite(vrig *r)
     x[VRIG_HIDDEN] = (float)NAN;
     assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
     assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
-    assert_ok(vptq_eval_kld_rows(&r->ctx, &(vptq_kld_args){r->m.desc, f, g, 2, 1, h, x, NULL},
-                                 out, &err),
+    assert_ok(vptq_eval_kld_rows(
+                  &r->ctx, &(vptq_kld_args){r->m.desc, f, g, 2, 1, h, x, NULL, 0}, out, &err),
               &err);
     assert_true(out[0].kld == 0 && isnan(out[1].kld));
     vptq_forward_close(f);
@@ -373,6 +391,7 @@ static void test_states(void **state)
     vrig_open_base(&r, VRIG_TINY);
     check_states(&r, 33, 1);
     check_states(&r, 2100, 3);
+    check_states(&r, 2054, 3); /* 8 rows after three times 682 */
     check_not_finite(&r);
     assert_fails(
         vptq_eval_kld_rows(&r.ctx, &(vptq_kld_args){.shape = r.m.desc, .rows = 1}, NULL, &err),
