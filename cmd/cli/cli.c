@@ -587,6 +587,13 @@ static vptq_status join_ranks(vptq_cli *cli, vptq_err *err)
         cli->state->progress.mode = CLI_PROGRESS_OFF;
     if (size > 1 && !cli->ranks)
         return vptq_fail(err, VPTQ_E_ARG, "this command runs in one process, not in %d", size);
+    for (size_t i = 0; size > 1 && i < cli->state->given_count; i++)
+        if (is_stdin(cli->state->given[i].option, cli->state->given[i].text))
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "--%s %s: standard input reaches one of %d processes only; give a "
+                             "file",
+                             cli->state->given[i].option->name, cli->state->given[i].text,
+                             size);
     return open_log(cli, rank, err);
 }
 
@@ -726,6 +733,8 @@ int vptq_cli_run(vptq_cli *cli, int argc, char **argv, int (*run)(vptq_cli *cli,
     int code;
     if (vptq_cli_parse(cli, argc, argv, cli->command ? 2 : 1, &code))
         code = run(cli, arg);
+    if (code == CLI_CHECK_FAILED && vptq_cli_is_hushed(cli))
+        code = CLI_OK; /* a launcher would take it for a failure of its own */
     vptq_cli_release(cli);
     return code;
 }

@@ -1,0 +1,88 @@
+# shellcheck disable=SC2016 # ranks expand their number themselves
+# Windows and items over several processes: the figures, files and messages of one, for any number of them.
+needs_ranks
+model=$(data models/stories260K-hf)
+packed=$(data golden/vptq_model_stories260K)
+text=$(data text/tinystories/tiny.utf8)
+arc=$(data qa/arc_easy.jsonl)
+eval=("$BIN/vptq-eval")
+head -n 40 "$arc" >items.jsonl
+
+# figures FILE: without what differs from run to run.
+figures() { sed -E 's/"(seconds|tokens_per_second)": [^,}]*//g' "$1"; }
+
+# compare "COUNTS" FILE COMMAND OPTION..: prints the same from one process and from each number of them, which also
+# leaves the same FILE ("" = none).
+compare()
+{
+    local counts=$1 file=$2 n
+    shift 2
+    "${eval[@]}" "$@" -t 1 -q -f --format json >one.json
+    figures one.json >want.txt
+    [ -z "$file" ] || mv "$file" one.file
+    for n in $counts; do
+        ranks "$n" "${eval[@]}" "$@" -t 1 -q -f --format json >many.json 2>err.txt ||
+            fail "$1 by $n ranks: $(cat err.txt)"
+        [ ! -s err.txt ] || fail "$1 by $n ranks: $(cat err.txt)"
+        figures many.json >got.txt
+        expect_same want.txt got.txt "$1 by $n ranks"
+        [ -z "$file" ] || expect_same one.file "$file" "$1 by $n ranks"
+        no_leftovers .
+    done
+}
+
+window=(--text "$text" --context 256)
+compare "2 3 4 7" losses ppl -m "$packed" "${window[@]}" --windows 40 --dump losses
+compare "4" "" ppl -m "$model" "${window[@]}" --stride 100 --windows 70
+compare "3" losses ppl -m "$packed" --text "$text" --documents '<|endoftext|>' --document-limit 30 --context 512 \
+    --dump losses
+# several texts, one of them shorter than a unit for every rank
+head -c 2000 "$text" >short.txt
+compare "3" losses ppl -m "$packed" "${window[@]}" --text short.txt --windows 9 --dump losses
+compare "2 3 4 7" "" kld -m "$packed" --base "$model" "${window[@]}" --windows 40
+compare "3" base kld -m "$packed" --base "$model" "${window[@]}" --windows 12 --save-base base
+compare "2 7" "" kld -m "$packed" --base-file base
+compare "2 3 4 7" samples tasks -m "$packed" --base "$model" --task arc_easy=items.jsonl --samples samples
+compare "2" "" ppl -m "$model" "${window[@]}" --windows 1
+ranks 3 "${eval[@]}" ppl -m "$model" --text short.txt --tokens-only >got.txt
+"${eval[@]}" ppl -m "$model" --text short.txt --tokens-only >want.txt
+expect_same want.txt got.txt
+# a limit that fails: one message
+expect_exit 3 ranks 3 "${eval[@]}" ppl -m "$model" "${window[@]}" --windows 9 -q --max-ppl 1.5 >out.txt 2>err.txt
+[ "$(grep -c 'above --max-ppl' err.txt)" = 1 ] || fail "$(cat err.txt)"
+
+# ---- one rank fails ----
+# on_rank N WHAT COMMAND..: three processes, of which rank N alone does WHAT first.
+on_rank()
+{
+    local n=$1 what=$2
+    shift 2
+    timeout 60 "${launch[@]}" -n 3 sh -c "[ $RANK = $n ] && $what; "'exec "$@"' sh "$@"
+}
+run=("${eval[@]}" ppl -q -t 1 -m "$model" --text text.txt --context 256)
+for n in 0 1 2; do
+    mkdir -p "cwd$n"
+    cp "$text" text.txt
+    expect_exit 1 on_rank "$n" "cd cwd$n" "${run[@]}" >out.txt 2>err.txt
+    where="rank $n: "
+    [ "$n" != 0 ] || where=
+    expect_line err.txt "^vptq-eval: ${where}cannot open 'text.txt': No such file or directory$"
+    [ "$(grep -c '^vptq-eval: ' err.txt)" = 1 ] || fail "not one sentence: $(cat err.txt)"
+    [ ! -s out.txt ] || fail "figures of a failed run: $(cat out.txt)"
+done
+head -c 30000 "$text" >cwd1/text.txt
+expect_exit 1 on_rank 1 "cd cwd1" "${run[@]}" >out.txt 2>err.txt
+expect_line err.txt '^vptq-eval: the text to measure on differs between the processes of this run: ".*" at rank 0, ".*" at rank 1$'
+expect_exit 1 on_rank 2 "set -- $(printf "'%s' " "${eval[@]}" ppl -q -m "$packed" "${window[@]}")" \
+    "${eval[@]}" ppl -q -m "$model" "${window[@]}" >out.txt 2>err.txt
+expect_line err.txt '^vptq-eval: the model differs between the processes of this run: '
+# memory that is not enough on one rank, in the middle of a run
+expect_exit 1 on_rank 1 'set -- "$@" --mem 4M' "${eval[@]}" kld -q -t 1 -m "$packed" --base "$model" "${window[@]}" \
+    >out.txt 2>err.txt
+expect_line err.txt '^vptq-eval: rank 1: '
+
+# ---- refused ----
+expect_exit 2 ranks 2 "${eval[@]}" ppl -q -m "$model" --text - --context 256 <"$text" >out.txt 2>err.txt
+expect_line err.txt 'vptq-eval: --text -: standard input reaches one of 2 processes only; give a file$'
+expect_exit 2 ranks 2 "${eval[@]}" generate -m "$model" -n 4 >out.txt 2>err.txt
+expect_line err.txt 'vptq-eval: this command runs in one process, not in 2'
