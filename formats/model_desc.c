@@ -163,6 +163,11 @@ uint32_t vptq_rotary_dim(const vptq_model_desc *d)
     return d->rotary_dim ? d->rotary_dim : d->head_dim;
 }
 
+bool vptq_linear_exists(const vptq_model_desc *d, vptq_linear l)
+{
+    return l != VPTQ_LINEAR_GATE || !d->family->plain_mlp;
+}
+
 const char *vptq_linear_path(vptq_linear l)
 {
     return linears[l].path;

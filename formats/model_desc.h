@@ -62,6 +62,7 @@ typedef struct vptq_family {
     bool norm_offset;    /* norms multiply by 1 + weight */
     bool out_norms; /* VPTQ_BLOCK_NORM_ATTENTION_OUT and VPTQ_BLOCK_NORM_FEED_FORWARD_OUT */
     bool scaled_embedding; /* embeddings are multiplied by sqrt(hidden size) */
+    bool plain_mlp;        /* no gate: the activation is that of up alone */
     uint32_t head_dim;     /* default of head_dim; 0 = hidden size / heads */
     uint32_t full_every;   /* default of vptq_model_desc.full_every */
 } vptq_family;
@@ -121,6 +122,9 @@ uint32_t vptq_rotary_dim(const vptq_model_desc *d);
 /* "input_layernorm": path inside a block; NULL if the family has no such norm. */
 const char *vptq_block_norm_path(const vptq_family *f, vptq_block_norm n);
 
+/* Whether blocks have the linear layer.  Arrays over linear layers have an entry for one that
+ * they do not have, too. */
+bool vptq_linear_exists(const vptq_model_desc *d, vptq_linear l);
 /* "q_proj", "mlp.gate_proj": last name component, and path inside a block. */
 const char *vptq_linear_name(vptq_linear l);
 const char *vptq_linear_path(vptq_linear l);

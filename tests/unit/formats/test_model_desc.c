@@ -106,6 +106,17 @@ static void test_linears(void **state)
     }
 }
 
+static void test_absent_linears(void **state)
+{
+    (void)state;
+    const vptq_family family = {.plain_mlp = true};
+    const vptq_model_desc plain = {.family = &family}, gated = smollm2();
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        assert_true(vptq_linear_exists(&gated, (vptq_linear)l));
+        assert_int_equal(vptq_linear_exists(&plain, (vptq_linear)l), l != VPTQ_LINEAR_GATE);
+    }
+}
+
 static void test_modules(void **state)
 {
     (void)state;
@@ -234,5 +245,6 @@ static void test_rope_tables(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_norm_paths),
-           cmocka_unit_test(test_linears), cmocka_unit_test(test_modules),
-           cmocka_unit_test(test_check), cmocka_unit_test(test_rope_tables))
+           cmocka_unit_test(test_linears), cmocka_unit_test(test_absent_linears),
+           cmocka_unit_test(test_modules), cmocka_unit_test(test_check),
+           cmocka_unit_test(test_rope_tables))
