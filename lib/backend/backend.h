@@ -357,8 +357,9 @@ typedef struct vptq_embed_args {
 } vptq_embed_args;
 typedef vptq_status vptq_op_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err);
 
-/* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight, or with `add` that plus the old y[i].  y may
- * be x, without `add`. */
+/* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight, or with `add` that plus the old y[i].  With
+ * a bias, a layer norm: the same of x[i] - mean(x[i]), plus bias, without `add`.  y may be x,
+ * without `add`. */
 typedef struct vptq_rmsnorm_args {
     size_t n, dim;
     const float *x; /* [n, dim] */
@@ -368,6 +369,7 @@ typedef struct vptq_rmsnorm_args {
     float *y; /* [n, dim] */
     size_t ldy;
     bool add;
+    const float *bias; /* [dim] or NULL */
 } vptq_rmsnorm_args;
 typedef vptq_status vptq_op_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err);
 
@@ -412,7 +414,7 @@ typedef vptq_status vptq_op_attention_mass(vptq_dev *dev, const vptq_attention_a
 
 /* y = silu(gate) * up, all [n, dim], with silu(g) = g / (1 + exp(-g)).  With `gelu`, its
  * approximation by tanh in place of silu, which is g / (1 + exp(-z)) with z = g (c + d g^2), c
- * = sqrt(8 / pi) and d = 0.044715 c.  y may be gate or up. */
+ * = sqrt(8 / pi) and d = 0.044715 c.  y may be gate or up; without up (NULL) it is 1. */
 #define VPTQ_GELU_C 1.5957691216057308
 #define VPTQ_GELU_D (0.044715 * VPTQ_GELU_C)
 typedef struct vptq_swiglu_args {

@@ -202,7 +202,7 @@ static void test_embed_refuses_blocks(void **state)
 
 typedef struct norm_case {
     size_t n, dim;
-    const float *x, *weight;
+    const float *x, *weight, *bias;
 } norm_case;
 
 /* Adds the norm to what y holds. */
@@ -236,7 +236,8 @@ static void run_norm(const vptq_device *dev, const void *arg, void *out)
                                                      .weight = c->weight,
                                                      .eps = 1e-5f,
                                                      .y = y,
-                                                     .ldy = c->dim},
+                                                     .ldy = c->dim,
+                                                     .bias = c->bias},
                                 &err),
               &err);
     /* the same in place */
@@ -252,7 +253,8 @@ static void run_norm(const vptq_device *dev, const void *arg, void *out)
                                                      .weight = c->weight,
                                                      .eps = 1e-5f,
                                                      .y = same,
-                                                     .ldy = c->dim + 3},
+                                                     .ldy = c->dim + 3,
+                                                     .bias = c->bias},
                                 &err),
               &err);
     for (size_t i = 0; i < c->n; i++)
@@ -268,7 +270,7 @@ static void test_rmsnorm(void **state)
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
             const size_t dim = dims[s], n = rows[r];
             float *x = vtest_normals(n * (dim + 3), 8), *w = vtest_normals(dim, 9);
-            const norm_case c = {n, dim, x, w};
+            const norm_case c = {n, dim, x, w, NULL};
             const devices_op op = {run_norm, &c, n * dim, sizeof(float), few_operations};
             const devices_op add = {run_norm_add, &c, n * dim, sizeof(float), few_operations};
             (n <= 3 ? devices_check_emu : devices_check)(&op, NULL);
@@ -296,6 +298,52 @@ static void test_rmsnorm_by_hand(void **state)
         &err);
     assert_same_f32(y, want, 2);
     devices_close(&d);
+}
+
+/* Float numbers around 5 lose what the mean adds to their size, 5 times that of the result. */
+static void test_layer_norm(void **state)
+{
+    (void)state;
+    static const size_t dims[] = {1, 15, 16, 17, 33, 64, 576}, rows[] = {1, 3, 130};
+    for (size_t s = 0; s < sizeof dims / sizeof *dims; s++)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+            const size_t dim = dims[s], n = rows[r];
+            float *x = vtest_normals(n * (dim + 3), 10), *w = vtest_normals(dim, 11);
+            float *bias = vtest_normals(dim, 12);
+            for (size_t i = 0; i < n * (dim + 3); i++)
+                x[i] += 5;
+            const norm_case c = {n, dim, x, w, bias};
+            const devices_op op = {run_norm, &c, n * dim, sizeof(float), 26 * few_operations};
+            (n <= 3 ? devices_check_emu : devices_check)(&op, NULL);
+            free(x);
+            free(w);
+            free(bias);
+        }
+}
+
+static void test_layer_norm_by_hand(void **state)
+{
+    (void)state;
+    /* the mean of (3, 7) is 5, their variance 4; with eps 5 the root is 3 */
+    const float x[] = {3, 7}, w[] = {3, -6}, bias[] = {1, 2}, want[] = {-1, -2};
+    for (size_t i = 0; i < NAMES; i++) {
+        devices_one d;
+        vptq_err err;
+        float y[2];
+        devices_open(&d, names[i], vptq_cpu_simd(), 1);
+        const vptq_rmsnorm_args a = {.n = 1,
+                                     .dim = 2,
+                                     .x = x,
+                                     .ldx = 2,
+                                     .weight = w,
+                                     .eps = 5,
+                                     .y = y,
+                                     .ldy = 2,
+                                     .bias = bias};
+        assert_ok(d.dev.ops->rmsnorm(d.dev.state, &a, &err), &err);
+        assert_close(y, want, 2, 0, 2e-7);
+        devices_close(&d);
+    }
 }
 
 /* ---- rope ---- */
@@ -436,6 +484,8 @@ static void test_swiglu(void **state)
         devices_check_emu(&op, NULL);
         c.gelu = true;
         devices_check_emu(&op, NULL);
+        c.up = NULL;
+        devices_check_emu(&op, NULL);
         free(gate);
         free(up);
     }
@@ -448,6 +498,7 @@ static void test_swiglu_by_hand(void **state)
     const float want[] = {0, 1.46211716f, -0.53788284f, 3000, 0};
     /* torch.nn.functional.gelu(gate, approximate="tanh") * up */
     const float want_gelu[] = {0, 1.68238398f, -0.31761602f, 3000, 0};
+    const float want_alone[] = {0, 0.84119199f, -0.15880801f, 1000, 0};
     for (size_t i = 0; i < NAMES; i++) {
         devices_one d;
         vptq_err err;
@@ -466,6 +517,12 @@ static void test_swiglu_by_hand(void **state)
                       &err),
                   &err);
         assert_close(y, want_gelu, 5, 0, 4e-7);
+        assert_ok(d.dev.ops->swiglu(
+                      d.dev.state,
+                      &(vptq_swiglu_args){.n = 1, .dim = 5, .gelu = true, .gate = gate, .y = y},
+                      &err),
+                  &err);
+        assert_close(y, want_alone, 5, 0, 4e-7);
         devices_close(&d);
     }
 }
@@ -642,7 +699,8 @@ static void test_nll_special(void **state)
 VTEST_MAIN(cmocka_unit_test(test_exp_error), cmocka_unit_test(test_exp_special),
            cmocka_unit_test(test_reductions_of_any_length), cmocka_unit_test(test_embed),
            cmocka_unit_test(test_embed_refuses_blocks), cmocka_unit_test(test_rmsnorm_by_hand),
-           cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_rope_by_hand),
+           cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_layer_norm_by_hand),
+           cmocka_unit_test(test_layer_norm), cmocka_unit_test(test_rope_by_hand),
            cmocka_unit_test(test_rope), cmocka_unit_test(test_soft_cap),
            cmocka_unit_test(test_soft_cap_by_hand), cmocka_unit_test(test_swiglu_by_hand),
            cmocka_unit_test(test_swiglu), cmocka_unit_test(test_nll),

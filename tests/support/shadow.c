@@ -471,6 +471,7 @@ static void rmsnorm_arrays(shadow *s, const vptq_rmsnorm_args *a, vptq_rmsnorm_a
 {
     IN(x, shadow_span(a->n, a->dim, a->ldx));
     IN(weight, a->dim);
+    IN(bias, a->dim);
     OUT(y, shadow_span(a->n, a->dim, a->ldy));
 }
 SHADOW_OP(rmsnorm, vptq_rmsnorm_args)

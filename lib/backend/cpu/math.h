@@ -16,11 +16,14 @@ typedef struct vptq_cpu_math {
     double (*exp_sum)(const float *x, size_t n, float shift);
     float (*max)(const float *x, size_t n); /* -inf for n = 0; ignores NaN */
     void (*scale)(float *x, size_t n, float s);
-    double (*sum_squares)(const float *x, size_t n); /* added in double */
-    /* y = x * s * w, or with `add` y += that */
-    void (*norm)(const float *x, const float *w, float s, bool add, float *y, size_t n);
+    double (*sum_squares)(const float *x, size_t n);    /* added in double */
+    void (*center)(const float *x, float *y, size_t n); /* y = x - mean, of a sum in double */
+    /* y = x * s * w, or with `more` plus that; y may be x or more */
+    void (*norm)(const float *x, const float *w, float s, const float *more, float *y,
+                 size_t n);
     /* (lo, hi) = (lo * c - hi * s, hi * c + lo * s) */
     void (*rotate)(float *lo, float *hi, const float *c, const float *s, size_t n);
+    /* up may be NULL: 1 */
     void (*swiglu)(const float *gate, const float *up, bool gelu, float *y, size_t n);
     void (*soft_cap)(float *x, size_t n, float cap);           /* x = cap tanh(x / cap) */
     void (*add_double)(const float *x, double *sum, size_t n); /* sum[i] += x[i] */

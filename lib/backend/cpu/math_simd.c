@@ -81,33 +81,37 @@ static float row_max(const float *x, size_t n)
     return v16_max(m);
 }
 
-static void scale(float *x, size_t n, float s)
+/* Sum of x in double, or of its squares; both products are exact. */
+SIMD_INLINE double add_up(const float *x, size_t n, bool squares)
 {
-    const vf v = vf_set1(s);
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        vf_store(x + i, vf_mul(vf_load(x + i), v));
-    if (i < n)
-        vf_store_part(x + i, vf_mul(vf_load_part(x + i, n - i), v), n - i);
-}
-
-static double sum_squares(const float *x, size_t n)
-{
+    const vd one = vd_from(vf_set1(1));
     vd16 sum = vd16_zero();
     size_t i = 0;
     for (; i + SIMD_SUM <= n; i += SIMD_SUM)
 #pragma GCC unroll 4
         for (size_t p = 0; p < SIMD_PARTS; p++) {
             const vd d = vd_from(vf_load(x + i + p * LANES));
-            sum.part[p] = vd_mul_add(d, d, sum.part[p]);
+            sum.part[p] = vd_mul_add(squares ? d : one, d, sum.part[p]);
         }
 #pragma GCC unroll 4
     for (size_t p = 0; p < SIMD_PARTS; p++, i += LANES)
         if (i < n) {
             const vd d = vd_from(vf_load_part(x + i, simd_lanes_left(n, i)));
-            sum.part[p] = vd_mul_add(d, d, sum.part[p]);
+            sum.part[p] = vd_mul_add(squares ? d : one, d, sum.part[p]);
         }
     return vd16_sum(sum);
+}
+
+static double sum_squares(const float *x, size_t n)
+{
+    return add_up(x, n, true);
+}
+
+static void center(const float *x, float *y, size_t n)
+{
+    const float mean = (float)(add_up(x, n, false) / (double)n);
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] - mean;
 }
 
 SIMD_INLINE void dot_step(const double *a, const float *b, vd16 *sum)
@@ -118,17 +122,17 @@ SIMD_INLINE void dot_step(const double *a, const float *b, vd16 *sum)
             vd_mul_add(vd_load(a + p * LANES), vd_from(vf_load(b + p * LANES)), sum->part[p]);
 }
 
-static void norm(const float *x, const float *w, float s, bool add, float *y, size_t n)
+static void norm(const float *x, const float *w, float s, const float *more, float *y, size_t n)
 {
     const vf v = vf_set1(s);
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         const vf z = vf_mul(vf_mul(vf_load(x + i), v), vf_load(w + i));
-        vf_store(y + i, add ? vf_add(vf_load(y + i), z) : z);
+        vf_store(y + i, more ? vf_add(vf_load(more + i), z) : z);
     }
     if (i < n) {
         const vf z = vf_mul(vf_mul(vf_load_part(x + i, n - i), v), vf_load_part(w + i, n - i));
-        vf_store_part(y + i, add ? vf_add(vf_load_part(y + i, n - i), z) : z, n - i);
+        vf_store_part(y + i, more ? vf_add(vf_load_part(more + i, n - i), z) : z, n - i);
     }
 }
 
@@ -164,9 +168,10 @@ static void swiglu(const float *gate, const float *up, bool gelu, float *y, size
 {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        vf_store(y + i, vf_swiglu(vf_load(gate + i), vf_load(up + i), gelu));
+        vf_store(y + i, vf_swiglu(vf_load(gate + i), up ? vf_load(up + i) : vf_set1(1), gelu));
     if (i < n) {
-        const vf g = vf_load_part(gate + i, n - i), u = vf_load_part(up + i, n - i);
+        const vf g = vf_load_part(gate + i, n - i);
+        const vf u = up ? vf_load_part(up + i, n - i) : vf_set1(1);
         vf_store_part(y + i, vf_swiglu(g, u, gelu), n - i);
     }
 }
@@ -217,6 +222,11 @@ static void copy(size_t rows, size_t cols, const float *src, size_t ld_src, floa
         if (j < cols)
             vf_store_part(dst + j, vf_mul(vf_load_part(src + j, cols - j), f), cols - j);
     }
+}
+
+static void scale(float *x, size_t n, float s)
+{
+    copy(1, n, x, n, s, x, n);
 }
 
 static void transpose(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,
@@ -666,6 +676,7 @@ const vptq_cpu_math VPTQ_SIMD_SYMBOL(vptq_cpu_math) = {
     .max = row_max,
     .scale = scale,
     .sum_squares = sum_squares,
+    .center = center,
     .norm = norm,
     .rotate = rotate,
     .swiglu = swiglu,

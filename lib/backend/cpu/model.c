@@ -59,9 +59,17 @@ static void norm_rows(void *arg, size_t begin, size_t end, int thread)
     (void)thread;
     for (size_t r = begin; r < end; r++) {
         const float *x = a->x + r * a->ldx;
+        float *y = a->y + r * a->ldy;
+        if (a->bias) {
+            job->math->center(x, y, a->dim);
+            x = y;
+        }
         const double mean = job->math->sum_squares(x, a->dim) / (double)a->dim;
-        job->math->norm(x, a->weight, (float)(1 / sqrt(mean + (double)a->eps)), a->add,
-                        a->y + r * a->ldy, a->dim);
+        job->math->norm(x, a->weight, (float)(1 / sqrt(mean + (double)a->eps)),
+                        a->bias  ? a->bias
+                        : a->add ? y
+                                 : NULL,
+                        y, a->dim);
     }
 }
 
@@ -115,7 +123,8 @@ static void swiglu_range(void *arg, size_t begin, size_t end, int thread)
     const rows_job *job = arg;
     const vptq_swiglu_args *a = job->args;
     (void)thread;
-    job->math->swiglu(a->gate + begin, a->up + begin, a->gelu, a->y + begin, end - begin);
+    job->math->swiglu(a->gate + begin, a->up ? a->up + begin : NULL, a->gelu, a->y + begin,
+                      end - begin);
 }
 
 vptq_status vptq_cpu_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)

@@ -43,14 +43,20 @@ __global__ static void __launch_bounds__(THREADS) rmsnorm_kernel(vptq_rmsnorm_ar
 {
     const float *x = a.x + blockIdx.x * a.ldx;
     float *y = a.y + blockIdx.x * a.ldy;
-    double sum = 0;
+    double sum = 0, mean = 0;
+    for (size_t j = threadIdx.x; a.bias && j < a.dim; j += THREADS)
+        mean += (double)x[j];
+    if (a.bias)
+        mean = port_block_sum(mean) / (double)a.dim;
     for (size_t j = threadIdx.x; j < a.dim; j += THREADS)
-        sum += (double)x[j] * (double)x[j];
+        sum += ((double)x[j] - mean) * ((double)x[j] - mean);
     sum = port_block_sum(sum);
     const double scale = 1 / sqrt(sum / (double)a.dim + (double)a.eps);
     /* A thread writes only elements that it has read itself, so y may be x. */
-    for (size_t j = threadIdx.x; j < a.dim; j += THREADS)
-        y[j] = (float)((double)x[j] * scale * (double)a.weight[j] + (a.add ? (double)y[j] : 0));
+    for (size_t j = threadIdx.x; j < a.dim; j += THREADS) {
+        const float more = a.bias ? a.bias[j] : a.add ? y[j] : 0;
+        y[j] = (float)(((double)x[j] - mean) * scale * (double)a.weight[j] + (double)more);
+    }
 }
 
 vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
@@ -88,7 +94,7 @@ __global__ static void __launch_bounds__(THREADS)
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += all) {
         const float g = gate[i];
         const float z = gelu ? g * fmaf(g * g, (float)VPTQ_GELU_D, (float)VPTQ_GELU_C) : g;
-        y[i] = g / (1 + expf(-z)) * up[i];
+        y[i] = g / (1 + expf(-z)) * (up ? up[i] : 1);
     }
 }
 

@@ -34,13 +34,17 @@ vptq_status vptq_ref_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err
     for (size_t r = 0; r < a->n; r++) {
         const float *x = a->x + r * a->ldx;
         float *y = a->y + r * a->ldy;
-        double s = 0;
+        double sum = 0, s = 0;
+        for (size_t i = 0; a->bias && i < a->dim; i++)
+            sum += (double)x[i];
+        const double mean = sum / (double)a->dim;
         for (size_t i = 0; i < a->dim; i++)
-            s += (double)x[i] * (double)x[i];
+            s += ((double)x[i] - mean) * ((double)x[i] - mean);
         const double scale = 1 / sqrt(s / (double)a->dim + (double)a->eps);
-        for (size_t i = 0; i < a->dim; i++)
-            y[i] = (float)((double)x[i] * scale * (double)a->weight[i] +
-                           (a->add ? (double)y[i] : 0));
+        for (size_t i = 0; i < a->dim; i++) {
+            const float more = a->bias ? a->bias[i] : a->add ? y[i] : 0;
+            y[i] = (float)(((double)x[i] - mean) * scale * (double)a->weight[i] + (double)more);
+        }
     }
     return VPTQ_OK;
 }
@@ -90,7 +94,7 @@ vptq_status vptq_ref_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *
     for (size_t i = 0; i < a->n * a->dim; i++) {
         const double g = (double)a->gate[i];
         const double z = a->gelu ? g * (VPTQ_GELU_C + VPTQ_GELU_D * g * g) : g;
-        a->y[i] = (float)(g / (1 + exp(-z)) * (double)a->up[i]);
+        a->y[i] = (float)(g / (1 + exp(-z)) * (a->up ? (double)a->up[i] : 1));
     }
     return VPTQ_OK;
 }
