@@ -69,9 +69,9 @@ static vptq_status read_listed(vptq_checkpoint *c, vptq_strmap *listed, bool sha
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             char name[VPTQ_NAME_MAX];
             bool fresh;
-            vptq_linear_full_name(name, layer, (vptq_linear)l);
+            vptq_linear_full_name(name, &c->desc, layer, (vptq_linear)l);
             const json_t *entry = vptq_packed_entry(c->config, name);
-            if (!entry)
+            if (!entry || !vptq_linear_exists(&c->desc, (vptq_linear)l))
                 continue;
             const char *own = vptq_arena_strdup(&c->arena, name, err);
             if (!own)
@@ -178,11 +178,11 @@ vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
     if (is_gptq)
         VPTQ_CHECK(vptq_gptq_layout_of(c->config, c->path, &gptq, err));
     for (size_t i = 0; i < most; i++) {
+        const vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_COUNT);
         vptq_compressed_layout layout;
-        bool quantized = true;
-        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                              (vptq_linear)(i % VPTQ_LINEAR_COUNT));
-        if (!is_gptq)
+        bool quantized = vptq_linear_exists(&c->desc, l);
+        vptq_linear_full_name(name, &c->desc, (uint32_t)(i / VPTQ_LINEAR_COUNT), l);
+        if (!is_gptq && quantized)
             VPTQ_CHECK(
                 vptq_compressed_layout_of(c->config, name, c->path, &layout, &quantized, err));
         if (!quantized)
@@ -253,9 +253,9 @@ vptq_status vptq_checkpoint_read_additive(const vptq_ctx *ctx, vptq_checkpoint *
         const vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_COUNT);
         char name[VPTQ_NAME_MAX];
         uint32_t rows, columns;
-        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT), l);
+        vptq_linear_full_name(name, &c->desc, (uint32_t)(i / VPTQ_LINEAR_COUNT), l);
         vptq_linear_shape(&c->desc, l, &rows, &columns);
-        if (!vptq_additive_entry(c->config, name))
+        if (!vptq_additive_entry(c->config, name) || !vptq_linear_exists(&c->desc, l))
             continue;
         vptq_status st = read_additive(c, name, rows, columns, &list[count], err);
         count += !st;
@@ -477,13 +477,14 @@ static vptq_status replace_norm(vptq_checkpoint *c, const char *path, const vptq
 }
 
 /* Whether all files of a layer are among the names of a directory. */
-static bool layer_is_complete(char *const *names, size_t count, const char *name)
+static bool layer_is_complete(const vptq_model_desc *d, char *const *names, size_t count,
+                              const char *name)
 {
     const size_t prefix = strcspn(name + strlen("layer_"), "_") + strlen("layer_") + 1;
     size_t files = 0;
     for (size_t i = 0; i < count; i++)
         files += vptq_layer_file_is(names[i]) && !strncmp(names[i], name, prefix);
-    return files == VPTQ_LINEAR_COUNT;
+    return files == vptq_linear_total(d, 0, 0);
 }
 
 /* Reads one finished matrix; leaves it out if it has a fault that c reports, or if it needs
@@ -566,7 +567,8 @@ vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, bool partial, vptq_ch
         if (!vptq_layer_file_is(names[i]))
             continue;
         VPTQ_CHECK(vptq_path_join(path, sizeof path, c->path, names[i], err));
-        VPTQ_CHECK(read_layer(ctx, path, c, layer_is_complete(names, count, names[i]), err));
+        const bool complete = layer_is_complete(&c->desc, names, count, names[i]);
+        VPTQ_CHECK(read_layer(ctx, path, c, complete, err));
     }
     qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
     return partial ? VPTQ_OK : check_finished(ctx, c, names, count, err);

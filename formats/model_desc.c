@@ -68,6 +68,17 @@ static const vptq_family families[] = {
      .scaled_embedding = true,
      .head_dim = 256,
      .full_every = 6},
+    {.model_type = "starcoder2",
+     .architecture = "Starcoder2ForCausalLM",
+     .defaults =
+         "{\"hidden_act\": \"gelu_pytorch_tanh\", \"max_position_embeddings\": 4096,"
+         " \"norm_epsilon\": 1e-5, \"num_key_value_heads\": 2, \"sliding_window\": null,"
+         " \"tie_word_embeddings\": true, \"use_bias\": true}",
+     .use_bias = true,
+     .sliding_by_default = true,
+     .layer_norm = true,
+     .plain_mlp = true,
+     .linear = {[VPTQ_LINEAR_UP] = "mlp.c_fc", [VPTQ_LINEAR_DOWN] = "mlp.c_proj"}},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -168,14 +179,23 @@ bool vptq_linear_exists(const vptq_model_desc *d, vptq_linear l)
     return l != VPTQ_LINEAR_GATE || !d->family->plain_mlp;
 }
 
-const char *vptq_linear_path(vptq_linear l)
+uint32_t vptq_linear_total(const vptq_model_desc *d, uint32_t first, uint32_t last)
 {
-    return linears[l].path;
+    uint32_t count = 0;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        count += vptq_linear_exists(d, (vptq_linear)l);
+    return (last - first + 1) * count;
 }
 
-const char *vptq_linear_name(vptq_linear l)
+const char *vptq_linear_path(const vptq_model_desc *d, vptq_linear l)
 {
-    return strchr(linears[l].path, '.') + 1;
+    const char *own = d->family->linear[l];
+    return own ? own : linears[l].path;
+}
+
+const char *vptq_linear_name(const vptq_model_desc *d, vptq_linear l)
+{
+    return strchr(vptq_linear_path(d, l), '.') + 1;
 }
 
 const char *vptq_input_name(vptq_input i)
@@ -220,11 +240,14 @@ void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, u
         *out = d->hidden;
         break;
     }
+    if (!vptq_linear_exists(d, l))
+        *out = 0;
 }
 
-void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear l)
+void vptq_linear_full_name(char name[VPTQ_NAME_MAX], const vptq_model_desc *d, uint32_t layer,
+                           vptq_linear l)
 {
-    snprintf(name, VPTQ_NAME_MAX, "model.layers.%u.%s", layer, linears[l].path);
+    snprintf(name, VPTQ_NAME_MAX, "model.layers.%u.%s", layer, vptq_linear_path(d, l));
 }
 
 bool vptq_linear_has_bias(const vptq_model_desc *d, vptq_linear l)
@@ -251,8 +274,10 @@ bool vptq_linear_of_module(const vptq_model_desc *d, const char *name, size_t le
 {
     const char *rest = vptq_name_in_block(d, name);
     for (int i = 0; rest && i < VPTQ_LINEAR_COUNT; i++) {
-        const size_t n = strlen(linears[i].path);
-        if (name + length != rest + n || strncmp(rest, linears[i].path, n) != 0)
+        const char *path = vptq_linear_path(d, (vptq_linear)i);
+        const size_t n = strlen(path);
+        if (name + length != rest + n || strncmp(rest, path, n) != 0 ||
+            !vptq_linear_exists(d, (vptq_linear)i))
             continue;
         *l = (vptq_linear)i;
         return true;
@@ -361,7 +386,7 @@ vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file, vp
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: the head dimension %u is odd, RoPE needs pairs", file,
                          d->head_dim);
-    VPTQ_CHECK(check_positive(file, "RMS norm epsilon", (double)d->norm_eps, err));
+    VPTQ_CHECK(check_positive(file, "norm epsilon", (double)d->norm_eps, err));
     if (d->query_scalar != 0)
         VPTQ_CHECK(check_positive(file, "query_pre_attn_scalar", d->query_scalar, err));
     if (d->score_cap != 0)

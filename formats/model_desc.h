@@ -53,6 +53,7 @@ typedef struct vptq_family {
     bool qkv_bias;            /* q, k, v always have a bias, without a config key */
     bool attention_bias;      /* config key attention_bias: biases on q, k, v, o */
     bool mlp_bias;            /* config key mlp_bias: biases on gate, up, down */
+    bool use_bias;            /* config key use_bias: biases on all linear layers */
     bool qk_norm;             /* RMS norm on every head of q and k before RoPE */
     bool gguf_permuted;       /* GGUF stores q and k rows for interleaved pairs */
     bool sliding_by_default;  /* `sliding_window` applies without `use_sliding_window` */
@@ -60,11 +61,13 @@ typedef struct vptq_family {
     bool partial_rotary; /* config key partial_rotary_factor */
     bool local_rope;     /* layers with the window have a RoPE theta of their own */
     bool norm_offset;    /* norms multiply by 1 + weight */
+    bool layer_norm;     /* norms are layer norms with a bias; config key norm_epsilon */
     bool out_norms; /* VPTQ_BLOCK_NORM_ATTENTION_OUT and VPTQ_BLOCK_NORM_FEED_FORWARD_OUT */
-    bool scaled_embedding; /* embeddings are multiplied by sqrt(hidden size) */
-    bool plain_mlp;        /* no gate: the activation is that of up alone */
-    uint32_t head_dim;     /* default of head_dim; 0 = hidden size / heads */
-    uint32_t full_every;   /* default of vptq_model_desc.full_every */
+    bool scaled_embedding;                 /* embeddings are multiplied by sqrt(hidden size) */
+    bool plain_mlp;                        /* no gate: the activation is that of up alone */
+    const char *linear[VPTQ_LINEAR_COUNT]; /* vptq_linear_path; NULL: as in Llama */
+    uint32_t head_dim;                     /* default of head_dim; 0 = hidden size / heads */
+    uint32_t full_every;                   /* default of vptq_model_desc.full_every */
 } vptq_family;
 
 /* NULL if the name is unknown.  _names writes a comma-separated list for messages. */
@@ -125,12 +128,15 @@ const char *vptq_block_norm_path(const vptq_family *f, vptq_block_norm n);
 /* Whether blocks have the linear layer.  Arrays over linear layers have an entry for one that
  * they do not have, too. */
 bool vptq_linear_exists(const vptq_model_desc *d, vptq_linear l);
-/* "q_proj", "mlp.gate_proj": last name component, and path inside a block. */
-const char *vptq_linear_name(vptq_linear l);
-const char *vptq_linear_path(vptq_linear l);
+/* Number of linear layers that the blocks of layers [first, last] have. */
+uint32_t vptq_linear_total(const vptq_model_desc *d, uint32_t first, uint32_t last);
+/* "q_proj", "mlp.gate_proj": last name component, and path inside a block, of a linear layer
+ * that blocks have. */
+const char *vptq_linear_name(const vptq_model_desc *d, vptq_linear l);
+const char *vptq_linear_path(const vptq_model_desc *d, vptq_linear l);
 const char *vptq_input_name(vptq_input i); /* "qkv", "o", "up", "down" */
 vptq_input vptq_linear_input(vptq_linear l);
-/* Rows and columns of a linear layer's weight matrix. */
+/* Rows and columns of a linear layer's weight matrix; no rows if blocks do not have it. */
 void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, uint32_t *in);
 uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i);
 /* Linear layers whose weights a fused family stores as rows of one tensor. */
@@ -145,7 +151,8 @@ extern const vptq_fused vptq_fused_layers[VPTQ_FUSED_COUNT];
 bool vptq_linear_has_bias(const vptq_model_desc *d, vptq_linear l);
 /* Writes "model.layers.3.mlp.gate_proj" into name. */
 enum { VPTQ_NAME_MAX = 96 };
-void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear l);
+void vptq_linear_full_name(char name[VPTQ_NAME_MAX], const vptq_model_desc *d, uint32_t layer,
+                           vptq_linear l);
 /* The rest of a tensor's name after "model.layers.N."; NULL if N is not a layer of the model.
  */
 const char *vptq_name_in_block(const vptq_model_desc *d, const char *name);

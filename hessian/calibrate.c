@@ -9,6 +9,7 @@
 
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/model/backward.h"
 
 #define STATE_FILE "hidden.state"
 
@@ -70,6 +71,8 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG,
                            "output Hessians of windows of %zu tokens, expected at least 2",
                            length));
+    if (opt->outputs || opt->weights == VPTQ_WEIGHTS_GUIDED) /* which come late in a run */
+        VPTQ_TRY(vptq_backward_check(m, err));
     VPTQ_TRY(vptq_corpus_load(dev->ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c->corpus,
                               err));
     VPTQ_TRY(vptq_corpus_sample(&c->corpus, length, opt->windows, opt->seed, &c->arena,

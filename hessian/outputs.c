@@ -212,10 +212,11 @@ static vptq_status add_linear(collector *o, uint32_t layer, vptq_linear l, const
 static vptq_status on_linear(void *arg, uint32_t layer, vptq_linear l, size_t rows,
                              const float *x, const float *dz, vptq_err *err)
 {
+    collector *o = arg;
     (void)rows;
-    const vptq_status st = add_linear(arg, layer, l, x, dz, err);
-    if (st == VPTQ_E_NUMERIC)
-        vptq_err_context(err, "%s", vptq_linear_name(l)); /* the pass names window and layer */
+    const vptq_status st = add_linear(o, layer, l, x, dz, err);
+    if (st == VPTQ_E_NUMERIC) /* the pass names window and layer */
+        vptq_err_context(err, "%s", vptq_linear_name(o->desc, l));
     return st;
 }
 
@@ -285,7 +286,7 @@ static vptq_status finish_linear(collector *o, uint32_t layer, vptq_linear l, vp
                 return vptq_fail(err, VPTQ_E_NUMERIC,
                                  "layer %u: %s: the output Hessian of row %zu is not finite "
                                  "(the model overflows on this text)",
-                                 layer, vptq_linear_name(l), row + i / ROWS);
+                                 layer, vptq_linear_name(o->desc, l), row + i / ROWS);
     }
     return VPTQ_OK;
 }

@@ -29,9 +29,10 @@ size_t vptq_output_layer_entries(const vptq_model_desc *d)
 }
 
 /* "layer_003_q_proj" */
-static void tensor_name(char name[NAME_SIZE], uint32_t layer, vptq_linear l)
+static void tensor_name(char name[NAME_SIZE], const vptq_model_desc *d, uint32_t layer,
+                        vptq_linear l)
 {
-    snprintf(name, NAME_SIZE, "layer_%03u_%s", layer, vptq_linear_name(l));
+    snprintf(name, NAME_SIZE, "layer_%03u_%s", layer, vptq_linear_name(d, l));
 }
 
 /* ---- writing ---- */
@@ -44,7 +45,7 @@ static vptq_status list_tensors(const vptq_outputs_data *data, vptq_arena *arena
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             const size_t n = vptq_output_entries(data->desc, (vptq_linear)l);
             char name[NAME_SIZE];
-            tensor_name(name, layer, (vptq_linear)l);
+            tensor_name(name, data->desc, layer, (vptq_linear)l);
             *list = (vptq_tensor){.name = vptq_arena_strdup(arena, name, err),
                                   .type = VPTQ_F32,
                                   .dims = 3,
@@ -149,7 +150,7 @@ static vptq_status read_tensor(vptq_outputs *o, const char *path, const vptq_mod
     char name[NAME_SIZE];
 
     vptq_linear_shape(d, l, &out, &in);
-    tensor_name(name, layer, l);
+    tensor_name(name, d, layer, l);
     const vptq_tensor *t = vptq_tensor_find(&o->set, name);
     if (!t || t->type != VPTQ_F32 || t->dims != 3 || t->shape[0] != blocks ||
         t->shape[1] != ROWS || t->shape[2] != ROWS)

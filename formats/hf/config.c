@@ -74,7 +74,9 @@ static vptq_status parse_sizes(source s, vptq_model_desc *d, vptq_err *err)
     if (!head_dim && d->heads)
         head_dim = d->hidden / d->heads;
     VPTQ_CHECK(get_u32_or(s, "head_dim", head_dim, &d->head_dim, err));
-    VPTQ_CHECK(vptq_json_f64_or(s.obj, s.name, "rms_norm_eps", DEFAULT_EPS, &eps, err));
+    VPTQ_CHECK(vptq_json_f64_or(s.obj, s.name,
+                                d->family->layer_norm ? "norm_epsilon" : "rms_norm_eps",
+                                DEFAULT_EPS, &eps, err));
     d->norm_eps = (float)eps;
     return VPTQ_OK;
 }
@@ -95,15 +97,17 @@ static vptq_status parse_activation(source s, vptq_model_desc *d, vptq_err *err)
 
 static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
 {
-    bool attention_bias, mlp_bias;
+    bool attention_bias, mlp_bias, use_bias;
     VPTQ_CHECK(parse_activation(s, d, err));
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "tie_word_embeddings", false, &d->tied, err));
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "attention_bias", false, &attention_bias, err));
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "mlp_bias", false, &mlp_bias, err));
+    VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "use_bias", false, &use_bias, err));
     /* a key that transformers does not read for the family declares nothing */
-    d->o_bias = d->family->attention_bias && attention_bias;
+    use_bias = d->family->use_bias && use_bias;
+    d->o_bias = use_bias || (d->family->attention_bias && attention_bias);
     d->qkv_bias = d->family->qkv_bias || d->o_bias;
-    d->mlp_bias = d->family->mlp_bias && mlp_bias;
+    d->mlp_bias = use_bias || (d->family->mlp_bias && mlp_bias);
     return VPTQ_OK;
 }
 
@@ -150,9 +154,9 @@ static vptq_status parse_layer_types(source s, vptq_model_desc *d, vptq_err *err
     return VPTQ_OK;
 }
 
-/* Mistral and Phi-3 use a sliding window in all layers unless `sliding_window` is null, Gemma
- * in all but one of every so many; the Qwen families only with use_sliding_window, from layer
- * max_window_layers on. */
+/* Mistral, Phi-3 and StarCoder2 use a sliding window in all layers unless `sliding_window` is
+ * null, Gemma in all but one of every so many; the Qwen families only with use_sliding_window,
+ * from layer max_window_layers on. */
 static vptq_status parse_window(source s, vptq_model_desc *d, vptq_err *err)
 {
     bool slides = d->family->sliding_by_default;

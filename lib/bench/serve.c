@@ -75,13 +75,14 @@ static uint64_t tensor_bytes(const vptq_tensor *t)
 
 static uint64_t weight_bytes(const vptq_model *m)
 {
-    uint64_t bytes = tensor_bytes(m->embedding) + tensor_bytes(m->final_norm);
+    uint64_t bytes = tensor_bytes(m->embedding) + tensor_bytes(m->final_norm) +
+                     tensor_bytes(m->final_norm_bias);
     if (m->head != m->embedding)
         bytes += tensor_bytes(m->head);
     for (uint32_t layer = 0; layer < m->desc->layers; layer++) {
         const vptq_block *b = &m->blocks[layer];
         for (int n = 0; n < VPTQ_BLOCK_NORM_COUNT; n++)
-            bytes += tensor_bytes(b->norm[n]);
+            bytes += tensor_bytes(b->norm[n]) + tensor_bytes(b->norm_bias[n]);
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             const vptq_weight *w = &b->linear[l];
             bytes += tensor_bytes(b->linear_bias[l]);

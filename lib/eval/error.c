@@ -105,7 +105,7 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     const vptq_uniform *u = q->packed ? NULL : q->tensor->uniform;
     const vptq_additive *a = q->packed ? NULL : q->tensor->additive;
     vptq_error_row row = {.layer = layer,
-                          .name = vptq_linear_name(l),
+                          .name = vptq_linear_name(c->base->desc, l),
                           .rows = (uint32_t)q->rows,
                           .columns = (uint32_t)q->cols,
                           .proxy_loss = (double)NAN};
@@ -145,6 +145,7 @@ static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input in
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_weight *w = &c->quantized->blocks[layer].linear[l];
         if (vptq_linear_input((vptq_linear)l) != input ||
+            !vptq_linear_exists(c->base->desc, (vptq_linear)l) ||
             (!w->packed && !w->tensor->uniform && !w->tensor->additive &&
              !vptq_checkpoint_is_dense(&c->quantized->ckpt, w->tensor)))
             continue;

@@ -44,6 +44,7 @@ typedef struct vptq_error_report {
     size_t top;               /* maximum rows of the table; 0 = all.  Means are over all rows */
     const char *model, *base; /* their names, for the page */
     uint32_t width;           /* of the terminal that shows text, as in vptq_output */
+    const vptq_model_desc *desc;
 } vptq_error_report;
 
 /* Appends the report to `out`.  CSV and JSON have the rows; text and Markdown add means over

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/text.h"
 #include "lib/report/svg.h"
 
 enum { KINDS = VPTQ_LINEAR_COUNT };
@@ -36,10 +37,10 @@ static const char *compared_title(const writer *w)
     return w->outputs ? "output error" : "weight error";
 }
 
-static int kind_of(const vptq_error_row *row)
+static int kind_of(const writer *w, const vptq_error_row *row)
 {
     for (int k = 0; k < KINDS; k++)
-        if (!strcmp(row->name, vptq_linear_name((vptq_linear)k)))
+        if (!strcmp(row->name, vptq_linear_name(w->r->desc, (vptq_linear)k)))
             return k;
     return 0;
 }
@@ -69,12 +70,12 @@ static void average(writer *w)
     w->outputs = r->count && !isnan(r->rows[0].proxy_loss);
     for (size_t i = 0; i < r->count; i++) {
         add_row(w, &w->all, &r->rows[i]);
-        add_row(w, &w->kind[kind_of(&r->rows[i])], &r->rows[i]);
+        add_row(w, &w->kind[kind_of(w, &r->rows[i])], &r->rows[i]);
     }
     w->all.name = "all";
     divide(&w->all);
     for (int k = 0; k < KINDS; k++) {
-        w->kind[k].name = vptq_linear_name((vptq_linear)k);
+        w->kind[k].name = vptq_linear_name(r->desc, (vptq_linear)k);
         divide(&w->kind[k]);
     }
 }
@@ -217,7 +218,7 @@ typedef struct grid {
     double *x;      /* [layers] layer numbers */
     const char **names;
     const char *kind_names[KINDS];
-    char kind_short[KINDS][16]; /* without "_proj" */
+    char kind_short[KINDS][16]; /* without "_proj", if all end so */
     const char *kind_shown[KINDS];
     char (*texts)[12];
 } grid;
@@ -225,7 +226,7 @@ typedef struct grid {
 static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_err *err)
 {
     const vptq_error_report *r = w->r;
-    size_t column[KINDS] = {0}, cells;
+    size_t column[KINDS] = {0}, cells, suffix = strlen("_proj");
     uint32_t last = 0;
     *g = (grid){.first = UINT32_MAX};
     for (size_t i = 0; i < r->count; i++) {
@@ -233,11 +234,14 @@ static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_e
         last = r->rows[i].layer > last ? r->rows[i].layer : last;
     }
     for (int k = 0; k < KINDS; k++)
+        if (w->kind[k].count && !vptq_text_before(w->kind[k].name, "_proj"))
+            suffix = 0;
+    for (int k = 0; k < KINDS; k++)
         if (w->kind[k].count) {
-            const char *name = vptq_linear_name((vptq_linear)k);
+            const char *name = w->kind[k].name;
             column[k] = g->kinds;
             snprintf(g->kind_short[g->kinds], sizeof g->kind_short[0], "%.*s",
-                     (int)strcspn(name, "_"), name);
+                     (int)(strlen(name) - suffix), name);
             g->kind_shown[g->kinds] = g->kind_short[g->kinds];
             g->kind_names[g->kinds++] = name;
         }
@@ -258,7 +262,7 @@ static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_e
         g->names[i] = g->texts[i];
     }
     for (size_t i = 0; i < r->count; i++)
-        g->values[(r->rows[i].layer - g->first) * g->kinds + column[kind_of(&r->rows[i])]] =
+        g->values[(r->rows[i].layer - g->first) * g->kinds + column[kind_of(w, &r->rows[i])]] =
             compared(w, &r->rows[i]);
     return VPTQ_OK;
 }
@@ -303,7 +307,7 @@ static void draw_kinds(vptq_html *h, const writer *w, const grid *g)
         double mean = w->outputs ? m->output : m->weight;
         if (!m->count)
             continue;
-        bars[n] = (vptq_svg_bar){.label = vptq_linear_name((vptq_linear)k),
+        bars[n] = (vptq_svg_bar){.label = m->name,
                                  .value = mean,
                                  .low = m->low,
                                  .high = m->high,
@@ -448,6 +452,7 @@ vptq_status vptq_eval_error_report(vptq_device *dev, const vptq_model *m,
                                       .order = opt->order,
                                       .top = opt->top,
                                       .width = out ? out->width : 0,
+                                      .desc = base->desc,
                                       .model = vptq_path_base(m->ckpt.path),
                                       .base = vptq_path_base(base->ckpt.path)};
     VPTQ_TRY(

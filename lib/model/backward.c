@@ -150,7 +150,8 @@ vptq_status vptq_backward_check(const vptq_model *m, vptq_err *err)
             "%s: has linear layers with 8-bit activations, through which gradients "
             "are not computed",
             m->ckpt.path);
-    if (d->gelu || d->score_cap != 0 || d->logit_cap != 0 || d->family->out_norms)
+    if (d->gelu || d->score_cap != 0 || d->logit_cap != 0 || d->family->out_norms ||
+        d->family->layer_norm || d->family->plain_mlp)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: gradients are not computed for models of type %s", m->ckpt.path,
                          d->family->model_type);
@@ -310,17 +311,18 @@ static vptq_status feed_forward_back(const block_pass *p, float *dhidden, vptq_e
     VPTQ_CHECK(b->f->dev->ops->swiglu_grad(b->f->dev->state, &s, err));
     VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_GATE, a->x, a->gate, 0, b->h, err));
     VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_UP, a->x, a->up, 1, b->h, err));
-    return norm_back(b,
-                     &(vptq_rmsnorm_grad_args){
-                         .n = b->rows,
-                         .dim = b->f->d->hidden,
-                         .x = a->mid,
-                         .dy = b->h,
-                         .weight = b->f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
-                         .add = true,
-                         .dx = dhidden,
-                         .dweight = p->hooks->post_norm},
-                     err);
+    return norm_back(
+        b,
+        &(vptq_rmsnorm_grad_args){
+            .n = b->rows,
+            .dim = b->f->d->hidden,
+            .x = a->mid,
+            .dy = b->h,
+            .weight = b->f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD].weight,
+            .add = true,
+            .dx = dhidden,
+            .dweight = p->hooks->post_norm},
+        err);
 }
 
 /* Undoes rotation and norm of the gradient of q or k; raw: what went into the norm. */
@@ -385,17 +387,17 @@ static vptq_status attention_back(const block_pass *p, vptq_err *err)
     const vptq_forward_block_params *params = &b->f->params[p->layer];
     for (size_t w = 0; w < b->count; w++)
         VPTQ_CHECK(attend_back(p, w, err));
-    VPTQ_CHECK(heads_back(p, d->heads, p->a->raw_q, params->norm[VPTQ_BLOCK_NORM_Q], b->dq,
-                          p->hooks->q_norm, err));
-    return heads_back(p, d->kv_heads, p->a->raw_k, params->norm[VPTQ_BLOCK_NORM_K], b->dk,
-                      p->hooks->k_norm, err);
+    VPTQ_CHECK(heads_back(p, d->heads, p->a->raw_q, params->norm[VPTQ_BLOCK_NORM_Q].weight,
+                          b->dq, p->hooks->q_norm, err));
+    return heads_back(p, d->kv_heads, p->a->raw_k, params->norm[VPTQ_BLOCK_NORM_K].weight,
+                      b->dk, p->hooks->k_norm, err);
 }
 
 static vptq_status attention_half_back(const block_pass *p, const float *hidden, float *dhidden,
                                        vptq_err *err)
 {
     vptq_backward *b = p->b;
-    const float *norm = b->f->params[p->layer].norm[VPTQ_BLOCK_NORM_INPUT];
+    const vptq_forward_norm *norm = &b->f->params[p->layer].norm[VPTQ_BLOCK_NORM_INPUT];
     const size_t dim = b->f->d->hidden;
     VPTQ_CHECK(linear_back(p, VPTQ_LINEAR_O, p->a->o, dhidden, 0, b->dout, err));
     VPTQ_CHECK(attention_back(p, err));
@@ -408,7 +410,7 @@ static vptq_status attention_half_back(const block_pass *p, const float *hidden,
                                                .dim = dim,
                                                .x = hidden,
                                                .dy = b->h,
-                                               .weight = norm,
+                                               .weight = norm->weight,
                                                .add = true,
                                                .dx = dhidden,
                                                .dweight = p->hooks->input_norm},
@@ -451,7 +453,7 @@ static vptq_status complete(const block_pass *p, vptq_err *err)
                                 .up = p->a->up,
                                 .y = p->a->act};
     VPTQ_CHECK(vptq_forward_rmsnorm(p->b->f, p->b->rows, f->d->hidden, p->a->mid,
-                                    f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
+                                    &f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
                                     p->a->x, err));
     return f->dev->ops->swiglu(f->dev->state, &s, err);
 }
@@ -624,7 +626,7 @@ vptq_status vptq_backward_head(vptq_backward *b, const vptq_backward_loss *a, do
     for (size_t first = 0, n; first < b->rows; first += n) {
         n = b->rows - first < b->chunk ? b->rows - first : b->chunk;
         const float *hidden = a->hidden + first * dim;
-        VPTQ_CHECK(vptq_forward_rmsnorm(f, n, dim, hidden, f->final_norm, b->a.x, err));
+        VPTQ_CHECK(vptq_forward_rmsnorm(f, n, dim, hidden, &f->final_norm, b->a.x, err));
         VPTQ_CHECK(head_logits(b, n, b->a.x, b->logits, err));
         if (a->teacher)
             VPTQ_CHECK(head_logits(b, n, a->teacher + first * dim, b->wanted, err));
@@ -638,7 +640,7 @@ vptq_status vptq_backward_head(vptq_backward *b, const vptq_backward_loss *a, do
                                                        .dim = dim,
                                                        .x = hidden,
                                                        .dy = b->h,
-                                                       .weight = f->final_norm,
+                                                       .weight = f->final_norm.weight,
                                                        .dx = dhidden + first * dim,
                                                        .dweight = a->final_norm},
                              err));

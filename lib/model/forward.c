@@ -146,15 +146,22 @@ vptq_status vptq_forward_reserve_ids(vptq_forward *f, size_t rows, vptq_err *err
 
 /* ---- open ---- */
 
-/* Norms and biases of a block, in the order in which f->vectors holds them. */
-enum { VECTOR_COUNT = VPTQ_BLOCK_NORM_COUNT + VPTQ_LINEAR_COUNT };
+/* Norms, their biases and those of linear layers of a block, in the order in which f->vectors
+ * holds them. */
+enum {
+    NORM_BIAS = VPTQ_BLOCK_NORM_COUNT,
+    LINEAR_BIAS = 2 * (int)VPTQ_BLOCK_NORM_COUNT,
+    VECTOR_COUNT = LINEAR_BIAS + (int)VPTQ_LINEAR_COUNT
+};
 
 static void block_vectors(const vptq_block *b, const vptq_tensor *v[VECTOR_COUNT])
 {
-    for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++)
+    for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++) {
         v[i] = b->norm[i];
+        v[NORM_BIAS + i] = b->norm_bias[i];
+    }
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
-        v[VPTQ_BLOCK_NORM_COUNT + i] = b->linear_bias[i];
+        v[LINEAR_BIAS + i] = b->linear_bias[i];
 }
 
 /* Loads a tensor into f->vectors after *used floats, adding `offset`; *out is NULL for a NULL
@@ -189,12 +196,12 @@ static vptq_status load_block_vectors(vptq_forward *f, uint32_t layer, float *st
     const float *loaded[VECTOR_COUNT];
     block_vectors(&f->m->blocks[layer], v);
     for (int i = 0; i < VECTOR_COUNT; i++)
-        VPTQ_CHECK(load_vector(f, v[i], i < VPTQ_BLOCK_NORM_COUNT ? norm_offset(f) : 0, stage,
-                               used, &loaded[i], err));
+        VPTQ_CHECK(load_vector(f, v[i], i < NORM_BIAS ? norm_offset(f) : 0, stage, used,
+                               &loaded[i], err));
     for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++)
-        p->norm[i] = loaded[i];
+        p->norm[i] = (vptq_forward_norm){loaded[i], loaded[NORM_BIAS + i]};
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
-        p->bias[i] = loaded[VPTQ_BLOCK_NORM_COUNT + i];
+        p->bias[i] = loaded[LINEAR_BIAS + i];
     return VPTQ_OK;
 }
 
@@ -202,7 +209,8 @@ static vptq_status load_vectors(vptq_forward *f, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_mem *mem = f->dev->ctx->mem;
-    size_t total = vptq_tensor_cols(f->m->final_norm), longest = total, used = 0;
+    size_t longest = vptq_tensor_cols(f->m->final_norm), used = 0;
+    size_t total = f->m->final_norm_bias ? 2 * longest : longest;
     for (uint32_t l = 0; l < f->d->layers; l++) {
         const vptq_tensor *v[VECTOR_COUNT];
         block_vectors(&f->m->blocks[l], v);
@@ -224,8 +232,9 @@ static vptq_status load_vectors(vptq_forward *f, vptq_err *err)
         /* The system may have read megabytes around the few bytes of a norm. */
         vptq_checkpoint_forget(&f->m->ckpt);
     }
-    VPTQ_TRY(
-        load_vector(f, f->m->final_norm, norm_offset(f), stage, &used, &f->final_norm, err));
+    VPTQ_TRY(load_vector(f, f->m->final_norm, norm_offset(f), stage, &used,
+                         &f->final_norm.weight, err));
+    VPTQ_TRY(load_vector(f, f->m->final_norm_bias, 0, stage, &used, &f->final_norm.bias, err));
 out:
     vptq_mem_free(mem, stage);
     return st;

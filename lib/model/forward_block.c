@@ -3,6 +3,7 @@
  *     x = norm(h);  q, k, v = x W^T + b;  q, k = rope(norm?(q, k))
  *     h += norm?(attention W_o^T)
  *     x = norm(h);  h += norm?((act(x W_gate^T) * (x W_up^T)) W_down^T)
+ *              or without gate:  h += act(x W_up^T) W_down^T, each product plus its bias
  */
 #include <math.h>
 
@@ -129,34 +130,35 @@ static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vpt
 }
 
 static vptq_rmsnorm_args norm_args(const vptq_forward *f, size_t n, size_t dim, const float *x,
-                                   const float *weight, float *y)
+                                   const vptq_forward_norm *norm, float *y)
 {
     return (vptq_rmsnorm_args){.n = n,
                                .dim = dim,
                                .x = x,
                                .ldx = dim,
-                               .weight = weight,
+                               .weight = norm->weight,
                                .eps = f->d->norm_eps,
                                .y = y,
-                               .ldy = dim};
+                               .ldy = dim,
+                               .bias = norm->bias};
 }
 
 vptq_status vptq_forward_rmsnorm(vptq_forward *f, size_t n, size_t dim, const float *x,
-                                 const float *weight, float *y, vptq_err *err)
+                                 const vptq_forward_norm *norm, float *y, vptq_err *err)
 {
-    const vptq_rmsnorm_args a = norm_args(f, n, dim, x, weight, y);
+    const vptq_rmsnorm_args a = norm_args(f, n, dim, x, norm, y);
     return f->dev->ops->rmsnorm(f->dev->state, &a, err);
 }
 
 /* Adds the outputs of linear layer l to the hidden states: normalized, if the family has such a
  * norm, by way of p->a->x, which is not needed anymore. */
 static vptq_status add_outputs(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
-                               const float *x, vptq_block_norm norm, vptq_err *err)
+                               const float *x, vptq_block_norm n, vptq_err *err)
 {
-    const float *weight = f->params[p->layer].norm[norm];
-    if (!weight)
+    const vptq_forward_norm *norm = &f->params[p->layer].norm[n];
+    if (!norm->weight)
         return block_linear(f, p, l, x, 1, p->h, err);
-    vptq_rmsnorm_args a = norm_args(f, p->rows, f->d->hidden, p->a->x, weight, p->h);
+    vptq_rmsnorm_args a = norm_args(f, p->rows, f->d->hidden, p->a->x, norm, p->h);
     a.add = true;
     VPTQ_CHECK(block_linear(f, p, l, x, 0, p->a->x, err));
     return f->dev->ops->rmsnorm(f->dev->state, &a, err);
@@ -192,15 +194,16 @@ static bool stops_at(const vptq_forward_pass *p, vptq_input input)
 
 /* ---- attention ---- */
 
-/* Normalizes every head of r->x if `norm` is set, then rotates it: as the tokens from r->pos0
+/* Normalizes every head of r->x if there is a norm, then rotates it: as the tokens from r->pos0
  * on or, with pages, each row at its own position. */
-static vptq_status rotate_heads(vptq_forward *f, const vptq_forward_pass *p, const float *norm,
-                                const vptq_rope_args *r, float *raw, vptq_err *err)
+static vptq_status rotate_heads(vptq_forward *f, const vptq_forward_pass *p,
+                                const vptq_forward_norm *norm, const vptq_rope_args *r,
+                                float *raw, vptq_err *err)
 {
     const size_t bytes = r->n * r->heads * r->head_dim * sizeof *r->x;
-    if (norm && raw)
+    if (norm->weight && raw)
         VPTQ_CHECK(f->dev->ops->copy(f->dev->state, raw, r->x, bytes, err));
-    if (norm)
+    if (norm->weight)
         VPTQ_CHECK(
             vptq_forward_rmsnorm(f, r->n * r->heads, r->head_dim, r->x, norm, r->x, err));
     if (p->pages)
@@ -227,11 +230,11 @@ static vptq_status rotate(vptq_forward *f, const vptq_forward_pass *p, const que
     r.pos0 = rows->position;
     raw_q = raw_q ? raw_q + rows->begin * f->q_dim : NULL;
     raw_k = raw_k ? raw_k + rows->begin * f->kv_dim : NULL;
-    VPTQ_CHECK(rotate_heads(f, p, b->norm[VPTQ_BLOCK_NORM_Q], &r, raw_q, err));
+    VPTQ_CHECK(rotate_heads(f, p, &b->norm[VPTQ_BLOCK_NORM_Q], &r, raw_q, err));
     r.heads = f->d->kv_heads;
     r.x = k;
     r.ldx = f->kv_dim;
-    return rotate_heads(f, p, b->norm[VPTQ_BLOCK_NORM_K], &r, raw_k, err);
+    return rotate_heads(f, p, &b->norm[VPTQ_BLOCK_NORM_K], &r, raw_k, err);
 }
 
 vptq_rope_args vptq_forward_rope(const vptq_forward *f, uint32_t layer)
@@ -354,7 +357,7 @@ static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, v
     float *k = p->cache_k ? p->cache_k + stored : p->a->k;
     float *v = p->cache_v ? p->cache_v + stored : p->a->v;
     VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
-                                    f->params[p->layer].norm[VPTQ_BLOCK_NORM_INPUT], p->a->x,
+                                    &f->params[p->layer].norm[VPTQ_BLOCK_NORM_INPUT], p->a->x,
                                     err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_QKV, p->a->x, err));
     if (stops_at(p, VPTQ_INPUT_QKV))
@@ -378,20 +381,22 @@ static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, v
 
 static vptq_status feed_forward_half(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
+    const bool gated = vptq_linear_exists(f->d, VPTQ_LINEAR_GATE);
     VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
-                                    f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
+                                    &f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
                                     p->a->x, err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_UP, p->a->x, err));
     if (stops_at(p, VPTQ_INPUT_UP))
         return VPTQ_OK;
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_GATE, p->a->x, 0, p->a->gate, err));
+    if (gated)
+        VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_GATE, p->a->x, 0, p->a->gate, err));
     VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_UP, p->a->x, 0, p->a->up, err));
     VPTQ_CHECK(f->dev->ops->swiglu(f->dev->state,
                                    &(vptq_swiglu_args){.n = p->rows,
                                                        .dim = f->d->intermediate,
                                                        .gelu = f->d->gelu,
-                                                       .gate = p->a->gate,
-                                                       .up = p->a->up,
+                                                       .gate = gated ? p->a->gate : p->a->up,
+                                                       .up = gated ? p->a->up : NULL,
                                                        .y = p->a->act},
                                    err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_DOWN, p->a->act, err));

@@ -44,7 +44,7 @@ out:
 /* f->x = the normalized hidden states of n rows in device memory. */
 static vptq_status normalize(vptq_forward *f, size_t n, const float *hidden, vptq_err *err)
 {
-    return vptq_forward_rmsnorm(f, n, f->d->hidden, hidden, f->final_norm, f->x, err);
+    return vptq_forward_rmsnorm(f, n, f->d->hidden, hidden, &f->final_norm, f->x, err);
 }
 
 /* The same for n <= VPTQ_FORWARD_ROWS rows of the caller. */

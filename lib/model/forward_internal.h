@@ -4,9 +4,15 @@
 
 #include "lib/model/forward.h"
 
-/* Norm weights and biases of a block in device memory; NULL if the model has none. */
+/* A norm in device memory: [hidden], of q and k [head_dim].  NULL if the model has no such
+ * norm, or none with a bias. */
+typedef struct vptq_forward_norm {
+    const float *weight, *bias;
+} vptq_forward_norm;
+
+/* Norms and biases of a block in device memory; NULL if the model has none. */
 typedef struct vptq_forward_block_params {
-    const float *norm[VPTQ_BLOCK_NORM_COUNT]; /* [hidden], of q and k [head_dim] */
+    vptq_forward_norm norm[VPTQ_BLOCK_NORM_COUNT];
     const float *bias[VPTQ_LINEAR_COUNT];
 } vptq_forward_block_params;
 
@@ -23,7 +29,7 @@ struct vptq_forward {
 
     vptq_forward_block_params *params; /* [layers], host memory */
     float *vectors;                    /* device memory of params and final_norm */
-    const float *final_norm;           /* [hidden] */
+    vptq_forward_norm final_norm;
     /* [max_length, rotary_dim / 2] of layers without and with a window, if these have a theta
      * of their own; else NULL. */
     float *cos_table[2], *sin_table[2];
@@ -184,9 +190,10 @@ vptq_rope_args vptq_forward_rope(const vptq_forward *f, uint32_t layer);
 /* The factor of scores. */
 float vptq_forward_score_scale(const vptq_forward *f);
 
-/* y = RMS norm of the n tokens in x [n, dim] times weight [dim]; y may be x. */
+/* y = the norm of the n tokens in x [n, dim], as the op rmsnorm; y may be x. */
 vptq_status vptq_forward_rmsnorm(vptq_forward *f, size_t n, size_t dim, const float *x,
-                                 const float *weight, float *y, vptq_err *err) VPTQ_MUST_CHECK;
+                                 const vptq_forward_norm *norm, float *y,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Samples next [n] (host memory) from the logits of n rows of hidden states [n, hidden] in
  * device memory.  Call vptq_forward_grow before. */

@@ -18,12 +18,16 @@ static vptq_status need(const vptq_model *m, const char *name, uint64_t rows, ui
     return vptq_checkpoint_report_fault(&m->ckpt, st, err);
 }
 
-static vptq_status need_in_block(const vptq_model *m, uint32_t layer, const char *path,
-                                 uint64_t cols, const vptq_tensor **out, vptq_err *err)
+/* Finds a norm, and its bias if the family has such. */
+static vptq_status need_norm(const vptq_model *m, const char *module, uint64_t cols,
+                             const vptq_tensor **weight, const vptq_tensor **bias,
+                             vptq_err *err)
 {
-    char name[VPTQ_NAME_MAX];
-    snprintf(name, sizeof name, "model.layers.%u.%s.weight", layer, path);
-    return need(m, name, 0, cols, out, err);
+    char name[VPTQ_NAME_MAX + 8];
+    snprintf(name, sizeof name, "%s.weight", module);
+    VPTQ_CHECK(need(m, name, 0, cols, weight, err));
+    snprintf(name, sizeof name, "%s.bias", module);
+    return m->desc->family->layer_norm ? need(m, name, 0, cols, bias, err) : VPTQ_OK;
 }
 
 static vptq_status check_packed(const vptq_model *m, const vptq_packed_matrix *p, uint32_t rows,
@@ -71,7 +75,7 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     char module[VPTQ_NAME_MAX], name[VPTQ_NAME_MAX + 8];
     uint32_t rows, cols;
     vptq_linear_shape(m->desc, l, &rows, &cols);
-    vptq_linear_full_name(module, layer, l);
+    vptq_linear_full_name(module, m->desc, layer, l);
     vptq_weight *w = &b->linear[l];
     *w = (vptq_weight){
         .rows = rows, .cols = cols, .packed = vptq_checkpoint_quantized(&m->ckpt, module)};
@@ -94,13 +98,17 @@ static vptq_status find_block(const vptq_model *m, uint32_t layer, vptq_block *b
     const vptq_model_desc *d = m->desc;
     *b = (vptq_block){0};
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        VPTQ_CHECK(find_linear(m, layer, (vptq_linear)l, b, err));
+        if (vptq_linear_exists(d, (vptq_linear)l))
+            VPTQ_CHECK(find_linear(m, layer, (vptq_linear)l, b, err));
     for (int n = 0; n < VPTQ_BLOCK_NORM_COUNT; n++) {
         const char *path = vptq_block_norm_path(d->family, (vptq_block_norm)n);
         const bool of_heads = n == VPTQ_BLOCK_NORM_Q || n == VPTQ_BLOCK_NORM_K;
-        if (path)
-            VPTQ_CHECK(need_in_block(m, layer, path, of_heads ? d->head_dim : d->hidden,
-                                     &b->norm[n], err));
+        char module[VPTQ_NAME_MAX];
+        if (!path)
+            continue;
+        snprintf(module, sizeof module, "model.layers.%u.%s", layer, path);
+        VPTQ_CHECK(need_norm(m, module, of_heads ? d->head_dim : d->hidden, &b->norm[n],
+                             &b->norm_bias[n], err));
     }
     return VPTQ_OK;
 }
@@ -109,7 +117,7 @@ static vptq_status find_weights(vptq_model *m, vptq_err *err)
 {
     const vptq_model_desc *d = m->desc;
     VPTQ_CHECK(need(m, VPTQ_EMBEDDING_NAME, d->vocab, d->hidden, &m->embedding, err));
-    VPTQ_CHECK(need(m, "model.norm.weight", 0, d->hidden, &m->final_norm, err));
+    VPTQ_CHECK(need_norm(m, "model.norm", d->hidden, &m->final_norm, &m->final_norm_bias, err));
     m->head = m->embedding;
     if (!d->tied)
         VPTQ_CHECK(need(m, VPTQ_HEAD_NAME, d->vocab, d->hidden, &m->head, err));
@@ -221,8 +229,9 @@ double vptq_model_bits_per_weight(const vptq_model *m)
     for (uint32_t layer = 0; layer < m->desc->layers; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             const vptq_weight *w = &m->blocks[layer].linear[l];
-            bits += w->packed ? (double)vptq_vq_count_bits(&w->packed->vq.shape).total
-                              : plain_bits(w->tensor);
+            if (vptq_linear_exists(m->desc, (vptq_linear)l))
+                bits += w->packed ? (double)vptq_vq_count_bits(&w->packed->vq.shape).total
+                                  : plain_bits(w->tensor);
             weights += (double)w->rows * (double)w->cols;
         }
     return bits / weights;

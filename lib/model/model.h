@@ -7,7 +7,8 @@
 #include "lib/backend/backend.h"
 #include "lib/tokenizer/tokenizer.h"
 
-/* A matrix [rows, cols], plain or packed: exactly one of the two pointers is set. */
+/* A matrix [rows, cols], plain or packed: exactly one of the two pointers is set; none for a
+ * linear layer that blocks do not have, which has no rows. */
 typedef struct vptq_weight {
     size_t rows, cols;
     const vptq_tensor *tensor;
@@ -78,6 +79,7 @@ typedef struct vptq_block {
     const vptq_tensor *linear_bias[VPTQ_LINEAR_COUNT]; /* NULL if there is none */
     /* [hidden], of q and k [head_dim]; NULL if the family has no such norm */
     const vptq_tensor *norm[VPTQ_BLOCK_NORM_COUNT];
+    const vptq_tensor *norm_bias[VPTQ_BLOCK_NORM_COUNT]; /* the same; NULL without bias */
 } vptq_block;
 
 typedef struct vptq_model {
@@ -85,6 +87,7 @@ typedef struct vptq_model {
     const vptq_model_desc *desc;
     vptq_block *blocks;                               /* [layers] */
     const vptq_tensor *embedding, *final_norm, *head; /* head == embedding when tied */
+    const vptq_tensor *final_norm_bias;               /* or NULL */
     vptq_vocab vocab;                                 /* only when tokenizer != NULL */
     vptq_tokenizer *tokenizer;
     char fingerprint[17]; /* of the checkpoint, computed for serving; "" otherwise */

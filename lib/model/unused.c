@@ -5,21 +5,29 @@
 #include "lib/base/text.h"
 #include "lib/model/model.h"
 
+/* Whether a name is the weight or bias of a norm at `path`, which may be NULL. */
+static bool is_norm(const vptq_family *f, const char *name, const char *path)
+{
+    size_t length = vptq_text_before(name, ".weight");
+    if (!length && f->layer_norm)
+        length = vptq_text_before(name, ".bias");
+    return path && length == strlen(path) && strncmp(name, path, length) == 0;
+}
+
 bool vptq_model_knows(const vptq_checkpoint *c, const char *name)
 {
-    static const char *const top[] = {VPTQ_EMBEDDING_NAME, "model.norm.weight", VPTQ_HEAD_NAME};
+    static const char *const top[] = {VPTQ_EMBEDDING_NAME, VPTQ_HEAD_NAME};
     const char *rest = vptq_name_in_block(&c->desc, name);
     vptq_linear l;
     for (size_t i = 0; i < sizeof top / sizeof top[0]; i++)
         if (strcmp(name, top[i]) == 0)
             return true;
-    for (int n = 0; rest && n < VPTQ_BLOCK_NORM_COUNT; n++) {
-        const char *path = vptq_block_norm_path(c->desc.family, (vptq_block_norm)n);
-        const size_t length = vptq_text_before(rest, ".weight");
-        if (path && length == strlen(path) && strncmp(rest, path, length) == 0)
+    for (int n = 0; rest && n < VPTQ_BLOCK_NORM_COUNT; n++)
+        if (is_norm(c->desc.family, rest,
+                    vptq_block_norm_path(c->desc.family, (vptq_block_norm)n)))
             return true;
-    }
-    return vptq_text_before(name, ".rotary_emb.inv_freq") ||
+    return is_norm(c->desc.family, name, "model.norm") ||
+           vptq_text_before(name, ".rotary_emb.inv_freq") ||
            vptq_text_before(name, ".masked_bias") ||
            vptq_linear_of_module(&c->desc, name, vptq_text_before(name, ".weight"), &l) ||
            vptq_linear_of_module(&c->desc, name, vptq_text_before(name, ".bias"), &l);

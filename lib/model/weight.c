@@ -187,7 +187,7 @@ vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_opened
 
 size_t vptq_weight_bytes(const vptq_weight *w, const vptq_device *dev)
 {
-    if (w->packed || dev->ops->host_memory)
+    if (!w->tensor || dev->ops->host_memory)
         return 0;
     return has_codes(w) ? codes_bytes(w->tensor->uniform) : w->rows * row_bytes(w);
 }

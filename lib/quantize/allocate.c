@@ -99,12 +99,14 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     size_t n = a->first[i];
     vptq_linear_shape(a->q->model.desc, m->linear, &out, &in);
     a->weights += (uint64_t)out * in;
-    if (m->pinned) {
+    const bool exists = vptq_linear_exists(a->q->model.desc, m->linear);
+    const bool fixed = m->pinned || !exists;
+    if (fixed) {
         const vptq_quantize_row row = vptq_row_make(a->q, m->layer, m->linear);
-        a->options[n] = (vptq_allocate_option){.bits = row.bits.total};
+        a->options[n] = (vptq_allocate_option){.bits = exists ? row.bits.total : 0};
         a->rate_of[n++] = NO_RATE;
     }
-    for (uint32_t r = 0; r < a->choices && !m->pinned; r++) {
+    for (uint32_t r = 0; r < a->choices && !fixed; r++) {
         const vptq_encoder_settings s = with_rate(a, r, &m->settings);
         uint64_t bits;
         if (!is_for(a, r, &s) || !possible(&s, out, in, &bits))
@@ -116,7 +118,7 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     a->first[i + 1] = n;
     if (n > a->first[i])
         return VPTQ_OK;
-    vptq_linear_full_name(name, m->layer, m->linear);
+    vptq_linear_full_name(name, a->q->model.desc, m->layer, m->linear);
     if (m->settings.method != VPTQ_METHOD_VPTQ && !vptq_method_has_codes(m->settings.method)) {
         char method[VPTQ_SETTING_TEXT];
         vptq_setting_print(vptq_setting_find("method"), &m->settings, method, sizeof method);

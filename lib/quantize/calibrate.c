@@ -62,6 +62,9 @@ static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input
     memcpy(linear, k->q->model.blocks[layer].linear, VPTQ_LINEAR_COUNT * sizeof *linear);
     for (*open = 0; *open < count; ++*open) {
         const vptq_linear l = (vptq_linear)*open;
+        file[l] = (vptq_layer_file){.is_uniform = false};
+        if (!vptq_linear_exists(k->q->model.desc, l))
+            continue;
         VPTQ_CHECK(vptq_matrix_path(k->q, layer, l, path, err));
         if (!vptq_path_exists(path))
             return vptq_fail(err, VPTQ_E_MISMATCH,

@@ -106,7 +106,7 @@ static vptq_status measure(vptq_quantizer *q, uint32_t method, double *scale, vp
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             s.linear = (vptq_linear)l;
             vptq_linear_shape(q->model.desc, s.linear, &s.out, &s.in);
-            if (settings_of(q, &s)->method == method &&
+            if (s.out && settings_of(q, &s)->method == method &&
                 (!best.out || cost_of(q, &s) < cost_of(q, &best)))
                 best = s;
         }
@@ -136,6 +136,8 @@ static vptq_status add_matrices(vptq_quantizer *q, double *total, vptq_err *err)
             size_t i = 0;
             s.linear = (vptq_linear)l;
             vptq_linear_shape(q->model.desc, s.linear, &s.out, &s.in);
+            if (!s.out)
+                continue;
             const uint32_t method = settings_of(q, &s)->method;
             while (i < count && known[i].method != method)
                 i++;
@@ -184,6 +186,8 @@ static uint64_t work_bytes(const vptq_quantizer *q)
     uint64_t bytes = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            if (!vptq_linear_exists(q->model.desc, (vptq_linear)l))
+                continue;
             const vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
             bytes += (row.bits.total + 2 * row.bits.codebooks) / 8 + HEADER;
         }

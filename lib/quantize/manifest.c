@@ -55,8 +55,8 @@ static json_t *matrices_json(const vptq_quantizer *q)
         const vptq_matrix_settings *m = &q->matrix[i];
         json_t *own = vptq_settings_json(&m->settings, q->opt->settings);
         bool bad = !own;
-        vptq_linear_full_name(name, m->layer, m->linear);
-        if (!bad && json_object_size(own))
+        vptq_linear_full_name(name, q->model.desc, m->layer, m->linear);
+        if (!bad && json_object_size(own) && vptq_linear_exists(q->model.desc, m->linear))
             bad = json_object_set(doc, name, own);
         json_decref(own);
         if (bad) {
@@ -211,7 +211,7 @@ vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linea
                              char path[PATH_MAX], vptq_err *err)
 {
     char name[VPTQ_LAYER_FILE_NAME_MAX];
-    vptq_layer_file_name(name, layer, vptq_linear_name(l));
+    vptq_layer_file_name(name, layer, vptq_linear_name(q->model.desc, l));
     return vptq_path_join(path, PATH_MAX, q->opt->work, name, err);
 }
 

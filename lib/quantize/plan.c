@@ -83,7 +83,8 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
     const bool folds = vptq_fold_applies(q, layer); /* which reads all of them */
     *needed = q->opt->force;
     for (int l = 0; l < VPTQ_LINEAR_COUNT && !*needed; l++) {
-        if (!folds && vptq_linear_input((vptq_linear)l) != input)
+        if (!vptq_linear_exists(q->model.desc, (vptq_linear)l) ||
+            (!folds && vptq_linear_input((vptq_linear)l) != input))
             continue;
         VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
         *needed = !vptq_path_exists(path);
@@ -181,6 +182,8 @@ static void warn_large_codebooks(const vptq_quantizer *q)
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         vptq_quantize_row first = {0};
         uint32_t layers = 0;
+        if (!vptq_linear_exists(q->model.desc, (vptq_linear)l))
+            continue;
         for (uint32_t layer = q->first; layer <= q->last; layer++) {
             uint64_t vectors;
             uint32_t k;
@@ -239,7 +242,7 @@ static vptq_status scan_matrix(const vptq_quantizer *q, uint32_t layer, vptq_lin
         bad = s->bad[t] < bad ? s->bad[t] : bad;
     if (bad == SIZE_MAX)
         return VPTQ_OK;
-    vptq_linear_full_name(name, layer, l);
+    vptq_linear_full_name(name, q->model.desc, layer, l);
     return vptq_fail(err, VPTQ_E_NUMERIC,
                      "'%s': tensor '%s.weight' holds a number that is not finite at row %zu, "
                      "column %zu",
@@ -271,7 +274,8 @@ vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err)
          layer += (uint32_t)vptq_comm_size(ctx))
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
-            VPTQ_TRY(scan_matrix(q, layer, (vptq_linear)l, &s, err));
+            if (vptq_linear_exists(q->model.desc, (vptq_linear)l))
+                VPTQ_TRY(scan_matrix(q, layer, (vptq_linear)l, &s, err));
         }
 out:
     vptq_arena_release(&arena);
@@ -286,7 +290,8 @@ static void warn_unused_outputs(const vptq_quantizer *q)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             const vptq_encoder_settings *s =
                 &vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings;
-            unused += s->method != VPTQ_METHOD_VPTQ || !s->refits;
+            unused += vptq_linear_exists(q->model.desc, (vptq_linear)l) &&
+                      (s->method != VPTQ_METHOD_VPTQ || !s->refits);
         }
     if (unused && q->hessians.output_fingerprint[0])
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
@@ -299,8 +304,9 @@ static void warn_unused_outputs(const vptq_quantizer *q)
 static bool has_vectors(const vptq_quantizer *q, uint32_t layer)
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        if (vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings.method ==
-            VPTQ_METHOD_VPTQ)
+        if (vptq_linear_exists(q->model.desc, (vptq_linear)l) &&
+            vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings.method ==
+                VPTQ_METHOD_VPTQ)
             return true;
     return false;
 }
@@ -315,6 +321,11 @@ static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                              "%s: awq and smooth move scales into norms, which models of type "
                              "%s store as differences from 1",
+                             q->model.ckpt.path, q->model.desc->family->model_type);
+        if (q->model.desc->family->layer_norm)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: awq and smooth move scales into norms, but not into those of "
+                             "models of type %s, which have biases",
                              q->model.ckpt.path, q->model.desc->family->model_type);
         if (q->opt->calibrate && q->opt->calibrate->sequential)
             return vptq_fail(err, VPTQ_E_ARG,

@@ -15,7 +15,8 @@ static double block_seconds(const vptq_quantizer *q, const vptq_cuda_costs *c, d
 
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_weight *w = &q->model.blocks[0].linear[l];
-        time += vptq_cuda_cost_gemv(c, tokens, (double)w->rows, (double)w->cols);
+        if (w->rows)
+            time += vptq_cuda_cost_gemv(c, tokens, (double)w->rows, (double)w->cols);
     }
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
         time += vptq_cuda_cost_syrk(c, tokens, vptq_input_size(d, (vptq_input)i));
@@ -35,7 +36,9 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
 
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_weight *w = &q->model.blocks[0].linear[l];
-        weights += vptq_cuda_cost_copy(c, sizeof(uint16_t) * (double)w->rows * (double)w->cols);
+        if (w->rows)
+            weights +=
+                vptq_cuda_cost_copy(c, sizeof(uint16_t) * (double)w->rows * (double)w->cols);
     }
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const double n = vptq_input_size(d, (vptq_input)i);

@@ -14,7 +14,7 @@
 
 static uint32_t all_matrices(const vptq_quantizer *q)
 {
-    return (q->last - q->first + 1) * VPTQ_LINEAR_COUNT;
+    return vptq_linear_total(q->model.desc, q->first, q->last);
 }
 
 static void show_progress(const vptq_quantizer *q, const char *detail)
@@ -47,7 +47,8 @@ static double count_costs(const vptq_quantizer *q)
     double all = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-            all += vptq_quantizer_cost(q, layer, (vptq_linear)l, &cost);
+            if (vptq_linear_exists(q->model.desc, (vptq_linear)l))
+                all += vptq_quantizer_cost(q, layer, (vptq_linear)l, &cost);
     return all;
 }
 
@@ -58,8 +59,8 @@ static void on_step(void *arg, const char *step, double loss)
 
     if (isfinite(loss))
         snprintf(value, sizeof value, ", loss %.5f", loss);
-    snprintf(detail, sizeof detail, "layer %u %s: %s%s", q->layer, vptq_linear_name(q->linear),
-             step, value);
+    snprintf(detail, sizeof detail, "layer %u %s: %s%s", q->layer,
+             vptq_linear_name(q->model.desc, q->linear), step, value);
     q->steps++;
     show_progress(q, detail);
 }
@@ -205,7 +206,7 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
     read_ahead(q);
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
-    vptq_linear_full_name(name, row->layer, q->linear);
+    vptq_linear_full_name(name, q->model.desc, row->layer, q->linear);
     VPTQ_TRY(vptq_choose_codes(q, name, &input, &arena, row, &file, err));
     VPTQ_TRY(vptq_row_json(row, false, text, err));
     vptq_fold_file(q, &file);
@@ -241,7 +242,7 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
         st = encode(q, path, h, &row, &text, err);
     if (st) {
         char name[VPTQ_NAME_MAX];
-        vptq_linear_full_name(name, q->layer, q->linear);
+        vptq_linear_full_name(name, q->model.desc, q->layer, q->linear);
         vptq_err_context(err, "%s", name);
         goto out;
     }
@@ -271,7 +272,8 @@ vptq_status vptq_quantizer_run(vptq_quantizer *q, uint32_t layer, int first, int
     for (int l = first; l < first + count && !st; l++) {
         q->layer = layer;
         q->linear = (vptq_linear)l;
-        st = quantize_matrix(q, &h, err);
+        if (vptq_linear_exists(q->model.desc, q->linear))
+            st = quantize_matrix(q, &h, err);
         const bool last_of_input =
             l + 1 == first + count ||
             vptq_linear_input((vptq_linear)(l + 1)) != vptq_linear_input((vptq_linear)l);
@@ -308,6 +310,8 @@ static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
             char *text = NULL;
+            if (!vptq_linear_exists(q->model.desc, (vptq_linear)l))
+                continue;
             vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
             if (costs && row.settings->method == VPTQ_METHOD_VPTQ)
                 vptq_encoder_predict(costs, row.settings, row.rows, row.columns, &row.report);
@@ -425,7 +429,8 @@ out:
     if (st == VPTQ_E_CANCELLED && !opt->dry_run)
         vptq_fail(err, st,
                   "interrupted; %u of %u matrices finished, run the same command to continue",
-                  q.share ? vptq_share_count_files(&q) : result->matrices, all_matrices(&q));
+                  q.share ? vptq_share_count_files(&q) : result->matrices,
+                  q.model.desc ? all_matrices(&q) : 0);
     st = vptq_comm_agree(dev->ctx, st, err);
     if (!st)
         st = vptq_comm_broadcast(dev->ctx, 0, result, sizeof *result, err);

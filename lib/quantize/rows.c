@@ -13,7 +13,7 @@ enum { KEY = 64 };
 vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_linear l)
 {
     vptq_quantize_row row = {.layer = layer,
-                             .name = vptq_linear_name(l),
+                             .name = vptq_linear_name(q->model.desc, l),
                              .settings = &vptq_quantizer_matrix(q, layer, l)->settings,
                              .diagonal = q->hessians.diagonal,
                              .awq_alpha = (double)NAN};

@@ -33,8 +33,8 @@ typedef struct meter {
     vptq_forward *base, *variant; /* of m, of changed */
     float *hidden;                /* [tokens, hidden] of the original, before a block */
     float *final;                 /* [tokens, hidden] of the original, after the last block */
-    float *variants;              /* [VPTQ_LINEAR_COUNT, tokens, hidden] */
-    vptq_kld_token *scores;       /* [VPTQ_LINEAR_COUNT, tokens] */
+    float *variants;              /* [linear layers of a block, tokens, hidden] */
+    vptq_kld_token *scores;       /* [linear layers of a block, tokens] */
 } meter;
 
 /* ---- the file ---- */
@@ -96,15 +96,17 @@ static bool same_run(const meter *t, const json_t *old)
 static vptq_status take_rows(meter *t, json_t *old, vptq_err *err)
 {
     json_t *rows = json_object_get(old, "rows");
-    const size_t all = (size_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
-    size_t n = json_array_size(rows) / VPTQ_LINEAR_COUNT * VPTQ_LINEAR_COUNT;
+    const vptq_model_desc *d = t->m->desc;
+    const size_t each = vptq_linear_total(d, 0, 0), all = d->layers * each;
+    size_t n = json_array_size(rows) / each * each, taken = 0;
     n = n < all ? n : all;
     t->save = t->opt->text || json_is_null(json_object_get(old, "text"));
     if (!t->save && n < all)
         return VPTQ_OK;
-    for (size_t i = 0; i < n; i++)
-        VPTQ_CHECK(read_row(json_array_get(rows, i), t->opt->file, &t->rows[i], err));
-    t->done = (uint32_t)(n / VPTQ_LINEAR_COUNT);
+    for (size_t i = 0; taken < n; i++)
+        if (vptq_linear_exists(d, (vptq_linear)(i % VPTQ_LINEAR_COUNT)))
+            VPTQ_CHECK(read_row(json_array_get(rows, taken++), t->opt->file, &t->rows[i], err));
+    t->done = (uint32_t)(n / each);
     json_t *ours = json_object_get(t->doc, "rows");
     for (size_t i = 0; i < n; i++)
         if (json_array_append(ours, json_array_get(rows, i)))
@@ -147,9 +149,11 @@ static vptq_status save_layer(meter *t, uint32_t layer, vptq_err *err)
     json_t *rows = json_object_get(t->doc, "rows");
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_COUNT + l];
-        json_t *row =
-            json_pack("{s:i, s:s, s:f, s:f}", "layer", (int)layer, "name",
-                      vptq_linear_name((vptq_linear)l), "loss", s->loss, "norm", s->norm);
+        if (!vptq_linear_exists(t->m->desc, (vptq_linear)l))
+            continue;
+        json_t *row = json_pack("{s:i, s:s, s:f, s:f}", "layer", (int)layer, "name",
+                                vptq_linear_name(t->m->desc, (vptq_linear)l), "loss", s->loss,
+                                "norm", s->norm);
         if (row && t->opt->text &&
             (json_object_set_new(row, "kld", json_real(s->kld)) ||
              json_object_set_new(row, "kld_stderr", json_real(s->kld_stderr)))) {
@@ -164,14 +168,24 @@ static vptq_status save_layer(meter *t, uint32_t layer, vptq_err *err)
 
 /* ---- quick encoding of a block ---- */
 
+/* Number of linear layers of a block before l. */
+static uint32_t position_of(const meter *t, uint32_t l)
+{
+    uint32_t count = 0;
+    while (l-- > 0)
+        count += vptq_linear_exists(t->m->desc, (vptq_linear)l);
+    return count;
+}
+
 static void progress(const meter *t, uint32_t layer, uint32_t l, const char *what)
 {
     char detail[96];
-    const uint64_t all = (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
-    snprintf(detail, sizeof detail, "layer %u %s: %s", layer, vptq_linear_name((vptq_linear)l),
-             what);
-    vptq_progress(t->dev->ctx, "sensitivity", "matrices",
-                  (uint64_t)layer * VPTQ_LINEAR_COUNT + l, all, detail);
+    const vptq_model_desc *d = t->m->desc;
+    const uint64_t each = vptq_linear_total(d, 0, 0);
+    snprintf(detail, sizeof detail, "layer %u %s: %s", layer,
+             vptq_linear_name(d, (vptq_linear)l), what);
+    vptq_progress(t->dev->ctx, "sensitivity", "matrices", layer * each + position_of(t, l),
+                  d->layers * each, detail);
 }
 
 /* Encodes a matrix into *out, in `arena`, and measures its loss. */
@@ -202,7 +216,7 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
         vptq_rate_probe(input.out, input.in, t->opt->seed, t->opt->storage);
     VPTQ_TRY(vptq_encode_matrix(t->dev, &probe, &input, arena, &result, err));
     *out = (vptq_packed_matrix){
-        .name = vptq_linear_name(l), .vq = result.vq, .storage = probe.storage};
+        .name = vptq_linear_name(t->m->desc, l), .vq = result.vq, .storage = probe.storage};
     VPTQ_TRY(vptq_device_decode(t->dev, &out->vq, 0, weight->rows, what, weight->cols, err));
     input.lower = input.metric ? input.metric : input.lower;
     VPTQ_TRY(vptq_encoder_measure(t->dev, &input, what, &loss, err));
@@ -217,7 +231,8 @@ out:
 static bool is_own(const meter *t, int l)
 {
     const vptq_ctx *ctx = t->dev->ctx;
-    return l % vptq_comm_size(ctx) == vptq_comm_rank(ctx);
+    return vptq_linear_exists(t->m->desc, (vptq_linear)l) &&
+           l % vptq_comm_size(ctx) == vptq_comm_rank(ctx);
 }
 
 /* All ranks load the Hessians, which may take all of them. */
@@ -233,7 +248,8 @@ static vptq_status encode_input(meter *t, uint32_t layer, vptq_input input, vptq
             continue;
         st = encode(t, layer, (vptq_linear)l, &h, arena, &out[l], err);
         if (st)
-            vptq_err_context(err, "layer %u %s", layer, vptq_linear_name((vptq_linear)l));
+            vptq_err_context(err, "layer %u %s", layer,
+                             vptq_linear_name(t->m->desc, (vptq_linear)l));
     }
     source->release(source, &h);
     return st;
@@ -269,13 +285,13 @@ out:
 static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
 {
     const vptq_model_desc *d = t->m->desc;
-    const size_t bytes = d->hidden * sizeof(float);
+    const size_t bytes = d->hidden * sizeof(float), each = vptq_linear_total(d, 0, 0);
     t->changed = *t->m;
     t->changed.blocks = vptq_arena_alloc(arena, d->layers, sizeof *t->changed.blocks, err);
     t->hidden = vptq_arena_alloc(arena, t->tokens, bytes, err);
     t->final = vptq_arena_alloc(arena, t->tokens, bytes, err);
-    t->variants = vptq_arena_alloc(arena, t->tokens, VPTQ_LINEAR_COUNT * bytes, err);
-    t->scores = vptq_arena_alloc(arena, t->tokens, VPTQ_LINEAR_COUNT * sizeof *t->scores, err);
+    t->variants = vptq_arena_alloc(arena, t->tokens, each * bytes, err);
+    t->scores = vptq_arena_alloc(arena, t->tokens, each * sizeof *t->scores, err);
     if (!t->changed.blocks || !t->hidden || !t->final || !t->variants || !t->scores)
         return VPTQ_E_NOMEM;
     memcpy(t->changed.blocks, t->m->blocks, d->layers * sizeof *t->changed.blocks);
@@ -325,7 +341,7 @@ static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l,
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "layer %u %s: the model's output is not finite with this matrix "
                          "quantized",
-                         layer, vptq_linear_name((vptq_linear)l));
+                         layer, vptq_linear_name(t->m->desc, (vptq_linear)l));
     return VPTQ_OK;
 }
 
@@ -337,7 +353,7 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
                           .base = t->base,
                           .model = t->variant,
                           .rows = t->tokens,
-                          .all = VPTQ_LINEAR_COUNT,
+                          .all = vptq_linear_total(t->m->desc, 0, 0),
                           .hidden_base = t->final,
                           .hidden = t->variants};
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
@@ -394,7 +410,7 @@ static vptq_status measure_layers(meter *t, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_packed_matrix matrices[VPTQ_LINEAR_COUNT];
     vptq_arena arena;
-    const uint64_t all = (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
+    const uint64_t all = vptq_linear_total(t->m->desc, 0, t->m->desc->layers - 1);
     vptq_arena_init(&arena, t->dev->ctx->mem);
     for (uint32_t layer = 0; layer < t->m->desc->layers; layer++) {
         if (layer >= t->done) {

@@ -235,7 +235,7 @@ static vptq_status matrix_path(const vptq_tuner *t, size_t i, char path[PATH_MAX
 {
     char name[VPTQ_LAYER_FILE_NAME_MAX];
     vptq_layer_file_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                         vptq_linear_name((vptq_linear)(i % VPTQ_LINEAR_COUNT)));
+                         vptq_linear_name(t->model.desc, (vptq_linear)(i % VPTQ_LINEAR_COUNT)));
     return vptq_path_join(path, PATH_MAX, t->opt->work, name, err);
 }
 

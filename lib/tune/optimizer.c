@@ -69,7 +69,7 @@ static vptq_status gradient_norm(const vptq_student *s, const vptq_tensor_range 
             part += gradient[j] * gradient[j];
         if (!isfinite(part)) {
             char name[VPTQ_TRAINABLE_NAME_MAX];
-            vptq_trainable_name(t, name);
+            vptq_trainable_name(s->m->desc, t, name);
             return vptq_fail(err, VPTQ_E_NUMERIC, "the gradient of %s is not finite", name);
         }
         sum += part;

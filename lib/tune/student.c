@@ -201,12 +201,13 @@ vptq_stored_gradients vptq_student_gradients(const vptq_student *s, uint32_t lay
                                    of[VPTQ_TRAIN_BIAS]};
 }
 
-void vptq_trainable_name(const vptq_trainable *t, char name[VPTQ_TRAINABLE_NAME_MAX])
+void vptq_trainable_name(const vptq_model_desc *d, const vptq_trainable *t,
+                         char name[VPTQ_TRAINABLE_NAME_MAX])
 {
     static const char *const kinds[KINDS] = {"centroids", "residual centroids",
                                              "outlier centroids", "scale", "bias"};
     snprintf(name, VPTQ_TRAINABLE_NAME_MAX, "layer %u %s: %s", t->layer,
-             vptq_linear_name(t->linear), kinds[t->kind]);
+             vptq_linear_name(d, t->linear), kinds[t->kind]);
     if (t->kind <= VPTQ_TRAIN_RES_CENTROIDS) {
         const size_t used = strlen(name);
         snprintf(name + used, VPTQ_TRAINABLE_NAME_MAX - used, " of group %u", t->group);

@@ -65,6 +65,7 @@ vptq_stored_gradients vptq_student_gradients(const vptq_student *s, uint32_t lay
 
 /* "layer 3 q_proj: residual centroids of group 1" */
 enum { VPTQ_TRAINABLE_NAME_MAX = 96 };
-void vptq_trainable_name(const vptq_trainable *t, char name[VPTQ_TRAINABLE_NAME_MAX]);
+void vptq_trainable_name(const vptq_model_desc *d, const vptq_trainable *t,
+                         char name[VPTQ_TRAINABLE_NAME_MAX]);
 
 #endif

@@ -24,10 +24,11 @@ typedef struct bench {
     bool quick;
 } bench;
 
-static vptq_linear find_linear(const char *name)
+static vptq_linear find_linear(const vptq_model_desc *d, const char *name)
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        if (!strcmp(vptq_linear_name((vptq_linear)l), name))
+        if (vptq_linear_exists(d, (vptq_linear)l) &&
+            !strcmp(vptq_linear_name(d, (vptq_linear)l), name))
             return (vptq_linear)l;
     fprintf(stderr, "benchmark: there is no linear '%s'\n", name);
     exit(1);
@@ -78,8 +79,8 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l, uint32_t rows)
         s.v = rate[i].v;
         s.k = rate[i].k;
         s.k_res = rate[i].k_res;
-        printf("%u %s %u %zu %u %u %u %.9g %.9g\n", layer, vptq_linear_name(l), rows, w->cols,
-               s.v, s.k, s.k_res, base, encode(b, &s, &input));
+        printf("%u %s %u %zu %u %u %u %.9g %.9g\n", layer, vptq_linear_name(b->m.desc, l), rows,
+               w->cols, s.v, s.k, s.k_res, base, encode(b, &s, &input));
         fflush(stdout);
     }
     vptq_hessian_file_release(&h);
@@ -117,7 +118,7 @@ int main(int argc, char **argv)
         unsigned long count = rows > name ? strtoul(rows + 1, NULL, 10) : 0;
         if (rows > name)
             *rows = 0;
-        run_matrix(&b, (uint32_t)layer, find_linear(name + 1), (uint32_t)count);
+        run_matrix(&b, (uint32_t)layer, find_linear(b.m.desc, name + 1), (uint32_t)count);
     }
     vptq_model_release(&b.m);
     vptq_device_close(&b.dev);

@@ -18,7 +18,8 @@ import transformers
 from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM,
                           Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig,
                           MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Starcoder2Config,
+                          Starcoder2ForCausalLM)
 
 COMMON = dict(vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
               num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
@@ -54,6 +55,8 @@ FAMILIES = {
                         sliding_attention=dict(rope_type="default", rope_theta=100.0),
                         full_attention=dict(rope_type="linear", factor=4.0,
                                             rope_theta=10000.0)))),
+    "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM, torch.bfloat16,
+                   dict(sliding_window=8, norm_epsilon=0.05)),
 }
 SEEDS = {family: i + 1 for i, family in enumerate(FAMILIES)}
 SHORT = {"phi4": 20}

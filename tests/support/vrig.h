@@ -9,7 +9,7 @@
 #define VRIG_TINY_OF(family) "tests/golden/tiny_" family
 #define VRIG_TINY            VRIG_TINY_OF("mistral")
 enum { VRIG_VOCAB = 48, VRIG_HIDDEN = 32, VRIG_TOKENS = 40, VRIG_FAMILIES = 4 };
-enum { VRIG_ALL_FAMILIES = 8, VRIG_MAX_HIDDEN = 48 };
+enum { VRIG_ALL_FAMILIES = 9, VRIG_MAX_HIDDEN = 48 };
 extern const char *const vrig_families[VRIG_ALL_FAMILIES];
 
 /* Must not be moved after opening: the device points into it. */

@@ -65,18 +65,56 @@ phi3 79.787662 MistralForCausalLM
 phi4 85543123.569166 Phi3ForCausalLM
 gemma2 137.017717 Gemma2ForCausalLM
 gemma3 61.893848 Gemma3ForCausalLM
+starcoder2 14004318.936900 Starcoder2ForCausalLM
 ROWS
 
-# What Gemma's norms and caps do not go with.
-model=$golden/tiny_gemma3
-for method in awq smooth+gptq; do
-    expect_error 1 "awq and smooth move scales into norms, which models of type gemma3_text store" \
-        "$BIN/vptq-quantize" -m "$model" -H h --method $method -o refused -q
+# What norms, caps and activations of these families do not go with.
+while read -r family type norms; do
+    model=$golden/tiny_$family
+    cp "$model/ids.i32" ids
+    rm -rf -- work h
+    "$BIN/vptq-hessian" -m "$model" --tokens ids -n 1 -l 40 -o h -q
+    "$BIN/vptq-quantize" -m "$model" -H h -v 4 -k 16 -o work -q > out.txt
+    for method in awq smooth+gptq; do
+        expect_error 1 "awq and smooth move scales into norms, $norms" \
+            "$BIN/vptq-quantize" -m "$model" -H h --method $method -o refused -q
+    done
+    no_gradients="tiny_$family: gradients are not computed for models of type $type"
+    for more in --outputs=1 --weights=guided; do
+        expect_error 1 "$no_gradients" "$BIN/vptq-hessian" -m "$model" --tokens ids -n 1 -l 40 "$more" -o refused -q
+    done
+    expect_error 1 "$no_gradients" "$BIN/vptq-quantize" --from work --tune e2e --tokens ids -o refused -q
+    expect_error 1 "$no_gradients" \
+        "$BIN/vptq-quantize" -m "$model" --tokens ids -n 1 -l 40 -v 4 -k 16 --tune layer -o refused -q
+    [ ! -e refused ] || fail "left: $(ls -R refused)"
+done <<'ROWS'
+gemma3 gemma3_text which models of type gemma3_text store
+starcoder2 starcoder2 but not into those of models of type starcoder2, which have biases
+ROWS
+
+# A block of StarCoder2 has six matrices, which have names of their own.
+model=$golden/tiny_starcoder2
+six="q_proj k_proj v_proj o_proj c_fc c_proj"
+[ "$(json_get name work/report.jsonl | xargs)" = "$six $six" ] || fail "$(cat work/report.jsonl)"
+for weights in sink attention; do
+    "$BIN/vptq-hessian" -m "$model" --tokens ids -n 2 -l 20 --weights $weights -o h_$weights -q
 done
-expect_error 1 "tiny_gemma3: gradients are not computed for models of type gemma3_text" \
-    "$BIN/vptq-hessian" -m "$model" --tokens ids -n 1 -l 40 --outputs 1 -o refused_h -q
-expect_error 1 "tiny_gemma3: gradients are not computed for models of type gemma3_text" \
-    "$BIN/vptq-quantize" --from work --tune e2e --tokens ids -o refused -q
-expect_error 1 "tiny_gemma3: gradients are not computed for models of type gemma3_text" \
-    "$BIN/vptq-quantize" -m "$model" --tokens ids -n 1 -l 40 -v 4 -k 16 --tune layer -o refused -q
-[ ! -e refused ] || fail "left: $(ls -R refused)"
+echo '{"rules": [{"match": "mlp.c_*", "settings": {"centroids": 32}}]}' > recipe.json
+"$BIN/vptq-quantize" -m "$model" -H h_attention -v 4 -k 16 --recipe recipe.json -o work_recipe -q > out.txt
+grep '"k": 32' work_recipe/report.jsonl > wide.jsonl
+[ "$(json_get name wide.jsonl | xargs)" = "c_fc c_proj c_fc c_proj" ] || fail "$(cat work_recipe/report.jsonl)"
+"$BIN/vptq-quantize" -m "$model" --tokens ids -n 2 -l 20 --sequential --weights sink -v 4 -k 16 -o work_sink -q > out.txt
+for source in measured read; do # sensitivities
+    rm -rf -- work_kl
+    [ $source = measured ] || { mkdir work_kl && cp sensitivity.json work_kl; }
+    "$BIN/vptq-quantize" -m "$model" --tokens ids -n 2 -l 20 -b 4.5 --allocate kl --allocate-tokens ids \
+        --allocate-length 20 -o work_kl -q > out.txt
+    [ $source = measured ] || cmp sensitivity.json work_kl/sensitivity.json || fail "measured again"
+    cp work_kl/sensitivity.json .
+    json_get k work_kl/report.jsonl > $source.k
+done
+cmp measured.k read.k || fail "other settings with the same sensitivities"
+[ "$(wc -l < read.k)" = 12 ] || fail "$(cat work_kl/report.jsonl)"
+echo '{"rules": [{"match": "mlp.gate_proj", "settings": {"centroids": 32}}]}' > recipe.json
+expect_error 1 "rule 1: key 'match' is 'mlp.gate_proj', which matches no matrix of layers 0-1" \
+    "$BIN/vptq-quantize" -m "$model" -H h -v 4 -k 16 --recipe recipe.json -o refused -q

@@ -62,7 +62,7 @@ static void check_error_row(vrig *q, vrig *base, const vptq_error_row *row, vptq
     for (size_t i = 0; i < w->rows * w->cols; i++)
         a[i] = b[i] - a[i];
     double mse = trace(a, w->rows, w->cols, NULL) / norm;
-    assert_string_equal(row->name, vptq_linear_name(l));
+    assert_string_equal(row->name, vptq_linear_name(base->m.desc, l));
     assert_int_equal(row->rows, w->rows);
     assert_int_equal(row->columns, w->cols);
     assert_close_f64(&row->relative_mse, &mse, 1, 0, 1e-6);

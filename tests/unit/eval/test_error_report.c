@@ -40,11 +40,20 @@ static const vptq_error_row rows[] = {
      .bits_per_weight = 4,
      .shape = {.v = 8, .k = 16, .groups = 1}}};
 
+static vptq_status write_report(const vptq_error_report *r, vptq_format format, vptq_mem *mem,
+                                vptq_buf *out, vptq_err *err)
+{
+    const vptq_model_desc llama = {.family = vptq_family_by_model_type("llama")};
+    vptq_error_report of_llama = *r;
+    of_llama.desc = &llama;
+    return vptq_error_report_write(&of_llama, format, mem, out, err);
+}
+
 static const char *written(const vptq_error_report *r, vptq_format format, vptq_buf *out)
 {
     vptq_err err = {0};
     vptq_buf_clear(out);
-    assert_ok(vptq_error_report_write(r, format, NULL, out, &err), &err);
+    assert_ok(write_report(r, format, NULL, out, &err), &err);
     return out->data;
 }
 
@@ -153,7 +162,7 @@ static vptq_status write_all(void *arg, vptq_mem *mem, vptq_err *err)
     (void)arg;
     vptq_buf_init(&out, mem);
     for (int f = VPTQ_FORMAT_TEXT; !st && f <= VPTQ_FORMAT_HTML; f++)
-        st = vptq_error_report_write(&r, (vptq_format)f, mem, &out, err);
+        st = write_report(&r, (vptq_format)f, mem, &out, err);
     vptq_buf_release(&out);
     return st;
 }

@@ -133,11 +133,11 @@ static void test_family_from_architecture(void **state)
     refuse("gpt_neox", "GPTNeoXForCausalLM", "", VPTQ_E_UNSUPPORTED,
            "architecture 'GPTNeoXForCausalLM' of model type 'gpt_neox' is not supported, "
            "expected a causal language model of one of: llama, mistral, qwen2, qwen3, phi3, "
-           "gemma2, gemma3_text");
+           "gemma2, gemma3_text, starcoder2");
     /* similar shapes with different arithmetic */
     static const char *const others[][2] = {{"phi", "PhiForCausalLM"},
                                             {"gemma", "GemmaForCausalLM"},
-                                            {"starcoder2", "Starcoder2ForCausalLM"},
+                                            {"gpt_bigcode", "GPTBigCodeForCausalLM"},
                                             {"gpt2", "GPT2LMHeadModel"}};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         char said[128];
@@ -323,6 +323,34 @@ static void test_gemma3(void **state)
                  "a configuration of model type 'gemma3_text' can only be copied");
 }
 
+static void test_starcoder2(void **state)
+{
+    (void)state;
+    const char *type = "starcoder2", *g = "Starcoder2ForCausalLM";
+    vptq_model_desc d = parse(type, g, "");
+    assert_true(d.family->layer_norm && d.family->plain_mlp && !d.family->gguf_arch);
+    assert_true(d.tied && d.gelu && d.norm_eps == 1e-5F);
+    assert_true(d.qkv_bias && d.o_bias && d.mlp_bias);
+    assert_int_equal(d.context, 4096);
+    assert_int_equal(d.window, 0);
+    assert_int_equal(d.kv_heads, 2);
+    d = parse(type, g,
+              ",\"norm_epsilon\":0.5,\"rms_norm_eps\":2,\"use_bias\":false,"
+              "\"attention_bias\":true,\"mlp_bias\":true,\"sliding_window\":4096,"
+              "\"tie_word_embeddings\":false,\"hidden_act\":\"silu\"");
+    assert_true(!d.tied && !d.gelu && d.norm_eps == 0.5F);
+    assert_true(!d.qkv_bias && !d.o_bias && !d.mlp_bias);
+    assert_int_equal(d.window, 4096);
+    assert_false(llama(",\"use_bias\":true").mlp_bias);
+    assert_true(llama(",\"norm_epsilon\":0.5").norm_eps == 1e-6F);
+    refuse(type, g, ",\"norm_epsilon\":0", VPTQ_E_FORMAT,
+           "the model's norm epsilon is 0, expected more than 0");
+    refuse(type, g, ",\"use_bias\":1", VPTQ_E_FORMAT,
+           "key 'use_bias' is a whole number, expected true or false");
+    refuse(type, g, ",\"hidden_act\":\"gelu\"", VPTQ_E_UNSUPPORTED,
+           "'hidden_act' is 'gelu', only 'silu' and 'gelu_pytorch_tanh' are supported");
+}
+
 static void test_rope_spellings(void **state)
 {
     (void)state;
@@ -384,7 +412,7 @@ static void test_bad_values(void **state)
     refuse_llama(",\"num_key_value_heads\":0", bad, "key-value heads is 0");
     refuse_llama(",\"num_key_value_heads\":3", bad, "8 heads cannot share 3");
     refuse_llama(",\"max_position_embeddings\":4294967296", bad, "is 4294967296, expected");
-    refuse_llama(",\"rms_norm_eps\":0", bad, "RMS norm epsilon is 0");
+    refuse_llama(",\"rms_norm_eps\":0", bad, "norm epsilon is 0");
     refuse_llama(",\"eos_token_id\":\"</s>\"", bad, "key 'eos_token_id' is not a token id");
     refuse_llama(",\"bos_token_id\":-1", bad, "key 'bos_token_id' is not a token id");
     refuse_llama(",\"partial_rotary_factor\":0.5", no, "'partial_rotary_factor' is 0.5");
@@ -525,7 +553,8 @@ VTEST_MAIN(cmocka_unit_test(test_defaults), cmocka_unit_test(test_common_keys),
            cmocka_unit_test(test_families), cmocka_unit_test(test_family_from_architecture),
            cmocka_unit_test(test_windows), cmocka_unit_test(test_phi3),
            cmocka_unit_test(test_longrope), cmocka_unit_test(test_gemma2),
-           cmocka_unit_test(test_gemma3), cmocka_unit_test(test_rope_spellings),
-           cmocka_unit_test(test_yarn), cmocka_unit_test(test_bad_values),
-           cmocka_unit_test(test_missing_and_nested), cmocka_unit_test(test_make),
-           cmocka_unit_test(test_made_text), cmocka_unit_test(test_real_files))
+           cmocka_unit_test(test_gemma3), cmocka_unit_test(test_starcoder2),
+           cmocka_unit_test(test_rope_spellings), cmocka_unit_test(test_yarn),
+           cmocka_unit_test(test_bad_values), cmocka_unit_test(test_missing_and_nested),
+           cmocka_unit_test(test_make), cmocka_unit_test(test_made_text),
+           cmocka_unit_test(test_real_files))

@@ -25,7 +25,8 @@ static void test_families(void **state)
     assert_null(vptq_family_by_architecture("LlamaForSequenceClassification"));
     assert_null(vptq_family_by_gguf_arch(""));
     vptq_family_names(names, sizeof names);
-    assert_string_equal(names, "llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3_text");
+    assert_string_equal(names,
+                        "llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3_text, starcoder2");
     vptq_family_names(little, sizeof little);
     assert_string_equal(little, "llama, ");
 }
@@ -93,12 +94,12 @@ static void test_linears(void **state)
         vptq_linear_shape(&d, l, &out, &in);
         assert_int_equal(out, want[l].out);
         assert_int_equal(in, want[l].in);
-        assert_string_equal(vptq_linear_path(l), want[l].name);
-        assert_string_equal(vptq_linear_name(l), strchr(want[l].name, '.') + 1);
+        assert_string_equal(vptq_linear_path(&d, l), want[l].name);
+        assert_string_equal(vptq_linear_name(&d, l), strchr(want[l].name, '.') + 1);
         assert_string_equal(vptq_input_name(vptq_linear_input(l)), want[l].input);
         assert_int_equal(vptq_input_size(&d, vptq_linear_input(l)), want[l].in);
         snprintf(full, sizeof full, "model.layers.12.%s", want[l].name);
-        vptq_linear_full_name(name, 12, l);
+        vptq_linear_full_name(name, &d, 12, l);
         assert_string_equal(name, full);
         vptq_linear found = VPTQ_LINEAR_COUNT;
         assert_true(vptq_linear_of_module(&d, name, strlen(name), &found));
@@ -106,14 +107,34 @@ static void test_linears(void **state)
     }
 }
 
-static void test_absent_linears(void **state)
+static void test_plain_mlp(void **state)
 {
     (void)state;
-    const vptq_family family = {.plain_mlp = true};
-    const vptq_model_desc plain = {.family = &family}, gated = smollm2();
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        assert_true(vptq_linear_exists(&gated, (vptq_linear)l));
-        assert_int_equal(vptq_linear_exists(&plain, (vptq_linear)l), l != VPTQ_LINEAR_GATE);
+    vptq_model_desc plain = smollm2();
+    const vptq_model_desc gated = smollm2();
+    uint32_t out, in;
+    vptq_linear l;
+    char name[VPTQ_NAME_MAX];
+    plain.family = vptq_family_by_model_type("starcoder2");
+    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+        assert_true(vptq_linear_exists(&gated, (vptq_linear)i));
+        assert_int_equal(vptq_linear_exists(&plain, (vptq_linear)i), i != VPTQ_LINEAR_GATE);
+    }
+    assert_int_equal(vptq_linear_total(&gated, 0, 29), 210);
+    assert_int_equal(vptq_linear_total(&plain, 3, 4), 12);
+    vptq_linear_shape(&plain, VPTQ_LINEAR_GATE, &out, &in);
+    assert_int_equal(out, 0);
+    vptq_linear_shape(&plain, VPTQ_LINEAR_UP, &out, &in);
+    assert_int_equal(out, 1536);
+    vptq_linear_full_name(name, &plain, 7, VPTQ_LINEAR_UP);
+    assert_string_equal(name, "model.layers.7.mlp.c_fc");
+    assert_string_equal(vptq_linear_name(&plain, VPTQ_LINEAR_DOWN), "c_proj");
+    assert_string_equal(vptq_linear_name(&plain, VPTQ_LINEAR_O), "o_proj");
+    assert_true(vptq_linear_of_module(&plain, name, strlen(name), &l));
+    assert_int_equal(l, VPTQ_LINEAR_UP);
+    for (int i = VPTQ_LINEAR_GATE; i < VPTQ_LINEAR_COUNT; i++) {
+        vptq_linear_full_name(name, &gated, 7, (vptq_linear)i);
+        assert_false(vptq_linear_of_module(&plain, name, strlen(name), &l));
     }
 }
 
@@ -174,7 +195,7 @@ static void test_check(void **state)
     REFUSE((d.heads = 1 << 20, d.kv_heads = 1), "heads times head dimension is 67108864");
     REFUSE(d.vocab = 0, "vocabulary size is 0");
     REFUSE(d.context = 0, "context length is 0");
-    REFUSE(d.norm_eps = NAN, "RMS norm epsilon is nan");
+    REFUSE(d.norm_eps = NAN, "norm epsilon is nan");
     REFUSE(d.rope_theta = 0, "RoPE theta is 0");
     REFUSE(d.rope_theta = INFINITY, "RoPE theta is inf");
     REFUSE((d.rope_scaling = VPTQ_ROPE_LINEAR, d.rope_factor = -1), "RoPE factor is -1");
@@ -245,6 +266,6 @@ static void test_rope_tables(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_norm_paths),
-           cmocka_unit_test(test_linears), cmocka_unit_test(test_absent_linears),
+           cmocka_unit_test(test_linears), cmocka_unit_test(test_plain_mlp),
            cmocka_unit_test(test_modules), cmocka_unit_test(test_check),
            cmocka_unit_test(test_rope_tables))

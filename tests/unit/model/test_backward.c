@@ -189,7 +189,7 @@ static void compare(const gradients *g, const vptq_model_desc *d, const vtest_np
         for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
             uint32_t out, in;
             vptq_linear_shape(d, (vptq_linear)i, &out, &in);
-            take(want, &at, vptq_linear_name((vptq_linear)i), (size_t)out * in,
+            take(want, &at, vptq_linear_name(d, (vptq_linear)i), (size_t)out * in,
                  g->layer[l].weight[i]);
         }
         for (int i = 0; d->qkv_bias && i <= VPTQ_LINEAR_V; i++) {
@@ -330,8 +330,8 @@ static void test_demo_block(void **state)
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         uint32_t out, in;
         vptq_linear_shape(r.m.desc, (vptq_linear)l, &out, &in);
-        take(&want, &at, vptq_linear_name((vptq_linear)l), out, got + own);
-        take(&want, &at, vptq_linear_name((vptq_linear)l), in, got + own + out);
+        take(&want, &at, vptq_linear_name(r.m.desc, (vptq_linear)l), out, got + own);
+        take(&want, &at, vptq_linear_name(r.m.desc, (vptq_linear)l), in, got + own + out);
         own += out + in;
     }
     take(&want, &at, "input norm", DIM, norms);

@@ -27,7 +27,8 @@ static size_t block_bytes(const vptq_model *m, uint32_t layer)
 {
     size_t bytes = 0;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        bytes += tensor_bytes(m->blocks[layer].linear[l].tensor);
+        if (vptq_linear_exists(m->desc, (vptq_linear)l))
+            bytes += tensor_bytes(m->blocks[layer].linear[l].tensor);
     return bytes;
 }
 

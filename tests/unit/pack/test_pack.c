@@ -141,12 +141,12 @@ static void write_layer(const char *work, uint32_t layer, vptq_linear linear,
         scale[i] = 1 + (float)i / 16;
         bias[i] = (float)i / 8;
     }
-    vptq_linear_full_name(name, layer, linear);
+    vptq_linear_full_name(name, d, layer, linear);
     m.vq.indices = indices;
     m.vq.centroids = codebooks;
     m.vq.scale = scale;
     m.vq.bias = bias;
-    vptq_layer_file_name(file, layer, vptq_linear_name(linear));
+    vptq_layer_file_name(file, layer, vptq_linear_name(d, linear));
     vtest_path(path, sizeof path, work, file);
     assert_ok(vptq_layer_file_write(path,
                                     &(vptq_layer_file){.matrix = m,

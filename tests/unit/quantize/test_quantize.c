@@ -191,12 +191,13 @@ static vptq_status run_plain(const vptq_quantize_options *opt, rows *r, vptq_err
 
 static void expect_same_work(const char *a, const char *b)
 {
+    const vptq_model_desc d = {.family = vptq_family_by_model_type("llama")};
     char name[VPTQ_LAYER_FILE_NAME_MAX];
     vtest_expect_same_in(a, b, "quantize.json");
     vtest_expect_same_in(a, b, "report.jsonl");
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            vptq_layer_file_name(name, layer, vptq_linear_name((vptq_linear)l));
+            vptq_layer_file_name(name, layer, vptq_linear_name(&d, (vptq_linear)l));
             vtest_expect_same_in(a, b, name);
         }
 }
@@ -286,7 +287,8 @@ static void check_file(const char *work, uint32_t layer, vptq_linear l,
     size_t words = (size_t)s->groups * vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
 
     vptq_mem_init(&mem, 0);
-    vptq_layer_file_name(name, layer, vptq_linear_name(l));
+    const vptq_model_desc d = {.family = vptq_family_by_model_type("llama")};
+    vptq_layer_file_name(name, layer, vptq_linear_name(&d, l));
     vtest_path(path, sizeof path, work, name);
     assert_ok(vptq_layer_file_read(path, &mem, &f, &err), &err);
     const vptq_vq_shape *got = &f.matrix.vq.shape;
@@ -382,7 +384,7 @@ static void test_every_matrix(void **state)
         json_t *doc = parse(r.json[i]);
         vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_COUNT);
         assert_string_equal(json_string_value(json_object_get(doc, "name")),
-                            vptq_linear_name(l));
+                            vptq_linear_name(m.desc, l));
         check_matrix(&dev, &m, work, i / VPTQ_LINEAR_COUNT, l, doc);
         json_decref(doc);
     }

@@ -161,11 +161,12 @@ static void test_names(void **state)
 {
     (void)state;
     char name[VPTQ_TRAINABLE_NAME_MAX];
+    const vptq_model_desc d = {.family = vptq_family_by_model_type("llama")};
     vptq_trainable t = {.layer = 3, .group = 1, .kind = VPTQ_TRAIN_RES_CENTROIDS};
-    vptq_trainable_name(&t, name);
+    vptq_trainable_name(&d, &t, name);
     assert_string_equal(name, "layer 3 q_proj: residual centroids of group 1");
     t = (vptq_trainable){.linear = VPTQ_LINEAR_DOWN, .kind = VPTQ_TRAIN_BIAS};
-    vptq_trainable_name(&t, name);
+    vptq_trainable_name(&d, &t, name);
     assert_string_equal(name, "layer 0 down_proj: bias");
 }
 
