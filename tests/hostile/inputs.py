@@ -70,6 +70,15 @@ CONFIG = {
     "eos_token_id": 2,
     "torch_dtype": "float16",
 }
+STARCODER = {
+    **CONFIG,
+    "architectures": ["Starcoder2ForCausalLM"],
+    "model_type": "starcoder2",
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "use_bias": True,
+}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
 
 
@@ -89,7 +98,17 @@ def shapes():
     yield "lm_head.weight", [len(PIECES), HIDDEN]
 
 
-def weights(names=None):
+def starcoder_shapes():
+    """Those of a StarCoder2 model: biases everywhere, no gate."""
+    for name, shape in shapes():
+        if "gate_proj" not in name and "lm_head" not in name:
+            name = name.replace("up_proj", "c_fc").replace("down_proj", "c_proj")
+            yield name, shape
+            if "embed" not in name:
+                yield name.replace(".weight", ".bias"), shape[:1]
+
+
+def weights(names=None, shapes=shapes):
     """A safetensors file of these tensors, F16; the numbers depend only on the name."""
     s = forge.Safetensors(struct.pack("<Q", 2) + b"{}")
     s.header["__metadata__"] = {"format": "pt"}
@@ -161,10 +180,10 @@ def put(path, value):
     )
 
 
-def model(folder):
+def model(folder, config=CONFIG, shapes=shapes):
     folder.mkdir()
-    put(folder / "config.json", CONFIG)
-    put(folder / "model.safetensors", weights())
+    put(folder / "config.json", config)
+    put(folder / "model.safetensors", weights(shapes=shapes))
     put(folder / "tokenizer.json", tokenizer())
     put(
         folder / "tokenizer_config.json",
@@ -261,6 +280,7 @@ def make(good, tools):
     """Fills the folder `good`."""
     good.mkdir()
     model(good / "m")
+    model(good / "sc", STARCODER, starcoder_shapes)
     shards(good / "s")
     pytorch(good / "bin")
     cached(good / "models--o--m")
@@ -302,7 +322,9 @@ def make(good, tools):
         "quantize -m m -H h --method awq --group-size 8 -o wf",
         "quantize -m m -H h --method sparse -o wd",
         "quantize -m m -H h --method gptvq --group-size 8 --codebook-rows 4 -o wg",
+        "quantize -m sc -c text -n 1 -l 32 -k 16 -o scw",
         "pack w -o ps",
+        "pack scw -o scps",
         "pack wu -o us",
         "pack w8 -o u8s",
         "pack w -o m.vptq",
@@ -320,5 +342,5 @@ def make(good, tools):
         if done.returncode:
             raise SystemExit(f"the good inputs cannot be made: vptq-{command}: {done.stderr}")
     # p, u, u8: without digests, which would find every change before anything else does
-    for name in "p", "u", "u8":
+    for name in "p", "u", "u8", "scp":
         shutil.copytree(good / (name + "s"), good / name, ignore=shutil.ignore_patterns("SHA256SUMS"))

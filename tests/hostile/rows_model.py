@@ -4,8 +4,23 @@ import json
 import struct
 
 import forge
-from changes import BAD, at, both, cut, fifo, folder, json_file, link, remove, setting, sparse, tensors, write
-from net import Kind, harmless, refused, shown, without
+from changes import (
+    BAD,
+    at,
+    both,
+    cut,
+    fifo,
+    folder,
+    json_file,
+    link,
+    quantization,
+    remove,
+    setting,
+    sparse,
+    tensors,
+    write,
+)
+from net import Kind, harmless, refused, shown, warned, without
 
 LIST, PLAN, UNPACK = "pack --list {}", "quantize -m {} --dry-run", "pack -q --unpack {} -o out"
 GENERATE, TOKENS = "eval generate -q -m {} -p the -n 1", "eval ppl -q -m {} --text B/text --tokens-only"
@@ -391,6 +406,71 @@ kind.row(
     link("snapshots/abc/notes.txt", "../../../secret.txt"),
     without("notes.txt"),
     UNPACK,
+)
+
+# --- a family without gates, with biases in its norms ---
+
+starcoder = Kind("starcoder2", "sc", PLAN, GENERATE)
+for key, value, words in [
+    ("norm_epsilon", 0, "norm epsilon is 0"),
+    ("norm_epsilon", -1, "norm epsilon is -1"),
+    ("norm_epsilon", 1e300, "norm epsilon is inf"),
+    ("norm_epsilon", BAD, "'norm_epsilon' is a string"),
+    ("use_bias", 1, "'use_bias' is a whole number"),
+    ("use_bias", BAD, "'use_bias' is a string"),
+    ("hidden_act", "gelu", "'hidden_act' is 'gelu'"),
+    ("sliding_window", -1, "'sliding_window' is -1"),
+    ("num_key_value_heads", 2, "k_proj"),
+    ("intermediate_size", 32, "mlp.c_fc"),
+    ("model_type", "llama", "architecture"),
+]:
+    starcoder.row(f"{key} {json.dumps(value)[:40]}", setting(**{key: value}), refused(words))
+starcoder.row("use_bias false", setting(use_bias=False), shown("ignored 12 biases"), PLAN)
+starcoder.row("sliding_window 1", setting(sliding_window=1), shown("c_fc|the"))
+starcoder.row("rms_norm_eps -1", setting(rms_norm_eps=-1), harmless)
+starcoder.row(
+    "another family's name",
+    setting(model_type="llama", architectures=["LlamaForCausalLM"]),
+    refused("mlp.gate_proj"),
+)
+for name in "model.norm.bias", "model.layers.1.input_layernorm.bias", "model.layers.0.mlp.c_proj.bias":
+    starcoder.row(f"{name} is missing", tensors(lambda s, name=name: s.drop(name)), refused(name))
+    starcoder.row(f"{name} is a matrix", header(lambda h, name=name: h[name].update(shape=[4, 4])), refused(name))
+starcoder.row(
+    "NaN in the bias of a norm",
+    tensors(lambda s: s.floats("model.norm.bias", 3, [float("nan")])),
+    refused("not a number|not finite"),
+    GENERATE,
+)
+starcoder.row(
+    "a gate",
+    tensors(lambda s: s.add("model.layers.0.mlp.gate_proj.weight", "F16", [0, 16], b"")),
+    warned("does not use 1 of its tensors: 'model.layers.0.mlp.gate_proj.weight'"),
+)
+entries = Kind("starcoder2 packed", "scp", LIST, GENERATE)
+for what, old, new in [
+    ("a gate in place of c_fc", "mlp.c_fc", "mlp.gate_proj"),
+    ("up_proj in place of c_fc", "mlp.c_fc", "mlp.up_proj"),
+]:
+    entries.row(
+        what,
+        quantization(
+            lambda q, old=old, new=new: q.update(
+                config_for_layers={n.replace(old, new): e for n, e in q["config_for_layers"].items()}
+            )
+        ),
+        refused("mlp.c_fc"),
+    )
+entries.row(
+    "a gate besides",
+    quantization(
+        lambda q: q["config_for_layers"].update(
+            {"model.layers.0.mlp.gate_proj": q["config_for_layers"]["model.layers.0.mlp.c_fc"]}
+        )
+    ),
+    shown("the|lists 'model.layers.0.mlp.gate_proj', which is not a linear layer of a block"),
+    GENERATE,
+    "pack --check {}",
 )
 
 # --- what is in place of a file ---
