@@ -3,7 +3,7 @@
  *     x = norm(h);  q, k, v = x W^T + b;  q, k = rope(norm?(q, k))
  *     h += norm?(attention W_o^T)
  *     x = norm(h);  h += norm?((act(x W_gate^T) * (x W_up^T)) W_down^T)
- *              or without gate:  h += act(x W_up^T) W_down^T, each product plus its bias
+ *                   h += norm?(act(x W_up^T) W_down^T), without a gate
  */
 #include <math.h>
 
