@@ -69,8 +69,8 @@ int vptq_comm_size(const vptq_ctx *ctx);
 /* The rank among those on this machine, which share its GPUs. */
 int vptq_comm_local_rank(const vptq_ctx *ctx);
 /* From now on, or until now, this rank works on its own: for an operation that could share its
- * work, but is itself a unit.  Rank and size are 0 and 1, so that nothing below communicates, while
- * vptq_check_cancel still answers other ranks and sees that they stop. */
+ * work, but is itself a unit.  Rank and size are 0 and 1, so that nothing below communicates,
+ * while vptq_check_cancel still answers other ranks and sees that they stop. */
 void vptq_comm_alone(const vptq_ctx *ctx, bool alone);
 
 /* *unit = the next of `count` units that no rank has taken since the last agreement, or

@@ -13,6 +13,7 @@
 typedef struct unit {
     uint32_t layer;
     int first, count;
+    uint32_t matrices; /* of them that the model has */
     double cost;
 } unit;
 
@@ -57,7 +58,7 @@ uint64_t vptq_share_done(const vptq_quantizer *q, double *cost)
     given = given > busy ? given - busy : 0;
     *cost = s->cost;
     for (uint64_t i = 0; i < given; i++) {
-        done += (uint64_t)s->units[i].count;
+        done += s->units[i].matrices;
         *cost += s->units[i].cost;
     }
     return done;
@@ -69,7 +70,8 @@ uint32_t vptq_share_count_files(const vptq_quantizer *q)
     uint32_t n = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-            n += !vptq_matrix_path(q, layer, (vptq_linear)l, path, NULL) &&
+            n += vptq_linear_exists(q->model.desc, (vptq_linear)l) &&
+                 !vptq_matrix_path(q, layer, (vptq_linear)l, path, NULL) &&
                  vptq_path_exists(path);
     return n;
 }
@@ -195,7 +197,10 @@ static void add_unit(vptq_quantizer *q, uint32_t layer, int first, int count)
     vptq_encoder_report cost;
     unit u = {.layer = layer, .first = first, .count = count};
     for (int l = first; l < first + count; l++)
-        u.cost += vptq_quantizer_cost(q, layer, (vptq_linear)l, &cost);
+        if (vptq_linear_exists(q->model.desc, (vptq_linear)l)) {
+            u.matrices++;
+            u.cost += vptq_quantizer_cost(q, layer, (vptq_linear)l, &cost);
+        }
     q->share->units[q->share->count++] = u;
 }
 
@@ -224,7 +229,7 @@ static vptq_status run_units(vptq_quantizer *q, vptq_err *err)
                                 err);
     VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
     for (size_t i = 0; i < s->count; i++) {
-        s->done += (uint64_t)s->units[i].count;
+        s->done += s->units[i].matrices;
         s->cost += s->units[i].cost;
     }
     s->count = 0;
@@ -241,6 +246,9 @@ static vptq_status find_left(const vptq_quantizer *q, uint32_t layer,
     char path[PATH_MAX];
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         char *text = NULL;
+        left[l] = false;
+        if (!vptq_linear_exists(q->model.desc, (vptq_linear)l))
+            continue;
         vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
         VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
         VPTQ_CHECK(vptq_row_reuse(q, path, &row, &text, err));
@@ -314,7 +322,8 @@ static vptq_status run_inputs(vptq_quantizer *q, uint32_t layer, int first, int 
     VPTQ_CHECK(vptq_comm_agree(q->dev->ctx, st, err));
     VPTQ_CHECK(run_units(q, err));
     for (int l = 0; q->opt->no_shared_dir && l < VPTQ_LINEAR_COUNT; l++)
-        if ((int)vptq_linear_input((vptq_linear)l) >= first &&
+        if (vptq_linear_exists(q->model.desc, (vptq_linear)l) &&
+            (int)vptq_linear_input((vptq_linear)l) >= first &&
             (int)vptq_linear_input((vptq_linear)l) < end)
             VPTQ_CHECK(spread_file(q, layer, (vptq_linear)l, err));
     return VPTQ_OK;
