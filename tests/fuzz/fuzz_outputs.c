@@ -4,7 +4,9 @@
 #include "hessian/outputs.h"
 #include "tests/fuzz/fuzz_input.h"
 
-static const vptq_model_desc desc = {.hidden = 32,
+static const vptq_family gated = {.model_type = "llama"};
+static const vptq_model_desc desc = {.family = &gated,
+                                     .hidden = 32,
                                      .intermediate = 80, /* two blocks */
                                      .layers = 1,
                                      .heads = 4,

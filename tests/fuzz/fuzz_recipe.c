@@ -30,7 +30,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     vptq_matrix_settings *rows;
     json_t *rules;
     vptq_encoder_settings usual = vptq_encoder_defaults();
-    vptq_model_desc d = {.hidden = 64,
+    vptq_model_desc d = {.family = vptq_family_by_model_type("llama"),
+                         .hidden = 64,
                          .intermediate = 96,
                          .layers = LAYERS,
                          .heads = 4,

@@ -6,7 +6,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     enum { LAYERS = 2, ROWS = LAYERS * VPTQ_LINEAR_COUNT };
-    static const vptq_model_desc desc = {.layers = LAYERS};
+    static const vptq_family gated = {.model_type = "llama"};
+    static const vptq_model_desc desc = {.family = &gated, .layers = LAYERS};
     char path[FUZZ_PATH_MAX];
     const vptq_ctx ctx = {.threads = 1};
     vptq_device dev = {.ctx = &ctx};

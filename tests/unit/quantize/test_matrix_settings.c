@@ -10,7 +10,8 @@
 /* 3 blocks of 64 x 64 attention and 192 wide MLP. */
 static vptq_model_desc desc(void)
 {
-    return (vptq_model_desc){.hidden = 64,
+    return (vptq_model_desc){.family = vptq_family_by_model_type("llama"),
+                             .hidden = 64,
                              .intermediate = 192,
                              .layers = 3,
                              .heads = 4,
