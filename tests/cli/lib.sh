@@ -77,6 +77,14 @@ ranks()
 # shellcheck disable=SC2016,SC2034
 RANK='${OMPI_COMM_WORLD_RANK:-$PMI_RANK}'
 
+# on_rank N WHAT COMMAND..: three processes of the command, of which rank N alone does WHAT first.
+on_rank()
+{
+    local n=$1 what=$2
+    shift 2
+    ranks 3 sh -c "[ $RANK = $n ] && $what; "'exec "$@"' sh "$@"
+}
+
 # expect_exit STATUS COMMAND..: runs the command, whose output passes through.
 expect_exit()
 {

@@ -1,4 +1,3 @@
-# shellcheck disable=SC2016 # ranks expand their number themselves
 # Rows of an ablation over several processes: the same table and files as from one.
 needs_ranks
 model=$(data models/stories260K-hf)
@@ -35,13 +34,6 @@ ranks 2 "${ablate[@]}" -q --dry-run --format json >plan.json
 [ "$(wc -l <plan.json)" = 4 ] || fail "$(cat plan.json)"
 
 # ---- one rank fails, and the run continues ----
-# on_rank N WHAT COMMAND..: three processes, of which rank N alone does WHAT first.
-on_rank()
-{
-    local n=$1 what=$2
-    shift 2
-    timeout 120 "${launch[@]}" -n 3 sh -c "[ $RANK = $n ] && $what; "'exec "$@"' sh "$@"
-}
 mkdir elsewhere
 cp rows.json items.jsonl elsewhere
 expect_exit 1 on_rank 2 'cd elsewhere' "${ablate[@]}" -q -o far >out.txt 2>err.txt
