@@ -500,11 +500,11 @@ static vptq_status run_rows(vptq_ablation *a, vptq_err *err)
     const bool shared = vptq_comm_size(a->dev->ctx) > 1;
     char finished[64] = "";
     for (uint64_t i = 0;; i++) {
-        if (shared)
-            VPTQ_CHECK(vptq_comm_next(a->dev->ctx, count, &i, err));
-        if (i == count)
+        vptq_status st = shared ? vptq_comm_next(a->dev->ctx, count, &i, err) : VPTQ_OK;
+        if (!st && i == count)
             return VPTQ_OK;
-        const vptq_status st = run_one(a, i, err);
+        if (!st)
+            st = run_one(a, i, err);
         if (!shared)
             snprintf(finished, sizeof finished, "%" PRIu64 " of %zu rows finished, ", i, count);
         if (st == VPTQ_E_CANCELLED)
