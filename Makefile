@@ -157,13 +157,14 @@ MPI_PACKAGE := $(if $(filter 1,$(MPI)),$(shell for p in ompi-c ompi mpich; do pk
 ifeq ($(shell pkg-config --exists '$(MPI_PACKAGE)' && echo yes),)
 $(error MPI=$(MPI): pkg-config does not know $(or $(MPI_PACKAGE),Open MPI or MPICH); install libopenmpi-dev or libmpich-dev)
 endif
+PLAIN      := $(CONFIG)
 CONFIG     := $(CONFIG)-$(MPI_PACKAGE)
 MPI_CFLAGS := -DVPTQ_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(MPI_PACKAGE)))
 MPI_LIBS   := $(shell pkg-config --libs $(MPI_PACKAGE))
 endif
 
 B   := build/$(CONFIG)
-OBJ := $(B)/obj
+OBJ := build/$(or $(PLAIN),$(CONFIG))/obj
 BIN := $(B)/bin
 
 # Without OpenBLAS, which benchmarks load (lib/backend/cpu/blas.h).
@@ -306,8 +307,14 @@ ifneq ($(STATIC_LINK),)
 $(OBJ)/lib/backend/cpu/blas.o: private override EXTRA_CFLAGS += -DVPTQ_STATIC
 endif
 
+# A build with MPI has the objects of the plain one but for these.
+OF_MPI   := $(if $(MPI_PACKAGE),.$(MPI_PACKAGE)).o
+with_mpi  = $(patsubst %.o,%$(OF_MPI),$(filter %/comm.o %/comm_mpi.o %/version.o,$(1))) \
+            $(filter-out %/comm.o %/comm_mpi.o %/version.o,$(1))
 ifneq ($(MPI_PACKAGE),)
-$(OBJ)/lib/base/comm.o $(OBJ)/lib/base/comm_mpi.o: private override EXTRA_CFLAGS += $(MPI_CFLAGS)
+$(OBJ)/%$(OF_MPI): %.c | $(B)/probe
+	$(call cc)
+$(OBJ)/lib/base/comm$(OF_MPI) $(OBJ)/lib/base/comm_mpi$(OF_MPI): private override EXTRA_CFLAGS += $(MPI_CFLAGS)
 endif
 
 # What --version prints.
@@ -317,8 +324,8 @@ FEATURES := $(strip $(filter-out none,$(SIMD_LEVELS)) $(if $(HAVE_CUDA),cuda) $(
 $(OBJ)/version: FORCE
 	$(Q)mkdir -p $(@D)
 	$(Q)echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' >$@
-$(OBJ)/cmd/cli/version.o: $(OBJ)/version
-$(OBJ)/cmd/cli/version.o: private override EXTRA_CFLAGS += -DVPTQ_COMMIT='"$(COMMIT)"' -DVPTQ_FEATURES='"$(or $(FEATURES),none)"'
+$(OBJ)/cmd/cli/version$(OF_MPI): $(OBJ)/version
+$(OBJ)/cmd/cli/version$(OF_MPI): private override EXTRA_CFLAGS += -DVPTQ_COMMIT='"$(COMMIT)"' -DVPTQ_FEATURES='"$(or $(FEATURES),none)"'
 
 EMU_PARTS := cuda_emu cuda_emu_stacks cuda_emu_device cuda_emu_memory cuda_emu_faults cuda_emu_streams cuda_emu_mma \
              cuda_emu_alignment cuda_emu_graphs
@@ -350,8 +357,8 @@ $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 $(LIBEMU): $(EMU_PARTS:%=$(OBJ)/tests/emu/%.o) $(OBJ)/backend_emu.o
 LIB_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(filter-out $(SIMD_SRC),$(LIB_SRC))) \
            $(foreach level,$(SIMD_LEVELS),$(SIMD_SRC:%.c=$(OBJ)/%.$(level).o))
-$(LIBVPTQ): $(LIB_OBJ) $(if $(HAVE_CUDA),$(CU_SRC:%.cu=$(OBJ)/%.cuda.o))
-$(LIBCLI): $(CLI_SRC:%.c=$(OBJ)/%.o)
+$(LIBVPTQ): $(call with_mpi,$(LIB_OBJ)) $(if $(HAVE_CUDA),$(CU_SRC:%.cu=$(OBJ)/%.cuda.o))
+$(LIBCLI): $(call with_mpi,$(CLI_SRC:%.c=$(OBJ)/%.o))
 $(LIBTEST): $(HELP_SRC:%.c=$(OBJ)/%.o)
 $(LIBVPTQ) $(LIBCLI) $(LIBTEST) $(LIBEMU): | $(B)/probe
 	$(Q)$(if $(V),,echo "  AR    $@";) rm -f $@ && $(AR) qcsD $@ $^

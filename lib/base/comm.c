@@ -47,6 +47,15 @@ static long launched(void)
 }
 #endif
 
+bool vptq_comm_has_mpi(void)
+{
+#ifdef VPTQ_MPI
+    return true;
+#else
+    return false;
+#endif
+}
+
 vptq_status vptq_comm_open(vptq_comm *c, vptq_err *err)
 {
     *c = (vptq_comm){.size = 1, .local_size = 1, .owner = pthread_self()};

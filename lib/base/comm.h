@@ -59,6 +59,9 @@ typedef struct vptq_comm {
     void *take_arg;
 } vptq_comm;
 
+/* Whether this build has MPI. */
+bool vptq_comm_has_mpi(void);
+
 /* Joins the other processes that a launcher such as mpirun started; size 1 without one.
  * VPTQ_E_UNSUPPORTED if it started several and this build has no MPI. */
 vptq_status vptq_comm_open(vptq_comm *c, vptq_err *err) VPTQ_MUST_CHECK;

@@ -234,10 +234,11 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
     VPTQ_TRY(vptq_matrix_path(q, q->layer, q->linear, path, err));
     VPTQ_TRY(vptq_row_reuse(q, path, &row, &text, err));
     if (!text && q->share && !q->sharing) /* the others do not help any more */
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_IO,
-                           "'%s' was written by a rank of this run and is missing or damaged now; "
-                           "run the same command again",
-                           path));
+        VPTQ_TRY(
+            vptq_fail(err, VPTQ_E_IO,
+                      "'%s' was written by a rank of this run and is missing or damaged now; "
+                      "run the same command again",
+                      path));
     if (!text)
         VPTQ_TRY(vptq_fold_layer(q, q->layer, err));
     if (!text && !h->plain)
