@@ -343,6 +343,7 @@ lib/pack/sums.c
 lib/quantize/manifest.c
 lib/quantize/rows.c
 lib/quantize/sensitivity.c
+lib/quantize/share.c
 lib/quantize/tune_files.c
 lib/vptq.c
 lib/vptq_config.c
