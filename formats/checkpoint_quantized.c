@@ -66,10 +66,12 @@ static vptq_status read_listed(vptq_checkpoint *c, vptq_strmap *listed, bool sha
                                vptq_err *err)
 {
     for (uint32_t layer = 0; layer < c->desc.layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(&c->desc); l++) {
             char name[VPTQ_NAME_MAX];
             bool fresh;
-            vptq_linear_full_name(name, layer, (vptq_linear)l);
+            if (!vptq_linear_exists(&c->desc, layer, l))
+                continue;
+            vptq_linear_full_name(&c->desc, name, layer, (vptq_linear)l);
             const json_t *entry = vptq_packed_entry(c->config, name);
             if (!entry)
                 continue;
@@ -90,7 +92,7 @@ static vptq_status read_listed(vptq_checkpoint *c, vptq_strmap *listed, bool sha
 vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c, vptq_err *err)
 {
     vptq_strmap listed = {0};
-    size_t max_count = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    size_t max_count = (size_t)c->desc.layers * (size_t)vptq_linear_count(&c->desc);
     c->quantized = vptq_arena_alloc(&c->arena, max_count, sizeof *c->quantized, err);
     if (!c->quantized)
         return VPTQ_E_NOMEM;
@@ -167,7 +169,8 @@ static vptq_status read_compressed(vptq_checkpoint *c, const vptq_compressed_lay
 
 vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
 {
-    const size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    const size_t per_layer = (size_t)vptq_linear_count(&c->desc),
+                 most = c->desc.layers * per_layer;
     const bool is_gptq = vptq_gptq_is_config(c->config);
     vptq_gptq_layout gptq;
     size_t count = 0;
@@ -180,8 +183,10 @@ vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
     for (size_t i = 0; i < most; i++) {
         vptq_compressed_layout layout;
         bool quantized = true;
-        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                              (vptq_linear)(i % VPTQ_LINEAR_COUNT));
+        const uint32_t layer = (uint32_t)(i / per_layer);
+        if (!vptq_linear_exists(&c->desc, layer, (vptq_linear)(i % per_layer)))
+            continue;
+        vptq_linear_full_name(&c->desc, name, layer, (vptq_linear)(i % per_layer));
         if (!is_gptq)
             VPTQ_CHECK(
                 vptq_compressed_layout_of(c->config, name, c->path, &layout, &quantized, err));
@@ -244,16 +249,20 @@ static vptq_status read_additive(vptq_checkpoint *c, const char *name, uint32_t 
 vptq_status vptq_checkpoint_read_additive(const vptq_ctx *ctx, vptq_checkpoint *c,
                                           vptq_err *err)
 {
-    const size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    const size_t per_layer = (size_t)vptq_linear_count(&c->desc),
+                 most = c->desc.layers * per_layer;
     size_t count = 0;
     vptq_additive_matrix *list = vptq_arena_alloc(&c->arena, most, sizeof *list, err);
     if (!list)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < most; i++) {
-        const vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_COUNT);
+        const vptq_linear l = (vptq_linear)(i % per_layer);
+        const uint32_t layer = (uint32_t)(i / per_layer);
         char name[VPTQ_NAME_MAX];
         uint32_t rows, columns;
-        vptq_linear_full_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT), l);
+        if (!vptq_linear_exists(&c->desc, layer, l))
+            continue;
+        vptq_linear_full_name(&c->desc, name, layer, l);
         vptq_linear_shape(&c->desc, l, &rows, &columns);
         if (!vptq_additive_entry(c->config, name))
             continue;
@@ -477,13 +486,18 @@ static vptq_status replace_norm(vptq_checkpoint *c, const char *path, const vptq
 }
 
 /* Whether all files of a layer are among the names of a directory. */
-static bool layer_is_complete(char *const *names, size_t count, const char *name)
+static bool layer_is_complete(const vptq_model_desc *d, char *const *names, size_t count,
+                              const char *name)
 {
+    const uint32_t layer = (uint32_t)strtoul(name + strlen("layer_"), NULL, 10);
+    size_t expected = 0;
     const size_t prefix = strcspn(name + strlen("layer_"), "_") + strlen("layer_") + 1;
     size_t files = 0;
     for (size_t i = 0; i < count; i++)
         files += vptq_layer_file_is(names[i]) && !strncmp(names[i], name, prefix);
-    return files == VPTQ_LINEAR_COUNT;
+    for (int l = 0; l < vptq_linear_count(d); l++)
+        expected += vptq_linear_exists(d, layer, l);
+    return files == expected;
 }
 
 /* Reads one finished matrix; leaves it out if it has a fault that c reports, or if it needs
@@ -566,7 +580,8 @@ vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, bool partial, vptq_ch
         if (!vptq_layer_file_is(names[i]))
             continue;
         VPTQ_CHECK(vptq_path_join(path, sizeof path, c->path, names[i], err));
-        VPTQ_CHECK(read_layer(ctx, path, c, layer_is_complete(names, count, names[i]), err));
+        VPTQ_CHECK(
+            read_layer(ctx, path, c, layer_is_complete(&c->desc, names, count, names[i]), err));
     }
     qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
     return partial ? VPTQ_OK : check_finished(ctx, c, names, count, err);

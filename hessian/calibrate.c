@@ -99,9 +99,9 @@ void vptq_calibrator_stop(vptq_calibrator *c)
     vptq_calibrator_close_second(c);
     vptq_forward_close(c->forward);
     c->forward = NULL;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         vptq_hessian_sum_release(&c->sum[i]);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         vptq_hessian_sum_release(&c->term[l]);
     vptq_hidden_states_close(&c->saliency);
     c->dev->ops->release(c->dev->state, c->mass);
@@ -178,7 +178,7 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
         VPTQ_CHECK(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
     VPTQ_CHECK(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
     VPTQ_CHECK(vptq_forward_reserve(c->forward, c->group_rows, err));
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         VPTQ_CHECK(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, (vptq_input)i),
                                          &c->sum[i], err));
     if (c->opt.weights)
@@ -202,7 +202,7 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
 
     (void)dim;
     VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, x, err));
-    for (int l = 0; c->opt.weights == VPTQ_WEIGHTS_GUIDED && l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; c->opt.weights == VPTQ_WEIGHTS_GUIDED && l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_linear_input((vptq_linear)l) == input)
             VPTQ_CHECK(vptq_calibrator_add_guided(c, (vptq_linear)l, done - 1, tokens, x, err));
     if (input != VPTQ_INPUT_DOWN)
@@ -247,7 +247,7 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
     for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
         if (!c->windows[part])
             continue;
-        for (int i = 0; fn && i < VPTQ_INPUT_COUNT; i++)
+        for (int i = 0; fn && i < VPTQ_INPUT_DENSE; i++)
             VPTQ_CHECK(vptq_calibrator_begin(c, (vptq_input)i, first, c->windows[part], err));
         vptq_forward_hold(c->forward, true); /* for the other part */
         VPTQ_CHECK(run_part(c, first, c->windows[part], fn != NULL, err));

@@ -44,10 +44,10 @@ typedef struct vptq_calibrator {
     uint64_t run;    /* sequential, set after planning: hash of everything else that decides x~,
                         so that no checkpoint of another run is loaded */
     size_t reserve;  /* set after planning: bytes that the caller needs under a memory cap */
-    vptq_input next; /* sequential: input of that block; VPTQ_INPUT_COUNT after the last */
+    vptq_input next; /* sequential: input of that block; VPTQ_INPUT_DENSE after the last */
     /* the part that ran last; sequential: x~ at the input that ran last */
-    vptq_hessian_sum sum[VPTQ_INPUT_COUNT];
-    vptq_hessian_sum term[VPTQ_LINEAR_COUNT]; /* T, unset where a linear layer has no term
+    vptq_hessian_sum sum[VPTQ_INPUT_DENSE];
+    vptq_hessian_sum term[VPTQ_LINEAR_DENSE]; /* T, unset where a linear layer has no term
                                                  (vptq_term_of); tokens are windows */
 
     /* private */
@@ -64,7 +64,7 @@ typedef struct vptq_calibrator {
     double *host_mass;
     float *weight, *host_weight;                  /* [length] of the tokens of a window */
     vptq_hidden_states saliency;                  /* guided weights: of all windows */
-    vptq_saliency_scale scale[VPTQ_LINEAR_COUNT]; /* of the present layer and part */
+    vptq_saliency_scale scale[VPTQ_LINEAR_DENSE]; /* of the present layer and part */
     struct vptq_second_stream *second;            /* sequential, else NULL */
 } vptq_calibrator;
 
@@ -96,7 +96,7 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Sequential: sums the moments at input c->next of block c->layer over all windows, part by
- * part. linear [VPTQ_LINEAR_COUNT] holds the quantized weights of the inputs before it in the
+ * part. linear [VPTQ_LINEAR_DENSE] holds the quantized weights of the inputs before it in the
  * block and the model's after it (NULL: the model's everywhere).  With a NULL fn nothing is
  * summed. After the last input both streams leave the block, and fn is not called. */
 vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,

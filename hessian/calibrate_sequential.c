@@ -32,7 +32,7 @@ typedef struct vptq_second_stream {
 static size_t largest_input(const vptq_calibrator *c)
 {
     size_t max = 0;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         max = c->sum[i].n > max ? c->sum[i].n : max;
     return max;
 }
@@ -68,7 +68,7 @@ static vptq_status open_sums(vptq_calibrator *c, second_stream *s, vptq_err *err
 {
     size_t columns[MAX_TERMS] = {0};
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         const int slot = slot_of((vptq_linear)l);
         if (c->term[l].dev && c->term[l].n > columns[slot])
             columns[slot] = c->term[l].n;
@@ -215,10 +215,10 @@ static void report(const vptq_calibrator *c, size_t sequence)
     char detail[64];
     const double windows = (double)vptq_calibrator_windows(c);
     const double input =
-        ((double)c->next + (double)(c->first + sequence + 1) / windows) / VPTQ_INPUT_COUNT;
+        ((double)c->next + (double)(c->first + sequence + 1) / windows) / VPTQ_INPUT_DENSE;
 
     snprintf(detail, sizeof detail, "layer %u of 0-%u, %s", c->layer, c->last,
-             vptq_input_name(c->next));
+             vptq_input_name(c->next).text);
     vptq_progress_share(c->dev->ctx, "hessian", "layers", c->layer + (input >= 1), c->last + 1,
                         (c->layer + input) / (c->last + 1.0), detail);
 }
@@ -258,7 +258,7 @@ static vptq_status add_weighted(vptq_calibrator *c, vptq_linear term, size_t tok
 static vptq_status add_guided(vptq_calibrator *c, size_t w, size_t tokens, const float *x,
                               const float *d, vptq_err *err)
 {
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+    for (int i = 0; i < VPTQ_LINEAR_DENSE; i++) {
         const vptq_linear l = (vptq_linear)i;
         if (c->opt.weights != VPTQ_WEIGHTS_GUIDED || !vptq_calibrator_has_term(c, l))
             continue;
@@ -311,7 +311,7 @@ static vptq_status clear_sums(vptq_calibrator *c, size_t first, size_t count, vp
         (size_t)c->model->desc->hidden * c->sum[c->next].n * sizeof *c->second->sum;
 
     VPTQ_CHECK(vptq_calibrator_begin(c, c->next, first, count, err));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_calibrator_has_term(c, (vptq_linear)l))
             VPTQ_CHECK(c->dev->ops->clear(c->dev->state, s->term[slot_of((vptq_linear)l)],
                                           bytes, err));
@@ -415,7 +415,7 @@ static vptq_status run_group(vptq_calibrator *c, const group *g, vptq_err *err)
 {
     const vptq_block_hooks whole = {.half = half_of(c->next)};
 
-    if (c->next == VPTQ_INPUT_COUNT)
+    if (c->next == VPTQ_INPUT_DENSE)
         return finish_half(c, g, VPTQ_BLOCK_FEED_FORWARD, err);
     if (c->next == VPTQ_INPUT_UP)
         VPTQ_CHECK(finish_half(c, g, VPTQ_BLOCK_ATTENTION, err));
@@ -446,7 +446,7 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, grou
 static vptq_status run_step(vptq_calibrator *c, const vptq_weight *linear,
                             vptq_calibrator_fn fn, void *arg, vptq_err *err)
 {
-    const bool sum = fn && c->next < VPTQ_INPUT_COUNT;
+    const bool sum = fn && c->next < VPTQ_INPUT_DENSE;
     group g = {.sum = sum, .linear = linear};
     size_t first = 0;
 
@@ -471,7 +471,7 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
     vptq_forward_hold(c->forward, false); /* the next step has other weights */
     if (st)
         return st;
-    if (c->next++ == VPTQ_INPUT_COUNT) {
+    if (c->next++ == VPTQ_INPUT_DENSE) {
         c->next = VPTQ_INPUT_QKV;
         c->layer++;
     }

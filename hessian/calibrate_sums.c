@@ -83,7 +83,7 @@ vptq_status vptq_calibrator_open_terms(vptq_calibrator *c, const char *dir, vptq
     void *p = NULL;
     const size_t n = c->opt.length;
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_term_of(c->opt.weights, (vptq_linear)l) == (vptq_linear)l)
             VPTQ_CHECK(vptq_hessian_sum_init(
                 c->dev, vptq_input_size(c->model->desc, vptq_linear_input((vptq_linear)l)),
@@ -125,7 +125,7 @@ vptq_status vptq_calibrator_begin(vptq_calibrator *c, vptq_input input, size_t f
                                   size_t count, vptq_err *err)
 {
     vptq_hessian_sum_clear(&c->sum[input]);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         if (vptq_linear_input((vptq_linear)l) != input || !c->term[l].dev)
             continue;
         vptq_hessian_sum_clear(&c->term[l]);

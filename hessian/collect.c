@@ -113,28 +113,31 @@ static vptq_status compare_dir(const char *dir, const vptq_hessian_dir *old,
 
 /* The files of a layer: those of the inputs, then those of the terms that linear layers may
  * have. */
-enum { LAYER_FILES = (int)VPTQ_INPUT_COUNT + (int)VPTQ_LINEAR_COUNT };
+enum { LAYER_FILES = (int)VPTQ_INPUT_DENSE + (int)VPTQ_LINEAR_DENSE };
 
 static vptq_linear term_of(int i)
 {
-    return (vptq_linear)(i - VPTQ_INPUT_COUNT);
+    return (vptq_linear)(i - VPTQ_INPUT_DENSE);
 }
 
 /* Whether file i exists with these weights. */
 static bool is_file(vptq_token_weights weights, int i)
 {
-    return i < VPTQ_INPUT_COUNT || vptq_term_of(weights, term_of(i)) == term_of(i);
+    return i < VPTQ_INPUT_DENSE || vptq_term_of(weights, term_of(i)) == term_of(i);
 }
 
-static const char *file_input(vptq_token_weights weights, int i)
+static vptq_short_name file_input(vptq_token_weights weights, int i)
 {
-    return i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i)
-                                : vptq_term_name(weights, term_of(i));
+    vptq_short_name name;
+    if (i < VPTQ_INPUT_DENSE)
+        return vptq_input_name(i);
+    snprintf(name.text, sizeof name.text, "%s", vptq_term_name(weights, term_of(i)));
+    return name;
 }
 
 static uint32_t file_columns(const vptq_model_desc *d, int i)
 {
-    return (uint32_t)vptq_input_size(d, i < VPTQ_INPUT_COUNT ? (vptq_input)i
+    return (uint32_t)vptq_input_size(d, i < VPTQ_INPUT_DENSE ? (vptq_input)i
                                                              : vptq_linear_input(term_of(i)));
 }
 
@@ -149,7 +152,7 @@ static vptq_status remove_hessians(const char *dir, uint32_t layers, vptq_err *e
                 const vptq_token_weights w = (vptq_token_weights)kind;
                 if (!is_file(w, i))
                     continue;
-                VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, file_input(w, i), err));
+                VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, file_input(w, i).text, err));
                 VPTQ_CHECK(vptq_file_remove(path, err));
             }
     return VPTQ_OK;
@@ -259,13 +262,13 @@ static vptq_status open_dir(collector *c, vptq_err *err)
 
 static vptq_token_weights kind_of(const collector *c, int i)
 {
-    return i < VPTQ_INPUT_COUNT ? VPTQ_WEIGHTS_PLAIN : c->opt->calibrate.weights;
+    return i < VPTQ_INPUT_DENSE ? VPTQ_WEIGHTS_PLAIN : c->opt->calibrate.weights;
 }
 
 /* Whether file i holds channel ranges. */
 static bool has_range(const collector *c, int part, int i)
 {
-    return i < VPTQ_INPUT_COUNT && c->meta[part].channel_ranges;
+    return i < VPTQ_INPUT_DENSE && c->meta[part].channel_ranges;
 }
 
 /* Reads file i of a layer; *whole is false, with a log line, if it is damaged or of another
@@ -280,7 +283,8 @@ static vptq_status check_file(const collector *c, int part, uint32_t layer, int 
     vptq_hessian_file h;
     vptq_err why = {0};
 
-    VPTQ_CHECK(vptq_hessian_dir_file(path, c->dir[part], layer, file_input(weights, i), err));
+    VPTQ_CHECK(
+        vptq_hessian_dir_file(path, c->dir[part], layer, file_input(weights, i).text, err));
     *whole = vptq_path_exists(path);
     if (!*whole)
         return VPTQ_OK;
@@ -322,9 +326,10 @@ static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
     vptq_arena arena;
     char path[4096];
     const vptq_calibrator *k = &c->calibrator;
-    const bool is_term = i >= VPTQ_INPUT_COUNT;
+    const bool is_term = i >= VPTQ_INPUT_DENSE;
     const vptq_hessian_sum *s = is_term ? &k->term[term_of(i)] : &k->sum[i];
-    const char *input = file_input(k->opt.weights, i);
+    const vptq_short_name name = file_input(k->opt.weights, i);
+    const char *input = name.text;
 
     vptq_arena_init(&arena, c->dev->ctx->mem);
     float *lower = vptq_arena_alloc(&arena, vptq_triangle(s->n), sizeof *lower, err);

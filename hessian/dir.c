@@ -163,7 +163,8 @@ vptq_status vptq_hessian_entry_load(const vptq_hessian_entry *s, uint32_t n, vpt
 vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
                                   vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
 {
-    const vptq_hessian_entry s = {.dir = dir, .layer = layer, .input = vptq_input_name(input)};
+    const vptq_short_name name = vptq_input_name(input);
+    const vptq_hessian_entry s = {.dir = dir, .layer = layer, .input = name.text};
     return vptq_hessian_entry_load(&s, n, mem, h, err);
 }
 
@@ -230,16 +231,17 @@ vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_ro
     vptq_status st = vptq_hessian_dir_open(dir, &h, err);
 
     for (uint32_t layer = h.first_layer; !st && layer <= h.last_layer; layer++)
-        for (int i = 0; !st && i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; !st && i < VPTQ_INPUT_DENSE; i++) {
             vptq_hessian_file file;
-            show s = {dev, {dir, layer, vptq_input_name((vptq_input)i), 0}, fn, arg};
+            const vptq_short_name name = vptq_input_name(i);
+            show s = {dev, {dir, layer, name.text, 0}, fn, arg};
             st = vptq_check_cancel(dev->ctx, err);
             if (!st)
                 st = read_entry(&s.entry, 0, dev->ctx->mem, path, &file, err);
             if (st)
                 break;
             st = show_file(&s, &file, err);
-            for (int l = 0; !st && !file.diagonal && l < VPTQ_LINEAR_COUNT; l++)
+            for (int l = 0; !st && !file.diagonal && l < VPTQ_LINEAR_DENSE; l++)
                 if ((int)vptq_linear_input((vptq_linear)l) == i &&
                     vptq_term_of(h.weights, (vptq_linear)l) == (vptq_linear)l)
                     st = show_mixed(&s, &h, (vptq_linear)l, &file, err);

@@ -151,17 +151,17 @@ vptq_linear vptq_term_of(vptq_token_weights kind, vptq_linear l)
     switch (kind) {
     case VPTQ_WEIGHTS_SINK:
     case VPTQ_WEIGHTS_ATTENTION:
-        return kv ? VPTQ_LINEAR_K : VPTQ_LINEAR_COUNT;
+        return kv ? VPTQ_LINEAR_K : VPTQ_LINEAR_NONE;
     case VPTQ_WEIGHTS_GUIDED:
         return l;
     default:
-        return VPTQ_LINEAR_COUNT;
+        return VPTQ_LINEAR_NONE;
     }
 }
 
 const char *vptq_term_name(vptq_token_weights kind, vptq_linear term)
 {
-    static const char *const guided[VPTQ_LINEAR_COUNT] = {
+    static const char *const guided[VPTQ_LINEAR_DENSE] = {
         "guided_q",    "guided_k",  "guided_v",   "guided_o",
         "guided_gate", "guided_up", "guided_down"};
     return kind == VPTQ_WEIGHTS_GUIDED ? guided[term] : "kv";

@@ -43,7 +43,7 @@ vptq_status vptq_hessian_sum_range(const vptq_hessian_sum *s, float *abs_mean, f
                                    float *max, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The term of linear layer l, named by a linear layer too: k_proj and v_proj share that of
- * k_proj (sink, attention), or each has its own (guided); VPTQ_LINEAR_COUNT = none. */
+ * k_proj (sink, attention), or each has its own (guided); VPTQ_LINEAR_NONE = none. */
 vptq_linear vptq_term_of(vptq_token_weights kind, vptq_linear l);
 /* The term's name in files: "kv", "guided_q", ... */
 const char *vptq_term_name(vptq_token_weights kind, vptq_linear term);

@@ -139,18 +139,18 @@ static vptq_status merge_part(const merger *m, vptq_err *err)
 {
     const uint32_t first = m->pooled.first_layer, last = m->pooled.last_layer;
     const vptq_token_weights kind = m->pooled.weights;
-    const uint64_t files = (uint64_t)(last - first + 1) * VPTQ_INPUT_COUNT;
+    const uint64_t files = (uint64_t)(last - first + 1) * VPTQ_INPUT_DENSE;
 
     for (uint32_t layer = first; layer <= last; layer++) {
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
             VPTQ_CHECK(vptq_check_cancel(m->ctx, err));
-            VPTQ_CHECK(
-                merge_one(m, layer, vptq_input_name((vptq_input)i), VPTQ_WEIGHTS_PLAIN, err));
+            VPTQ_CHECK(merge_one(m, layer, vptq_input_name((vptq_input)i).text,
+                                 VPTQ_WEIGHTS_PLAIN, err));
             vptq_progress(m->ctx, "merge", "files",
-                          (uint64_t)(layer - first) * VPTQ_INPUT_COUNT + (unsigned)i + 1, files,
+                          (uint64_t)(layer - first) * VPTQ_INPUT_DENSE + (unsigned)i + 1, files,
                           NULL);
         }
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             if (vptq_term_of(kind, (vptq_linear)l) == (vptq_linear)l)
                 VPTQ_CHECK(
                     merge_one(m, layer, vptq_term_name(kind, (vptq_linear)l), kind, err));

@@ -277,7 +277,7 @@ static vptq_status write_file(collector *o, const char *path, vptq_err *err)
                                     .tokens = token_count(o),
                                     .k = o->k};
     for (uint32_t layer = 0; layer < o->desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             VPTQ_CHECK(finish_linear(o, layer, (vptq_linear)l, err));
     return vptq_outputs_write(path, &data, o->dev->ctx->mem, err);
 }

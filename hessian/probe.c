@@ -15,7 +15,7 @@ static vptq_status finish(void *arg, vptq_calibrator *c, vptq_part part, vptq_er
     vptq_arena arena;
     vptq_arena_init(&arena, c->dev->ctx->mem);
     (void)part;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         const vptq_hessian_sum *s = &c->sum[i];
         if (c->opt.sequential && i != (int)c->next)
             continue;
@@ -23,7 +23,7 @@ static vptq_status finish(void *arg, vptq_calibrator *c, vptq_part part, vptq_er
         float *mean = lower ? vptq_arena_alloc(&arena, s->n, sizeof *mean, err) : NULL;
         if (!mean)
             VPTQ_TRY(VPTQ_E_NOMEM);
-        VPTQ_TRY(vptq_calibrator_finish(s, c->layer, vptq_input_name((vptq_input)i), lower,
+        VPTQ_TRY(vptq_calibrator_finish(s, c->layer, vptq_input_name((vptq_input)i).text, lower,
                                         mean, err));
         vptq_arena_release(&arena);
     }

@@ -142,9 +142,9 @@ static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input in
     vptq_status st = VPTQ_OK;
     vptq_hessian_file h = {.lower = NULL};
     bool open = false;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(c->base->desc); l++) {
         const vptq_weight *w = &c->quantized->blocks[layer].linear[l];
-        if (vptq_linear_input((vptq_linear)l) != input ||
+        if (!vptq_linear_exists(c->base->desc, layer, l) || vptq_linear_input(l) != input ||
             (!w->packed && !w->tensor->uniform && !w->tensor->additive &&
              !vptq_checkpoint_is_dense(&c->quantized->ckpt, w->tensor)))
             continue;
@@ -166,7 +166,7 @@ out:
 static vptq_status alloc_matrices(compare *c, vptq_arena *arena, vptq_err *err)
 {
     size_t largest = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(c->base->desc); l++) {
         uint32_t out, in;
         vptq_linear_shape(c->base->desc, (vptq_linear)l, &out, &in);
         size_t n = (size_t)out * in;
@@ -221,7 +221,7 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
     VPTQ_TRY(alloc_matrices(&c, &arena, err));
     for (uint32_t l = first_layer; l <= last_layer; l++) {
         VPTQ_TRY(check_norms(&c, l, err));
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+        for (int i = 0; i < vptq_input_count(&base->desc->experts); i++)
             VPTQ_TRY(compare_input(&c, l, (vptq_input)i, &found, err));
         vptq_progress(dev->ctx, "error", "layers", l - first_layer + 1,
                       last_layer - first_layer + 1, NULL);

@@ -8,7 +8,7 @@
 
 #include "lib/report/svg.h"
 
-enum { KINDS = VPTQ_LINEAR_COUNT };
+enum { KINDS = VPTQ_LINEAR_DENSE };
 
 /* Unweighted means over some matrices. */
 typedef struct means {

@@ -536,7 +536,7 @@ vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_w
     for (uint32_t l = 0; l < b->f->d->layers; l++) {
         float *next = states + (l + 1) * size;
         VPTQ_CHECK(ops->copy(dev, next, states + l * size, bytes, err));
-        VPTQ_CHECK(run_forward(b, l, weights ? weights + (size_t)l * VPTQ_LINEAR_COUNT : NULL,
+        VPTQ_CHECK(run_forward(b, l, weights ? weights + (size_t)l * VPTQ_LINEAR_DENSE : NULL,
                                activations_for(b, l), next, err));
     }
     b->kept.states = states;

@@ -147,13 +147,13 @@ vptq_status vptq_forward_reserve_ids(vptq_forward *f, size_t rows, vptq_err *err
 /* ---- open ---- */
 
 /* Norms and biases of a block, in the order in which f->vectors holds them. */
-enum { VECTOR_COUNT = VPTQ_BLOCK_NORM_COUNT + VPTQ_LINEAR_COUNT };
+enum { VECTOR_COUNT = VPTQ_BLOCK_NORM_COUNT + VPTQ_LINEAR_DENSE };
 
 static void block_vectors(const vptq_block *b, const vptq_tensor *v[VECTOR_COUNT])
 {
     for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++)
         v[i] = b->norm[i];
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
+    for (int i = 0; i < VPTQ_LINEAR_DENSE; i++)
         v[VPTQ_BLOCK_NORM_COUNT + i] = b->linear_bias[i];
 }
 
@@ -193,7 +193,7 @@ static vptq_status load_block_vectors(vptq_forward *f, uint32_t layer, float *st
                                used, &loaded[i], err));
     for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++)
         p->norm[i] = loaded[i];
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
+    for (int i = 0; i < VPTQ_LINEAR_DENSE; i++)
         p->bias[i] = loaded[VPTQ_BLOCK_NORM_COUNT + i];
     return VPTQ_OK;
 }
@@ -287,7 +287,7 @@ static size_t tile_floats(const vptq_forward *f)
     const vptq_model_desc *d = f->d;
     size_t rows = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, d->hidden);
     size_t largest = (rows < d->vocab ? rows : d->vocab) * d->hidden;
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+    for (int i = 0; i < vptq_linear_count(d); i++) {
         uint32_t out, in;
         vptq_linear_shape(d, (vptq_linear)i, &out, &in);
         rows = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, in);
@@ -325,10 +325,13 @@ vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_
                         .dev = dev,
                         .max_length = max_length,
                         .embedding_scale = embedding_scale(m),
-                        .takes_bytes = vptq_forward_has_bytes(m)};
+                        .takes_bytes = vptq_forward_has_bytes(m),
+                        .linears = vptq_linear_count(m->desc)};
+    vptq_arena_init(&f->arena, dev->ctx->mem);
     f->q_dim = (size_t)f->d->heads * f->d->head_dim;
     f->kv_dim = (size_t)f->d->kv_heads * f->d->head_dim;
     f->tile_floats = tile_floats(f);
+    VPTQ_TRY(vptq_forward_weights_open(f, err));
     VPTQ_TRY(load_vectors(f, err));
     VPTQ_TRY(load_rope(f, err));
     VPTQ_TRY(floats_alloc(f, 1, f->tile_floats, &f->tile, err));
@@ -369,6 +372,7 @@ void vptq_forward_close(vptq_forward *f)
     }
     floats_free(f, &f->vectors);
     vptq_mem_free(mem, f->params);
+    vptq_arena_release(&f->arena);
     vptq_mem_free(mem, f);
 }
 
@@ -454,10 +458,11 @@ static vptq_status run_group(vptq_forward *f, vptq_forward_pass *p, float *hidde
 }
 
 /* Releases the memory of a block's weights: all other blocks run before they are read again. */
-static void forget_weights(const vptq_block *b)
+static void forget_weights(const vptq_forward *f, uint32_t layer)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        vptq_weight_forget(&b->linear[l]);
+    for (int l = 0; l < f->linears; l++)
+        if (vptq_linear_exists(f->d, layer, l))
+            vptq_weight_forget(&f->m->blocks[layer].linear[l]);
 }
 
 /* Lets the system read the weights of the next block while block `layer` computes.  Only once,
@@ -469,8 +474,9 @@ static void read_ahead(vptq_forward *f, uint32_t layer)
     f->read_ahead = layer + 1;
     if (layer + 1 == f->d->layers)
         vptq_tensor_ahead(f->m->head);
-    for (int l = 0; layer + 1 < f->d->layers && l < VPTQ_LINEAR_COUNT; l++)
-        vptq_weight_ahead(&f->m->blocks[layer + 1].linear[l]);
+    for (int l = 0; layer + 1 < f->d->layers && l < f->linears; l++)
+        if (vptq_linear_exists(f->d, layer + 1, l))
+            vptq_weight_ahead(&f->m->blocks[layer + 1].linear[l]);
 }
 
 vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,
@@ -502,7 +508,7 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
         float *group_hidden = hidden + starts[s] * f->d->hidden;
         VPTQ_TRY(name_layer(layer, run_group(f, &p, group_hidden, err), err));
     }
-    forget_weights(&f->m->blocks[layer]);
+    forget_weights(f, layer);
     if (!f->block.held)
         VPTQ_TRY(vptq_forward_ahead(f, layer + 1, 0, err));
 out:
@@ -576,7 +582,7 @@ static vptq_forward_pass kept_pass(const vptq_forward *f, uint32_t layer, size_t
 {
     return (vptq_forward_pass){.layer = layer,
                                .linear = f->m->blocks[layer].linear,
-                               .kept = f->kept + (size_t)layer * VPTQ_LINEAR_COUNT,
+                               .kept = f->kept + (size_t)layer * (size_t)f->linears,
                                .rows = rows,
                                .h = f->hidden};
 }

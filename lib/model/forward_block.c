@@ -118,7 +118,8 @@ static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vpt
     vptq_forward_linear_args a = {.w = &p->linear[l],
                                   .opened = p->kept ? &p->kept[l] : NULL,
                                   .kept = p->kept != NULL,
-                                  .bias = f->params[p->layer].bias[l],
+                                  .bias = l < VPTQ_LINEAR_DENSE ? f->params[p->layer].bias[l]
+                                                                : NULL,
                                   .rows = p->rows,
                                   .x = x,
                                   .out = out,

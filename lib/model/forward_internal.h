@@ -7,7 +7,7 @@
 /* Norm weights and biases of a block in device memory; NULL if the model has none. */
 typedef struct vptq_forward_block_params {
     const float *norm[VPTQ_BLOCK_NORM_COUNT]; /* [hidden], of q and k [head_dim] */
-    const float *bias[VPTQ_LINEAR_COUNT];
+    const float *bias[VPTQ_LINEAR_DENSE];
 } vptq_forward_block_params;
 
 /* Arrays of vptq_forward_hidden_alloc: two streams and a group. */
@@ -29,7 +29,8 @@ struct vptq_forward {
     float *cos_table[2], *sin_table[2];
     float embedding_scale; /* 0: embeddings are not scaled */
 
-    /* [layers][VPTQ_LINEAR_COUNT] opened linear layers that steps keep; NULL before the first
+    int linears; /* vptq_linear_count */
+    /* [layers][linears] opened linear layers that steps keep; NULL before the first
      * step. */
     vptq_opened *kept;
     /* Those of the block that runs over windows: of the model, and of weights in their place.
@@ -37,15 +38,16 @@ struct vptq_forward {
     struct {
         bool held;      /* stay open after a run (vptq_forward_hold) */
         uint32_t layer; /* of those that are open */
-        bool open[2][VPTQ_LINEAR_COUNT];
-        vptq_opened linear[2][VPTQ_LINEAR_COUNT];
+        bool *open[2];  /* [linears] */
+        vptq_opened *linear[2];
     } block;
     /* Those of the next block that are stored already (vptq_forward_ahead). */
     struct {
         uint32_t layer;
-        const vptq_tensor *of[VPTQ_LINEAR_COUNT]; /* NULL: not stored */
-        vptq_opened linear[VPTQ_LINEAR_COUNT];
+        const vptq_tensor **of; /* [linears]; NULL: not stored */
+        vptq_opened *linear;
     } ahead;
+    vptq_arena arena;      /* of the arrays of both */
     size_t group_rows;     /* of the largest group of the run */
     vptq_opened head;      /* closed when a block is opened, unless steps keep it */
     vptq_opened embedding; /* only for steps; not stored if it is the head */
@@ -196,6 +198,9 @@ vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
 
 /* ---- forward_weights.c ---- */
 
+/* Allocates the arrays of the weights of a block, in f->arena. */
+vptq_status vptq_forward_weights_open(vptq_forward *f, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Opens the linear layers of all blocks, once, and keeps them for steps of at most `rows` rows
  * that sample `samples` tokens.  A device with its own memory also stores those that fit, head
  * and embedding included. */
@@ -261,8 +266,8 @@ typedef struct vptq_activations {
  * sequence of `position` tokens.  With pages, these give the position of every row. */
 typedef struct vptq_forward_pass {
     uint32_t layer;
-    const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT], of the model or in its place */
-    const vptq_opened *kept;   /* [VPTQ_LINEAR_COUNT] of them; NULL: opened by the first use */
+    const vptq_weight *linear; /* [linears], of the model or in its place */
+    const vptq_opened *kept;   /* [linears] of them; NULL: opened by the first use */
     const vptq_activations *a; /* NULL: those of f */
     size_t rows;
     float *h;

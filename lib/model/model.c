@@ -71,7 +71,7 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     char module[VPTQ_NAME_MAX], name[VPTQ_NAME_MAX + 8];
     uint32_t rows, cols;
     vptq_linear_shape(m->desc, l, &rows, &cols);
-    vptq_linear_full_name(module, layer, l);
+    vptq_linear_full_name(m->desc, module, layer, l);
     vptq_weight *w = &b->linear[l];
     *w = (vptq_weight){
         .rows = rows, .cols = cols, .packed = vptq_checkpoint_quantized(&m->ckpt, module)};
@@ -81,6 +81,8 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     else if (!is_missing_quantized(m, module))
         VPTQ_CHECK(need(m, name, rows, cols, &w->tensor, err));
     VPTQ_CHECK(check_activations(m, w, err));
+    if (l >= VPTQ_LINEAR_DENSE) /* no family has biases there */
+        return VPTQ_OK;
     snprintf(name, sizeof name, "%s.bias", module);
     const bool required =
         vptq_linear_has_bias(m->desc, l) && vptq_checkpoint_declares_bias(&m->ckpt, module, l);
@@ -89,12 +91,17 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     return need(m, name, 0, rows, &b->linear_bias[l], err);
 }
 
-static vptq_status find_block(const vptq_model *m, uint32_t layer, vptq_block *b, vptq_err *err)
+static vptq_status find_block(vptq_model *m, uint32_t layer, vptq_block *b, vptq_err *err)
 {
     const vptq_model_desc *d = m->desc;
+    const int count = vptq_linear_count(d);
     *b = (vptq_block){0};
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        VPTQ_CHECK(find_linear(m, layer, (vptq_linear)l, b, err));
+    b->linear = vptq_arena_zalloc(&m->ckpt.arena, (size_t)count, sizeof *b->linear, err);
+    if (!b->linear)
+        return VPTQ_E_NOMEM;
+    for (int l = 0; l < count; l++)
+        if (vptq_linear_exists(d, layer, l))
+            VPTQ_CHECK(find_linear(m, layer, l, b, err));
     for (int n = 0; n < VPTQ_BLOCK_NORM_COUNT; n++) {
         const char *path = vptq_block_norm_path(d->family, (vptq_block_norm)n);
         const bool of_heads = n == VPTQ_BLOCK_NORM_Q || n == VPTQ_BLOCK_NORM_K;
@@ -219,8 +226,10 @@ double vptq_model_bits_per_weight(const vptq_model *m)
 {
     double bits = 0, weights = 0;
     for (uint32_t layer = 0; layer < m->desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(m->desc); l++) {
             const vptq_weight *w = &m->blocks[layer].linear[l];
+            if (!vptq_linear_exists(m->desc, layer, l))
+                continue;
             bits += w->packed ? (double)vptq_vq_count_bits(&w->packed->vq.shape).total
                               : plain_bits(w->tensor);
             weights += (double)w->rows * (double)w->cols;

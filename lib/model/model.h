@@ -74,8 +74,8 @@ void vptq_weight_forget(const vptq_weight *w);
 void vptq_weight_ahead(const vptq_weight *w);
 
 typedef struct vptq_block {
-    vptq_weight linear[VPTQ_LINEAR_COUNT];
-    const vptq_tensor *linear_bias[VPTQ_LINEAR_COUNT]; /* NULL if there is none */
+    vptq_weight *linear; /* [vptq_linear_count]; zeroed where the layer has none */
+    const vptq_tensor *linear_bias[VPTQ_LINEAR_DENSE]; /* NULL if there is none */
     /* [hidden], of q and k [head_dim]; NULL if the family has no such norm */
     const vptq_tensor *norm[VPTQ_BLOCK_NORM_COUNT];
 } vptq_block;

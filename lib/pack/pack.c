@@ -170,7 +170,7 @@ static vptq_status find_uniform(packing *p, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
     const size_t count = vptq_checkpoint_uniform_count(p->c);
-    const size_t all = (size_t)p->c->desc.layers * VPTQ_LINEAR_COUNT;
+    const size_t all = vptq_linear_total(&p->c->desc, 0, p->c->desc.layers - 1);
     if (!count)
         return VPTQ_OK;
     if (count + p->dense_count < all)

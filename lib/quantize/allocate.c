@@ -115,7 +115,7 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     a->first[i + 1] = n;
     if (n > a->first[i])
         return VPTQ_OK;
-    vptq_linear_full_name(name, m->layer, m->linear);
+    vptq_linear_full_name(a->q->model.desc, name, m->layer, m->linear);
     if (m->settings.method != VPTQ_METHOD_VPTQ && !vptq_method_has_codes(m->settings.method)) {
         char method[VPTQ_SETTING_TEXT];
         vptq_setting_print(vptq_setting_find("method"), &m->settings, method, sizeof method);
@@ -306,7 +306,8 @@ vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
-    allocation a = {.q = q, .matrices = (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT};
+    allocation a = {.q = q,
+                    .matrices = vptq_linear_index(q->model.desc, q->model.desc->layers, 0)};
     size_t rates;
     vptq_arena_init(&arena, q->dev->ctx->mem);
     a.rate = vptq_rate_table(&rates);

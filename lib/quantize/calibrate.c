@@ -18,12 +18,12 @@ static const uint32_t NO_LAYER = UINT32_MAX;
 /* Moments of one part of the windows for the current block; sequential: for the current input.
  */
 typedef struct part_moments {
-    float *lower[VPTQ_INPUT_COUNT];
-    float *range[VPTQ_INPUT_COUNT];  /* abs_mean, min and max [3, n]; NULL if held out */
-    float *mixed[VPTQ_LINEAR_COUNT]; /* with the token weights of a term; NULL = no term */
+    float *lower[VPTQ_INPUT_DENSE];
+    float *range[VPTQ_INPUT_DENSE];  /* abs_mean, min and max [3, n]; NULL if held out */
+    float *mixed[VPTQ_LINEAR_DENSE]; /* with the token weights of a term; NULL = no term */
     /* sequential only: shift or drift, and the same with those weights */
     float *shift;
-    float *mixed_shift[VPTQ_LINEAR_COUNT];
+    float *mixed_shift[VPTQ_LINEAR_DENSE];
 } part_moments;
 
 typedef struct calibration {
@@ -44,7 +44,7 @@ typedef struct calibration {
 static int linears_before(vptq_input input)
 {
     int l = 0;
-    while (l < VPTQ_LINEAR_COUNT && vptq_linear_input((vptq_linear)l) < input)
+    while (l < VPTQ_LINEAR_DENSE && vptq_linear_input((vptq_linear)l) < input)
         l++;
     return l;
 }
@@ -52,13 +52,13 @@ static int linears_before(vptq_input input)
 /* Fills `linear` with the finished matrices of a layer up to those that read `input`, and with
  * the original ones from there on.  *open = number of files to release. */
 static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input input,
-                                vptq_layer_file file[VPTQ_LINEAR_COUNT],
-                                vptq_weight linear[VPTQ_LINEAR_COUNT], int *open, vptq_err *err)
+                                vptq_layer_file file[VPTQ_LINEAR_DENSE],
+                                vptq_weight linear[VPTQ_LINEAR_DENSE], int *open, vptq_err *err)
 {
     char path[PATH_MAX];
     const int count = linears_before(input);
 
-    memcpy(linear, k->q->model.blocks[layer].linear, VPTQ_LINEAR_COUNT * sizeof *linear);
+    memcpy(linear, k->q->model.blocks[layer].linear, VPTQ_LINEAR_DENSE * sizeof *linear);
     for (*open = 0; *open < count; ++*open) {
         const vptq_linear l = (vptq_linear)*open;
         VPTQ_CHECK(vptq_matrix_path(k->q, layer, l, path, err));
@@ -98,10 +98,10 @@ static vptq_status take_input(calibration *k, const part_moments *m, vptq_input 
     const vptq_hessian_sum *s = &k->calibrator.sum[i];
     float *range = m->range[i];
 
-    VPTQ_CHECK(take_sum(k, s, vptq_input_name(i), m->lower[i], err));
+    VPTQ_CHECK(take_sum(k, s, vptq_input_name(i).text, m->lower[i], err));
     if (!range)
         return VPTQ_OK;
-    return vptq_calibrator_range(s, k->calibrator.layer, vptq_input_name(i), range,
+    return vptq_calibrator_range(s, k->calibrator.layer, vptq_input_name(i).text, range,
                                  range + s->n, range + 2 * (size_t)s->n, err);
 }
 
@@ -132,12 +132,12 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
     part_moments *m = &k->part[part];
     const bool sequential = c->opt.sequential;
 
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         if (!sequential || i == (int)c->next)
             VPTQ_CHECK(take_input(k, m, (vptq_input)i, err));
     if (sequential)
         VPTQ_CHECK(vptq_calibrator_shift(c, m->shift, err));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (m->mixed[l] && vptq_calibrator_has_term(c, (vptq_linear)l))
             VPTQ_CHECK(take_term(k, m, (vptq_linear)l, err));
     return VPTQ_OK;
@@ -146,8 +146,8 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
 /* One step of a sequential calibration through the finished matrices of the block. */
 static vptq_status step(calibration *k, vptq_calibrator_fn fn, vptq_err *err)
 {
-    vptq_layer_file file[VPTQ_LINEAR_COUNT];
-    vptq_weight linear[VPTQ_LINEAR_COUNT];
+    vptq_layer_file file[VPTQ_LINEAR_DENSE];
+    vptq_weight linear[VPTQ_LINEAR_DENSE];
     vptq_calibrator *c = &k->calibrator;
     int open = 0;
     vptq_status st = open_linears(k, c->layer, c->next, file, linear, &open, err);
@@ -189,7 +189,7 @@ static vptq_status alloc_part(calibration *k, part_moments *m, bool held_out, si
 
     if (sequential)
         VPTQ_CHECK(floats(k, widest * (widest + 1) / 2, &m->lower[0], err));
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         const size_t n = vptq_input_size(d, (vptq_input)i);
         if (!held_out)
             VPTQ_CHECK(floats(k, 3 * n, &m->range[i], err));
@@ -198,7 +198,7 @@ static vptq_status alloc_part(calibration *k, part_moments *m, bool held_out, si
         else
             VPTQ_CHECK(floats(k, n * (n + 1) / 2, &m->lower[i], err));
     }
-    for (int l = 0; terms && l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; terms && l < VPTQ_LINEAR_DENSE; l++)
         VPTQ_CHECK(alloc_term(k, m, (vptq_linear)l, err));
     return sequential ? floats(k, d->hidden * widest, &m->shift, err) : VPTQ_OK;
 }
@@ -218,9 +218,9 @@ size_t vptq_calibration_memory(const vptq_model_desc *d, const vptq_calibrate_op
 {
     const size_t widest = vptq_widest_input(d), shift = o->sequential ? d->hidden * widest : 0;
     size_t part = o->sequential ? vptq_triangle(widest) : 0, terms = 0;
-    for (int i = 0; !o->sequential && i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; !o->sequential && i < VPTQ_INPUT_DENSE; i++)
         part += vptq_triangle(vptq_input_size(d, (vptq_input)i));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_term_of(o->weights, (vptq_linear)l) == (vptq_linear)l)
             terms +=
                 vptq_triangle(vptq_input_size(d, vptq_linear_input((vptq_linear)l))) + shift;
@@ -236,7 +236,7 @@ size_t vptq_encoder_memory(const vptq_model_desc *d)
 {
     enum { PER_WEIGHT = 32, PER_ENTRY = 32 };
     size_t largest = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(d); l++) {
         uint32_t out, in;
         vptq_linear_shape(d, (vptq_linear)l, &out, &in);
         const size_t bytes = (size_t)out * in * PER_WEIGHT + (size_t)in * in * PER_ENTRY;
@@ -330,9 +330,9 @@ static vptq_input_shifts shifts_of(const calibration *k, const part_moments *m,
     const bool drift = vptq_calibrator_drifts(input);
     vptq_input_shifts s = {.shift = drift ? NULL : m->shift, .drift = drift ? m->shift : NULL};
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         const vptq_linear term = vptq_term_of(k->calibrator.opt.weights, (vptq_linear)l);
-        if (term == VPTQ_LINEAR_COUNT || vptq_linear_input((vptq_linear)l) != input)
+        if (term == VPTQ_LINEAR_NONE || vptq_linear_input((vptq_linear)l) != input)
             continue;
         s.mixed[l] = m->mixed[term];
         s.mixed_shift[l] = m->mixed_shift[term];

@@ -175,17 +175,20 @@ static vptq_status set_all(const rule *r, vptq_matrix_settings *m, vptq_err *err
     return VPTQ_OK;
 }
 
-static vptq_status apply_rule(const rule *r, vptq_matrix_settings *rows, vptq_err *err)
+static vptq_status apply_rule(const rule *r, const vptq_model_desc *d,
+                              vptq_matrix_settings *rows, vptq_err *err)
 {
     char name[VPTQ_NAME_MAX], what[MAX_PATTERN + 64];
     size_t matched = 0;
 
     for (uint32_t layer = r->first; layer <= r->last; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            vptq_linear_full_name(name, layer, (vptq_linear)l);
+        for (int l = 0; l < vptq_linear_count(d); l++) {
+            if (!vptq_linear_exists(d, layer, l))
+                continue;
+            vptq_linear_full_name(d, name, layer, (vptq_linear)l);
             if (!vptq_recipe_match(r->pattern, name))
                 continue;
-            VPTQ_CHECK(set_all(r, &rows[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l], err));
+            VPTQ_CHECK(set_all(r, &rows[vptq_linear_index(d, layer, l)], err));
             matched++;
         }
     if (matched)
@@ -197,7 +200,7 @@ static vptq_status apply_rule(const rule *r, vptq_matrix_settings *rows, vptq_er
 
 /* ---- the file ---- */
 
-static vptq_status apply_all(const char *path, const json_t *list, uint32_t layers,
+static vptq_status apply_all(const char *path, const json_t *list, const vptq_model_desc *d,
                              vptq_matrix_settings *rows, vptq_err *err)
 {
     if (json_array_size(list) > MAX_RULES)
@@ -205,8 +208,8 @@ static vptq_status apply_all(const char *path, const json_t *list, uint32_t laye
                          json_array_size(list), (int)MAX_RULES);
     for (size_t i = 0; i < json_array_size(list); i++) {
         rule r = {.path = path, .number = i + 1};
-        VPTQ_CHECK(parse_rule(&r, json_array_get(list, i), layers, err));
-        VPTQ_CHECK(apply_rule(&r, rows, err));
+        VPTQ_CHECK(parse_rule(&r, json_array_get(list, i), d->layers, err));
+        VPTQ_CHECK(apply_rule(&r, d, rows, err));
     }
     return VPTQ_OK;
 }
@@ -234,7 +237,7 @@ static vptq_status apply_recipe(const vptq_text_file *recipe, const vptq_model_d
     if (!st && !json_is_array(list))
         st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'rules' is missing or not a list", path);
     if (!st)
-        st = apply_all(path, list, d->layers, rows, err);
+        st = apply_all(path, list, d, rows, err);
     if (!st)
         *rules = json_incref(list);
     json_decref(doc);
@@ -254,16 +257,18 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d,
                                   const vptq_text_file *recipe, vptq_arena *arena,
                                   vptq_matrix_settings **rows, json_t **rules, vptq_err *err)
 {
-    size_t count = (size_t)d->layers * VPTQ_LINEAR_COUNT;
+    const size_t per_layer = (size_t)vptq_linear_count(d), count = d->layers * per_layer;
     vptq_matrix_settings *made = vptq_arena_alloc(arena, count, sizeof *made, err);
 
     *rules = NULL;
     if (!made)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < count; i++)
-        made[i] = (vptq_matrix_settings){.layer = (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                                         .linear = (vptq_linear)(i % VPTQ_LINEAR_COUNT),
+        made[i] = (vptq_matrix_settings){.layer = (uint32_t)(i / per_layer),
+                                         .linear = (vptq_linear)(i % per_layer),
                                          .settings = *defaults};
+    for (size_t i = 0; i < count; i++)
+        made[i].name = vptq_linear_short_name(d, made[i].linear);
     *rows = made;
     if (recipe)
         VPTQ_CHECK(apply_recipe(recipe, d, made, rules, err));

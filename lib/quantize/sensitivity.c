@@ -32,8 +32,8 @@ typedef struct meter {
     vptq_forward *base, *variant; /* of m, of changed */
     float *hidden;                /* [tokens, hidden] of the original, before a block */
     float *final;                 /* [tokens, hidden] of the original, after the last block */
-    float *variants;              /* [VPTQ_LINEAR_COUNT, tokens, hidden] */
-    vptq_kld_token *scores;       /* [VPTQ_LINEAR_COUNT, tokens] */
+    float *variants;              /* [VPTQ_LINEAR_DENSE, tokens, hidden] */
+    vptq_kld_token *scores;       /* [VPTQ_LINEAR_DENSE, tokens] */
 } meter;
 
 /* ---- the file ---- */
@@ -95,15 +95,15 @@ static bool same_run(const meter *t, const json_t *old)
 static vptq_status take_rows(meter *t, json_t *old, vptq_err *err)
 {
     json_t *rows = json_object_get(old, "rows");
-    const size_t all = (size_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
-    size_t n = json_array_size(rows) / VPTQ_LINEAR_COUNT * VPTQ_LINEAR_COUNT;
+    const size_t all = (size_t)t->m->desc->layers * VPTQ_LINEAR_DENSE;
+    size_t n = json_array_size(rows) / VPTQ_LINEAR_DENSE * VPTQ_LINEAR_DENSE;
     n = n < all ? n : all;
     t->save = t->opt->text || json_is_null(json_object_get(old, "text"));
     if (!t->save && n < all)
         return VPTQ_OK;
     for (size_t i = 0; i < n; i++)
         VPTQ_CHECK(read_row(json_array_get(rows, i), t->opt->file, &t->rows[i], err));
-    t->done = (uint32_t)(n / VPTQ_LINEAR_COUNT);
+    t->done = (uint32_t)(n / VPTQ_LINEAR_DENSE);
     json_t *ours = json_object_get(t->doc, "rows");
     for (size_t i = 0; i < n; i++)
         if (json_array_append(ours, json_array_get(rows, i)))
@@ -144,8 +144,8 @@ static vptq_status resume(meter *t, vptq_err *err)
 static vptq_status save_layer(meter *t, uint32_t layer, vptq_err *err)
 {
     json_t *rows = json_object_get(t->doc, "rows");
-    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        const vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_COUNT + l];
+    for (uint32_t l = 0; l < VPTQ_LINEAR_DENSE; l++) {
+        const vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_DENSE + l];
         json_t *row =
             json_pack("{s:i, s:s, s:f, s:f}", "layer", (int)layer, "name",
                       vptq_linear_name((vptq_linear)l), "loss", s->loss, "norm", s->norm);
@@ -166,11 +166,11 @@ static vptq_status save_layer(meter *t, uint32_t layer, vptq_err *err)
 static void progress(const meter *t, uint32_t layer, uint32_t l, const char *what)
 {
     char detail[96];
-    const uint64_t all = (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
+    const uint64_t all = (uint64_t)t->m->desc->layers * VPTQ_LINEAR_DENSE;
     snprintf(detail, sizeof detail, "layer %u %s: %s", layer, vptq_linear_name((vptq_linear)l),
              what);
     vptq_progress(t->dev->ctx, "sensitivity", "matrices",
-                  (uint64_t)layer * VPTQ_LINEAR_COUNT + l, all, detail);
+                  (uint64_t)layer * VPTQ_LINEAR_DENSE + l, all, detail);
 }
 
 /* Encodes a matrix into *out, in `arena`, and measures its loss. */
@@ -179,8 +179,8 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
 {
     vptq_status st = VPTQ_OK;
     const vptq_weight *weight = &t->m->blocks[layer].linear[l];
-    vptq_sensitivity *row = &t->rows[layer * VPTQ_LINEAR_COUNT + (uint32_t)l];
-    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+    vptq_sensitivity *row = &t->rows[layer * VPTQ_LINEAR_DENSE + (uint32_t)l];
+    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_DENSE + (uint32_t)l,
                                 .out = (uint32_t)weight->rows,
                                 .in = (uint32_t)weight->cols};
     vptq_encoder_result result;
@@ -219,7 +219,7 @@ static vptq_status encode_input(meter *t, uint32_t layer, vptq_input input, vptq
     vptq_input_hessians h = {0};
     vptq_status st = VPTQ_OK;
     VPTQ_CHECK(source->load(source, layer, input, vptq_input_size(t->m->desc, input), &h, err));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE && !st; l++) {
         if (vptq_linear_input((vptq_linear)l) != input)
             continue;
         st = encode(t, layer, (vptq_linear)l, &h, arena, &out[l], err);
@@ -256,6 +256,22 @@ out:
     return st;
 }
 
+/* The blocks of the changed model, with matrices of their own. */
+static vptq_status copy_blocks(meter *t, vptq_arena *arena, vptq_err *err)
+{
+    const vptq_model_desc *d = t->m->desc;
+    const size_t count = (size_t)vptq_linear_count(d);
+    for (uint32_t layer = 0; layer < d->layers; layer++) {
+        vptq_block *b = &t->changed.blocks[layer];
+        *b = t->m->blocks[layer];
+        b->linear = vptq_arena_alloc(arena, count, sizeof *b->linear, err);
+        if (!b->linear)
+            return VPTQ_E_NOMEM;
+        memcpy(b->linear, t->m->blocks[layer].linear, count * sizeof *b->linear);
+    }
+    return VPTQ_OK;
+}
+
 /* Computes the original's hidden states before block 0 and after the last block. */
 static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
 {
@@ -265,11 +281,11 @@ static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
     t->changed.blocks = vptq_arena_alloc(arena, d->layers, sizeof *t->changed.blocks, err);
     t->hidden = vptq_arena_alloc(arena, t->tokens, bytes, err);
     t->final = vptq_arena_alloc(arena, t->tokens, bytes, err);
-    t->variants = vptq_arena_alloc(arena, t->tokens, VPTQ_LINEAR_COUNT * bytes, err);
-    t->scores = vptq_arena_alloc(arena, t->tokens, VPTQ_LINEAR_COUNT * sizeof *t->scores, err);
+    t->variants = vptq_arena_alloc(arena, t->tokens, VPTQ_LINEAR_DENSE * bytes, err);
+    t->scores = vptq_arena_alloc(arena, t->tokens, VPTQ_LINEAR_DENSE * sizeof *t->scores, err);
     if (!t->changed.blocks || !t->hidden || !t->final || !t->variants || !t->scores)
         return VPTQ_E_NOMEM;
-    memcpy(t->changed.blocks, t->m->blocks, d->layers * sizeof *t->changed.blocks);
+    VPTQ_CHECK(copy_blocks(t, arena, err));
     VPTQ_CHECK(vptq_forward_open(t->m, t->dev, t->opt->length, &t->base, err));
     VPTQ_CHECK(vptq_forward_open(&t->changed, t->dev, t->opt->length, &t->variant, err));
     VPTQ_CHECK(vptq_forward_embed(t->base, t->ids.data, t->tokens, t->hidden, err));
@@ -301,7 +317,7 @@ static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
 static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l, vptq_err *err)
 {
     const vptq_kld_token *k = t->scores + l * t->tokens;
-    vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_COUNT + l];
+    vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_DENSE + l];
     const double n = (double)t->tokens;
     double sum = 0, sq = 0;
     for (size_t i = 0; i < t->tokens; i++)
@@ -321,17 +337,17 @@ static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l, vptq_er
 static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_matrix *matrices,
                                  vptq_err *err)
 {
-    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (uint32_t l = 0; l < VPTQ_LINEAR_DENSE; l++)
         VPTQ_CHECK(run_variant(t, layer, l, &matrices[l], err));
     const vptq_kld_args args = {.shape = t->m->desc,
                                 .base = t->base,
                                 .model = t->variant,
                                 .rows = t->tokens,
-                                .variants = VPTQ_LINEAR_COUNT,
+                                .variants = VPTQ_LINEAR_DENSE,
                                 .hidden_base = t->final,
                                 .hidden = t->variants};
     VPTQ_CHECK(vptq_eval_kld_rows(t->dev->ctx, &args, t->scores, err));
-    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (uint32_t l = 0; l < VPTQ_LINEAR_DENSE; l++)
         VPTQ_CHECK(summarize(t, layer, l, err));
     return VPTQ_OK;
 }
@@ -341,13 +357,13 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
 static vptq_status measure_layers(meter *t, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_packed_matrix matrices[VPTQ_LINEAR_COUNT];
+    vptq_packed_matrix matrices[VPTQ_LINEAR_DENSE];
     vptq_arena arena;
-    const uint64_t all = (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
+    const uint64_t all = (uint64_t)t->m->desc->layers * VPTQ_LINEAR_DENSE;
     vptq_arena_init(&arena, t->dev->ctx->mem);
     for (uint32_t layer = 0; layer < t->m->desc->layers; layer++) {
         if (layer >= t->done) {
-            for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+            for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
                 VPTQ_TRY(encode_input(t, layer, (vptq_input)i, &arena, matrices, err));
             if (t->opt->text)
                 VPTQ_TRY(measure_block(t, layer, matrices, err));
@@ -374,7 +390,7 @@ vptq_status vptq_sensitivity_measure(vptq_device *dev, const vptq_model *m,
     vptq_arena_init(&work, dev->ctx->mem);
     vptq_ids_init(&t.ids, dev->ctx->mem);
     t.rows =
-        vptq_arena_zalloc(arena, (size_t)d->layers * VPTQ_LINEAR_COUNT, sizeof *t.rows, err);
+        vptq_arena_zalloc(arena, (size_t)d->layers * VPTQ_LINEAR_DENSE, sizeof *t.rows, err);
     if (!t.rows)
         VPTQ_TRY(VPTQ_E_NOMEM);
     if (opt->text)

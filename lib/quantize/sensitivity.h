@@ -29,7 +29,7 @@ typedef struct vptq_sensitivity {
     double kld, kld_stderr; /* nats per token; 0 without a text */
 } vptq_sensitivity;
 
-/* Measures rows [layers * VPTQ_LINEAR_COUNT] in `arena`, layer by layer.  The result is the
+/* Measures rows [layers * VPTQ_LINEAR_DENSE] in `arena`, layer by layer.  The result is the
  * same for any thread count and after any interruption.  VPTQ_E_NUMERIC with the matrix whose
  * replacement makes the output not finite. */
 vptq_status vptq_sensitivity_measure(vptq_device *dev, const vptq_model *m,

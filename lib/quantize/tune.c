@@ -73,7 +73,7 @@ static vptq_status check_directories(const vptq_tune_options *o, vptq_err *err)
 /* Tuning a part of the model is possible, but rarely meant. */
 static void warn_of_missing(const vptq_tuner *t)
 {
-    const size_t all = (size_t)t->model.desc->layers * VPTQ_LINEAR_COUNT;
+    const size_t all = (size_t)t->model.desc->layers * VPTQ_LINEAR_DENSE;
     if (t->model.ckpt.quantized_count < all)
         vptq_log(t->dev->ctx, VPTQ_LOG_WARN,
                  "'%s' has %zu of %zu matrices; the others stay as the original's",

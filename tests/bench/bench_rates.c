@@ -26,7 +26,7 @@ typedef struct bench {
 
 static vptq_linear find_linear(const char *name)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (!strcmp(vptq_linear_name((vptq_linear)l), name))
             return (vptq_linear)l;
     fprintf(stderr, "benchmark: there is no linear '%s'\n", name);
@@ -64,7 +64,7 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l, uint32_t rows)
     bench_need(vptq_hessian_dir_load(b->hessians, layer, vptq_linear_input(l),
                                      (uint32_t)w->cols, b->ctx.mem, &h, &err),
                &err);
-    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_DENSE + (uint32_t)l,
                                 .out = rows,
                                 .in = (uint32_t)w->cols,
                                 .w = x,

@@ -78,7 +78,7 @@ static void test_linears(void **state)
     static const struct {
         const char *name, *input;
         uint32_t out, in;
-    } want[VPTQ_LINEAR_COUNT] = {
+    } want[VPTQ_LINEAR_DENSE] = {
         {"self_attn.q_proj", "qkv", 768, 512}, {"self_attn.k_proj", "qkv", 192, 512},
         {"self_attn.v_proj", "qkv", 192, 512}, {"self_attn.o_proj", "o", 512, 768},
         {"mlp.gate_proj", "up", 1536, 512},    {"mlp.up_proj", "up", 1536, 512},
@@ -87,7 +87,7 @@ static void test_linears(void **state)
     vptq_model_desc d = smollm2();
     d.hidden = 512;
     d.heads = 12; /* heads * head_dim differs from hidden, as in Qwen3 */
-    for (vptq_linear l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (vptq_linear l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         char name[VPTQ_NAME_MAX], full[VPTQ_NAME_MAX];
         uint32_t out, in;
         vptq_linear_shape(&d, l, &out, &in);
@@ -95,12 +95,12 @@ static void test_linears(void **state)
         assert_int_equal(in, want[l].in);
         assert_string_equal(vptq_linear_path(l), want[l].name);
         assert_string_equal(vptq_linear_name(l), strchr(want[l].name, '.') + 1);
-        assert_string_equal(vptq_input_name(vptq_linear_input(l)), want[l].input);
+        assert_string_equal(vptq_input_name(vptq_linear_input(l)).text, want[l].input);
         assert_int_equal(vptq_input_size(&d, vptq_linear_input(l)), want[l].in);
         snprintf(full, sizeof full, "model.layers.12.%s", want[l].name);
-        vptq_linear_full_name(name, 12, l);
+        vptq_linear_full_name(&d, name, 12, l);
         assert_string_equal(name, full);
-        vptq_linear found = VPTQ_LINEAR_COUNT;
+        vptq_linear found = VPTQ_LINEAR_DENSE;
         assert_true(vptq_linear_of_module(&d, name, strlen(name), &found));
         assert_int_equal(found, l);
     }
@@ -120,11 +120,11 @@ static void test_modules(void **state)
                                          "model.layers.1mlp.up_proj",
                                          "model.layers.30.mlp.up_proj"};
     const vptq_model_desc d = smollm2();
-    vptq_linear l = VPTQ_LINEAR_COUNT;
+    vptq_linear l = VPTQ_LINEAR_DENSE;
     assert_int_equal(d.layers, 30);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         assert_false(vptq_linear_of_module(&d, others[i], strlen(others[i]), &l));
-    assert_int_equal(l, VPTQ_LINEAR_COUNT);
+    assert_int_equal(l, VPTQ_LINEAR_DENSE);
     assert_true(vptq_linear_of_module(&d, "model.layers.29.mlp.up_proj.bias", 27, &l));
     assert_int_equal(l, VPTQ_LINEAR_UP);
     assert_false(vptq_linear_of_module(&d, "model.layers.29.mlp.up_proj.bias", 26, &l));

@@ -26,7 +26,7 @@ static size_t tensor_bytes(const vptq_tensor *t)
 static size_t block_bytes(const vptq_model *m, uint32_t layer)
 {
     size_t bytes = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         bytes += tensor_bytes(m->blocks[layer].linear[l].tensor);
     return bytes;
 }
