@@ -68,6 +68,31 @@ static const vptq_family families[] = {
      .scaled_embedding = true,
      .head_dim = 256,
      .full_every = 6},
+    {.model_type = "mixtral",
+     .architecture = "MixtralForCausalLM",
+     .defaults = "{\"max_position_embeddings\": 131072, \"rms_norm_eps\": 1e-5,"
+                 " \"num_key_value_heads\": 8, \"rope_theta\": 1000000.0,"
+                 " \"sliding_window\": null, \"num_local_experts\": 8,"
+                 " \"num_experts_per_tok\": 2}",
+     .sliding_by_default = true,
+     .experts = true,
+     .mixtral_names = true},
+    {.model_type = "qwen2_moe",
+     .architecture = "Qwen2MoeForCausalLM",
+     .defaults = "{\"max_position_embeddings\": 32768, \"num_key_value_heads\": 16,"
+                 " \"num_experts\": 60, \"num_experts_per_tok\": 4,"
+                 " \"moe_intermediate_size\": 1408,"
+                 " \"shared_expert_intermediate_size\": 5632, \"qkv_bias\": true}",
+     .qkv_bias = true,
+     .experts = true,
+     .shared_expert = true},
+    {.model_type = "qwen3_moe",
+     .architecture = "Qwen3MoeForCausalLM",
+     .defaults = "{\"max_position_embeddings\": 32768, \"num_key_value_heads\": 4,"
+                 " \"num_experts_per_tok\": 8, \"moe_intermediate_size\": 768}",
+     .attention_bias = true,
+     .qk_norm = true,
+     .experts = true},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -246,6 +271,13 @@ const char *vptq_router_path(const vptq_family *f)
     return f->mixtral_names ? "block_sparse_moe.gate" : "mlp.gate";
 }
 
+uint32_t vptq_widest_intermediate(const vptq_model_desc *d)
+{
+    const vptq_experts *x = &d->experts;
+    const uint32_t widest = x->shared > x->intermediate ? x->shared : x->intermediate;
+    return widest > d->intermediate ? widest : d->intermediate;
+}
+
 /* ---- linear layers and inputs ---- */
 
 const char *vptq_linear_path(vptq_linear l)
@@ -422,15 +454,25 @@ static vptq_status check_sizes(const vptq_model_desc *d, const char *file, vptq_
         {"number of heads times head dimension", (uint64_t)d->heads * d->head_dim, dim},
         {"vocabulary size", d->vocab, 1 << 28},
         {"context length", d->context, INT32_MAX},
-        {"intermediate size of experts", d->experts.count ? d->experts.intermediate : 1, dim},
-        {"intermediate size of the shared expert", d->experts.shared ? d->experts.shared : 1,
-         dim},
-        {"number of layers with experts", d->experts.count ? d->layers : 1,
-         VPTQ_EXPERT_LAYERS_MAX},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         VPTQ_CHECK(check_size(file, sizes[i].what, sizes[i].n, sizes[i].max, err));
     return VPTQ_OK;
+}
+
+static vptq_status check_experts(const vptq_model_desc *d, const char *file, vptq_err *err)
+{
+    const uint64_t dim = UINT64_C(1) << 20;
+    const vptq_experts *x = &d->experts;
+    if (!d->family->experts)
+        return VPTQ_OK;
+    VPTQ_CHECK(check_size(file, "number of experts", x->count, VPTQ_EXPERTS_MAX, err));
+    VPTQ_CHECK(check_size(file, "number of experts per token", x->used, x->count, err));
+    VPTQ_CHECK(check_size(file, "intermediate size of experts", x->intermediate, dim, err));
+    if (d->family->shared_expert)
+        VPTQ_CHECK(
+            check_size(file, "intermediate size of the shared expert", x->shared, dim, err));
+    return check_size(file, "number of layers", d->layers, VPTQ_EXPERT_LAYERS_MAX, err);
 }
 
 static vptq_status check_positive(const char *file, const char *what, double x, vptq_err *err)
@@ -495,6 +537,7 @@ static vptq_status check_rope(const vptq_model_desc *d, const char *file, vptq_e
 vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file, vptq_err *err)
 {
     VPTQ_CHECK(check_sizes(d, file, err));
+    VPTQ_CHECK(check_experts(d, file, err));
     if (d->heads % d->kv_heads != 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: %u heads cannot share %u key-value heads evenly", file, d->heads,

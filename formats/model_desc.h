@@ -75,6 +75,7 @@ typedef struct vptq_family {
     bool out_norms; /* VPTQ_BLOCK_NORM_ATTENTION_OUT and VPTQ_BLOCK_NORM_FEED_FORWARD_OUT */
     bool scaled_embedding; /* embeddings are multiplied by sqrt(hidden size) */
     bool experts;          /* blocks with experts, vptq_experts */
+    bool shared_expert;    /* and a shared one with a gate */
     bool mixtral_names;    /* "block_sparse_moe.experts.0.w1" instead of "mlp.experts..." */
     uint32_t head_dim;     /* default of head_dim; 0 = hidden size / heads */
     uint32_t full_every;   /* default of vptq_model_desc.full_every */
@@ -194,6 +195,8 @@ uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i);
 /* Paths inside a block of the weights of the router [count, hidden], and of the gate [1,
  * hidden] of the shared expert. */
 const char *vptq_router_path(const vptq_family *f);
+/* Size of the largest gate. */
+uint32_t vptq_widest_intermediate(const vptq_model_desc *d);
 #define VPTQ_SHARED_GATE_PATH "mlp.shared_expert_gate"
 /* Linear layers whose weights a fused family stores as rows of one tensor. */
 typedef struct vptq_fused {

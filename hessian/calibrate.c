@@ -61,6 +61,10 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
     vptq_status st = VPTQ_OK;
     size_t count;
 
+    if (m->desc->experts.count)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: calibration of models of type %s is not supported", m->ckpt.path,
+                         m->desc->family->model_type);
     *c = (vptq_calibrator){
         .dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}, .saliency = {.fd = -1}};
     vptq_arena_init(&c->arena, dev->ctx->mem);

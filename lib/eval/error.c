@@ -186,7 +186,10 @@ vptq_status vptq_eval_check_shapes(const vptq_model *m, const vptq_model *base, 
                          m->ckpt.path, a->vocab, base->ckpt.path, b->vocab);
     if (a->layers == b->layers && a->hidden == b->hidden &&
         a->intermediate == b->intermediate && a->heads == b->heads &&
-        a->kv_heads == b->kv_heads && a->head_dim == b->head_dim)
+        a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
+        a->experts.count == b->experts.count && a->experts.shared == b->experts.shared &&
+        a->experts.intermediate == b->experts.intermediate &&
+        !memcmp(a->experts.dense, b->experts.dense, sizeof a->experts.dense))
         return VPTQ_OK;
     return vptq_fail(err, VPTQ_E_MISMATCH,
                      "%s (%u layers of %u, %u) is not a version of %s (%u layers of %u, %u)",

@@ -150,7 +150,8 @@ vptq_status vptq_backward_check(const vptq_model *m, vptq_err *err)
             "%s: has linear layers with 8-bit activations, through which gradients "
             "are not computed",
             m->ckpt.path);
-    if (d->gelu || d->score_cap != 0 || d->logit_cap != 0 || d->family->out_norms)
+    if (d->gelu || d->score_cap != 0 || d->logit_cap != 0 || d->family->out_norms ||
+        d->family->experts)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: gradients are not computed for models of type %s", m->ckpt.path,
                          d->family->model_type);

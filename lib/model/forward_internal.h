@@ -29,8 +29,8 @@ struct vptq_forward {
     float *cos_table[2], *sin_table[2];
     float embedding_scale; /* 0: embeddings are not scaled */
 
-    int linears; /* vptq_linear_count */
-    /* [layers][linears] opened linear layers that steps keep; NULL before the first
+    int linear_count; /* vptq_linear_count */
+    /* [layers][linear_count] opened linear layers that steps keep; NULL before the first
      * step. */
     vptq_opened *kept;
     /* Those of the block that runs over windows: of the model, and of weights in their place.
@@ -38,13 +38,13 @@ struct vptq_forward {
     struct {
         bool held;      /* stay open after a run (vptq_forward_hold) */
         uint32_t layer; /* of those that are open */
-        bool *open[2];  /* [linears] */
+        bool *open[2];  /* [linear_count] */
         vptq_opened *linear[2];
     } block;
     /* Those of the next block that are stored already (vptq_forward_ahead). */
     struct {
         uint32_t layer;
-        const vptq_tensor **of; /* [linears]; NULL: not stored */
+        const vptq_tensor **of; /* [linear_count]; NULL: not stored */
         vptq_opened *linear;
     } ahead;
     vptq_arena arena;      /* of the arrays of both */
@@ -64,8 +64,9 @@ struct vptq_forward {
     float *q;    /* [rows, q_dim] */
     float *k;    /* [rows, kv_dim] */
     float *v;    /* [rows, kv_dim] */
-    float *gate; /* [rows, max(intermediate, q_dim)]: attention output, then the gate */
+    float *gate; /* [rows, max(widest intermediate, q_dim)]: attention output, then the gate */
     float *up;   /* [rows, intermediate] */
+    float *experts; /* [rows, vptq_forward_experts_floats], or NULL */
 
     /* Inputs of linear layers that take bytes, quantized; NULL before the first. */
     bool takes_bytes; /* the model has such */
@@ -266,8 +267,8 @@ typedef struct vptq_activations {
  * sequence of `position` tokens.  With pages, these give the position of every row. */
 typedef struct vptq_forward_pass {
     uint32_t layer;
-    const vptq_weight *linear; /* [linears], of the model or in its place */
-    const vptq_opened *kept;   /* [linears] of them; NULL: opened by the first use */
+    const vptq_weight *linear; /* [linear_count], of the model or in its place */
+    const vptq_opened *kept;   /* [linear_count] of them; NULL: opened by the first use */
     const vptq_activations *a; /* NULL: those of f */
     size_t rows;
     float *h;
@@ -281,5 +282,18 @@ typedef struct vptq_forward_pass {
 } vptq_forward_pass;
 vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p,
                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* out [p->rows, ..] = x times linear layer l of the block + beta * out. */
+vptq_status vptq_forward_block_linear(vptq_forward *f, const vptq_forward_pass *p,
+                                      vptq_linear l, const float *x, float beta, float *out,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+/* Calls the hook for x, the input of all rows, sequence by sequence. */
+vptq_status vptq_forward_hook_rows(vptq_forward *f, const vptq_forward_pass *p,
+                                   vptq_input input, const float *x,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds what the experts of a block make of p->a->x to the hidden states. */
+vptq_status vptq_forward_experts(vptq_forward *f, const vptq_forward_pass *p,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+/* Memory that they need per row, in floats; 0 for a model without experts. */
+size_t vptq_forward_experts_floats(const vptq_model_desc *d);
 
 #endif

@@ -13,10 +13,12 @@ enum {
 
 size_t vptq_forward_row_floats(const vptq_forward *f)
 {
-    const size_t inter = f->d->intermediate, gate = inter > f->q_dim ? inter : f->q_dim;
+    const size_t inter = vptq_widest_intermediate(f->d),
+                 gate = inter > f->q_dim ? inter : f->q_dim;
     const size_t bytes =
         f->takes_bytes ? vptq_forward_byte_row(f) / sizeof(float) + 1 : 0; /* and a scale */
-    return f->d->hidden + f->q_dim + 2 * f->kv_dim + gate + inter + bytes;
+    return f->d->hidden + f->q_dim + 2 * f->kv_dim + gate + inter + bytes +
+           vptq_forward_experts_floats(f->d);
 }
 
 bool vptq_forward_has_bytes(const vptq_model *m)
@@ -31,7 +33,7 @@ bool vptq_forward_has_bytes(const vptq_model *m)
 
 size_t vptq_forward_byte_row(const vptq_forward *f)
 {
-    const size_t inter = f->d->intermediate, hidden = f->d->hidden;
+    const size_t inter = vptq_widest_intermediate(f->d), hidden = f->d->hidden;
     size_t widest = inter > hidden ? inter : hidden;
     widest = widest > f->q_dim ? widest : f->q_dim;
     return VPTQ_BYTES_ROW(widest);

@@ -21,7 +21,7 @@ static vptq_status store(vptq_forward *f, const vptq_weight *w, vptq_opened *o, 
 vptq_status vptq_forward_weights_open(vptq_forward *f, vptq_err *err)
 {
     vptq_arena *a = &f->arena;
-    const size_t n = (size_t)f->linears;
+    const size_t n = (size_t)f->linear_count;
     for (int other = 0; other < 2; other++) {
         f->block.open[other] = vptq_arena_zalloc(a, n, sizeof *f->block.open[other], err);
         f->block.linear[other] = vptq_arena_zalloc(a, n, sizeof *f->block.linear[other], err);
@@ -35,7 +35,7 @@ vptq_status vptq_forward_weights_open(vptq_forward *f, vptq_err *err)
 
 static void close_ahead(vptq_forward *f)
 {
-    for (int l = 0; f->ahead.of && l < f->linears; l++) {
+    for (int l = 0; f->ahead.of && l < f->linear_count; l++) {
         if (f->ahead.of[l])
             vptq_weight_close(f->dev, &f->ahead.linear[l]);
         f->ahead.of[l] = NULL;
@@ -82,7 +82,7 @@ vptq_status vptq_forward_block_weight(vptq_forward *f, uint32_t layer, vptq_line
 void vptq_forward_block_close(vptq_forward *f)
 {
     for (int other = 0; other < 2; other++)
-        for (int l = 0; f->ahead.of && l < f->linears; l++) {
+        for (int l = 0; f->ahead.of && l < f->linear_count; l++) {
             if (f->block.open[other][l])
                 vptq_weight_close(f->dev, &f->block.linear[other][l]);
             f->block.open[other][l] = false;
@@ -93,7 +93,7 @@ vptq_status vptq_forward_ahead(vptq_forward *f, uint32_t layer, size_t reserved,
 {
     close_ahead(f);
     f->ahead.layer = layer;
-    for (int l = 0; layer < f->d->layers && l < f->linears; l++) {
+    for (int l = 0; layer < f->d->layers && l < f->linear_count; l++) {
         const vptq_weight *w = &f->m->blocks[layer].linear[l];
         if (!vptq_linear_exists(f->d, layer, l))
             continue;
@@ -142,9 +142,9 @@ const vptq_opened *vptq_forward_embedding(const vptq_forward *f)
 
 enum { SAMPLE_WORDS = 4 }; /* of a sampled row, in addition to its logits */
 
-static size_t all_linears(const vptq_forward *f)
+static size_t all_linear_layers(const vptq_forward *f)
 {
-    return (size_t)f->d->layers * (size_t)f->linears;
+    return (size_t)f->d->layers * (size_t)f->linear_count;
 }
 
 static vptq_status open_kept(vptq_forward *f, size_t rows, size_t samples, vptq_err *err)
@@ -154,8 +154,8 @@ static vptq_status open_kept(vptq_forward *f, size_t rows, size_t samples, vptq_
     vptq_weight embedding = head;
     /* packed weights cannot move in tiles, so they come first */
     for (int store_plain = 0; store_plain < 2; store_plain++)
-        for (size_t i = 0; i < all_linears(f); i++) {
-            const size_t layer = i / (size_t)f->linears, l = i % (size_t)f->linears;
+        for (size_t i = 0; i < all_linear_layers(f); i++) {
+            const size_t layer = i / (size_t)f->linear_count, l = i % (size_t)f->linear_count;
             const vptq_weight *w = &f->m->blocks[layer].linear[l];
             if (!vptq_linear_exists(f->d, (uint32_t)layer, (vptq_linear)l))
                 continue;
@@ -175,7 +175,7 @@ static vptq_status open_kept(vptq_forward *f, size_t rows, size_t samples, vptq_
 
 static void close_kept(vptq_forward *f)
 {
-    for (size_t i = 0; f->kept && i < all_linears(f); i++)
+    for (size_t i = 0; f->kept && i < all_linear_layers(f); i++)
         vptq_weight_close(f->dev, &f->kept[i]);
     vptq_mem_free(f->dev->ctx->mem, f->kept);
     f->kept = NULL;
@@ -186,7 +186,7 @@ static void close_kept(vptq_forward *f)
 vptq_status vptq_forward_keep(vptq_forward *f, size_t rows, size_t samples, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const size_t count = all_linears(f);
+    const size_t count = all_linear_layers(f);
     if (f->kept)
         return VPTQ_OK;
     f->kept = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *f->kept, err);

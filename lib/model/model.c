@@ -91,6 +91,22 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     return need(m, name, 0, rows, &b->linear_bias[l], err);
 }
 
+static vptq_status find_router(const vptq_model *m, uint32_t layer, vptq_block *b,
+                               vptq_err *err)
+{
+    const vptq_model_desc *d = m->desc;
+    char name[VPTQ_NAME_MAX];
+    if (!vptq_layer_has_experts(&d->experts, layer))
+        return VPTQ_OK;
+    snprintf(name, sizeof name, "model.layers.%u.%s.weight", layer,
+             vptq_router_path(d->family));
+    VPTQ_CHECK(need(m, name, d->experts.count, d->hidden, &b->router, err));
+    if (!d->experts.shared)
+        return VPTQ_OK;
+    snprintf(name, sizeof name, "model.layers.%u.%s.weight", layer, VPTQ_SHARED_GATE_PATH);
+    return need(m, name, 1, d->hidden, &b->shared_gate, err);
+}
+
 static vptq_status find_block(vptq_model *m, uint32_t layer, vptq_block *b, vptq_err *err)
 {
     const vptq_model_desc *d = m->desc;
@@ -102,6 +118,7 @@ static vptq_status find_block(vptq_model *m, uint32_t layer, vptq_block *b, vptq
     for (int l = 0; l < count; l++)
         if (vptq_linear_exists(d, layer, l))
             VPTQ_CHECK(find_linear(m, layer, l, b, err));
+    VPTQ_CHECK(find_router(m, layer, b, err));
     for (int n = 0; n < VPTQ_BLOCK_NORM_COUNT; n++) {
         const char *path = vptq_block_norm_path(d->family, (vptq_block_norm)n);
         const bool of_heads = n == VPTQ_BLOCK_NORM_Q || n == VPTQ_BLOCK_NORM_K;

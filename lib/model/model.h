@@ -78,6 +78,8 @@ typedef struct vptq_block {
     const vptq_tensor *linear_bias[VPTQ_LINEAR_DENSE]; /* NULL if there is none */
     /* [hidden], of q and k [head_dim]; NULL if the family has no such norm */
     const vptq_tensor *norm[VPTQ_BLOCK_NORM_COUNT];
+    /* With experts [count, hidden], and [1, hidden] of the shared one; else NULL. */
+    const vptq_tensor *router, *shared_gate;
 } vptq_block;
 
 typedef struct vptq_model {

@@ -320,6 +320,11 @@ static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
                              "%s: awq and smooth move scales into norms, which models of type "
                              "%s store as differences from 1",
                              q->model.ckpt.path, q->model.desc->family->model_type);
+        if (q->model.desc->family->experts)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: awq and smooth are not supported for models of type %s, "
+                             "whose experts share a norm with the router",
+                             q->model.ckpt.path, q->model.desc->family->model_type);
         if (q->opt->calibrate && q->opt->calibrate->sequential)
             return vptq_fail(err, VPTQ_E_ARG,
                              "awq and smooth need the Hessians of a whole block first: they do "

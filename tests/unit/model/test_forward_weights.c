@@ -62,7 +62,7 @@ static void test_generation_uploads_the_model_once(void **state)
 {
     (void)state;
     assert_string_equal(vptq_backend_emu()->name, "emu"); /* links the backend */
-    for (int i = 0; i < VRIG_ALL_FAMILIES; i++) {
+    for (int i = 0; i < VRIG_DEVICE_FAMILIES; i++) {
         vrig r;
         char path[128];
         int32_t ids[LENGTH];
