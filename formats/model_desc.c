@@ -232,6 +232,14 @@ bool vptq_input_exists(const vptq_experts *x, uint32_t layer, vptq_input i)
     return i >= VPTQ_INPUT_EXPERT || x->shared;
 }
 
+bool vptq_input_occurs(const vptq_model_desc *d, vptq_input i)
+{
+    for (uint32_t layer = 0; layer < d->layers; layer++)
+        if (vptq_input_exists(&d->experts, layer, i))
+            return true;
+    return false;
+}
+
 size_t vptq_linear_total(const vptq_model_desc *d, uint32_t first, uint32_t last)
 {
     size_t total = 0;

@@ -164,6 +164,8 @@ static inline size_t vptq_linear_index(const vptq_model_desc *d, uint32_t layer,
     return (size_t)layer * (size_t)vptq_linear_count(d) + (size_t)l; /* in tables of all */
 }
 bool vptq_input_exists(const vptq_experts *x, uint32_t layer, vptq_input i);
+/* Whether one of the layers has the input. */
+bool vptq_input_occurs(const vptq_model_desc *d, vptq_input i);
 
 /* Number of linear layers of the layers first..last. */
 size_t vptq_linear_total(const vptq_model_desc *d, uint32_t first, uint32_t last);

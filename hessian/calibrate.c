@@ -61,10 +61,6 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
     vptq_status st = VPTQ_OK;
     size_t count;
 
-    if (m->desc->experts.count)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: calibration of models of type %s is not supported", m->ckpt.path,
-                         m->desc->family->model_type);
     *c = (vptq_calibrator){
         .dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}, .saliency = {.fd = -1}};
     vptq_arena_init(&c->arena, dev->ctx->mem);
@@ -83,7 +79,9 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
                  length);
     VPTQ_TRY(split_windows(c, count, err));
     c->starts = vptq_arena_alloc(&c->arena, count + 1, sizeof *c->starts, err);
-    if (!c->starts)
+    c->sum = vptq_arena_zalloc(&c->arena, (size_t)vptq_input_count(&m->desc->experts),
+                               sizeof *c->sum, err);
+    if (!c->starts || !c->sum)
         VPTQ_TRY(VPTQ_E_NOMEM);
     for (size_t w = 0; w <= count; w++)
         c->starts[w] = w * length;
@@ -103,7 +101,7 @@ void vptq_calibrator_stop(vptq_calibrator *c)
     vptq_calibrator_close_second(c);
     vptq_forward_close(c->forward);
     c->forward = NULL;
-    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
+    for (int i = 0; c->sum && i < vptq_input_count(&c->model->desc->experts); i++)
         vptq_hessian_sum_release(&c->sum[i]);
     for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         vptq_hessian_sum_release(&c->term[l]);
@@ -182,9 +180,10 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
         VPTQ_CHECK(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
     VPTQ_CHECK(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
     VPTQ_CHECK(vptq_forward_reserve(c->forward, c->group_rows, err));
-    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
-        VPTQ_CHECK(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, (vptq_input)i),
-                                         &c->sum[i], err));
+    for (int i = 0; i < vptq_input_count(&c->model->desc->experts); i++)
+        if (vptq_input_occurs(c->model->desc, i))
+            VPTQ_CHECK(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, i),
+                                             &c->sum[i], err));
     if (c->opt.weights)
         VPTQ_CHECK(vptq_calibrator_open_terms(c, dir, err));
     if (c->opt.sequential)
@@ -196,6 +195,13 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
 }
 
 /* ---- running ---- */
+
+/* The last input of the block that has all tokens. */
+static vptq_input last_of_all(const vptq_calibrator *c)
+{
+    return vptq_layer_has_experts(&c->model->desc->experts, c->layer) ? VPTQ_INPUT_UP
+                                                                      : VPTQ_INPUT_DOWN;
+}
 
 static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t tokens,
                            size_t dim, const float *x, vptq_err *err)
@@ -209,7 +215,7 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
     for (int l = 0; c->opt.weights == VPTQ_WEIGHTS_GUIDED && l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_linear_input((vptq_linear)l) == input)
             VPTQ_CHECK(vptq_calibrator_add_guided(c, (vptq_linear)l, done - 1, tokens, x, err));
-    if (input != VPTQ_INPUT_DOWN)
+    if (input != last_of_all(c))
         return VPTQ_OK;
     snprintf(detail, sizeof detail, "layer %u of 0-%u", c->layer, c->last);
     vptq_progress_share(c->dev->ctx, "hessian", "layers", c->layer + (done == windows),
@@ -251,8 +257,9 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
     for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
         if (!c->windows[part])
             continue;
-        for (int i = 0; fn && i < VPTQ_INPUT_DENSE; i++)
-            VPTQ_CHECK(vptq_calibrator_begin(c, (vptq_input)i, first, c->windows[part], err));
+        for (int i = 0; fn && i < vptq_input_count(&c->model->desc->experts); i++)
+            if (vptq_input_exists(&c->model->desc->experts, c->layer, i))
+                VPTQ_CHECK(vptq_calibrator_begin(c, i, first, c->windows[part], err));
         vptq_forward_hold(c->forward, true); /* for the other part */
         VPTQ_CHECK(run_part(c, first, c->windows[part], fn != NULL, err));
         if (part == last_part && c->layer < c->last)

@@ -181,10 +181,20 @@ vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens,
     return vptq_hessian_sum_add_window(&c->term[VPTQ_LINEAR_K], tokens, x, c->weight, err);
 }
 
+static void set_identity(size_t n, float *lower, float *mean)
+{
+    memset(lower, 0, vptq_triangle(n) * sizeof *lower);
+    memset(mean, 0, n * sizeof *mean);
+    for (size_t j = 0; j < n; j++)
+        lower[j * (j + 1) / 2 + j] = 1;
+}
+
 vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, const char *input,
                                    float *lower, float *mean, vptq_err *err)
 {
-    vptq_status st = vptq_hessian_sum_finish(s, lower, mean, err);
+    vptq_status st = s->tokens ? vptq_hessian_sum_finish(s, lower, mean, err) : VPTQ_OK;
+    if (!s->tokens)
+        set_identity(s->n, lower, mean);
     if (st)
         vptq_err_context(err, "layer %u: the hessian of %s", layer, input);
     for (size_t j = 0; !st && j < s->n; j++)
@@ -199,6 +209,12 @@ vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, co
 vptq_status vptq_calibrator_range(const vptq_hessian_sum *s, uint32_t layer, const char *input,
                                   float *abs_mean, float *min, float *max, vptq_err *err)
 {
+    for (size_t j = 0; !s->tokens && j < s->n; j++) {
+        abs_mean[j] = max[j] = 1;
+        min[j] = -1;
+    }
+    if (!s->tokens)
+        return VPTQ_OK;
     const vptq_status st = vptq_hessian_sum_range(s, abs_mean, min, max, err);
     if (st)
         vptq_err_context(err, "layer %u: the channel ranges of %s", layer, input);

@@ -155,6 +155,11 @@ vptq_status vptq_hessian_export(vptq_device *dev, const char *dir, vptq_foreign_
     *read = (vptq_exchange){.form = form,
                             .ridge = form == VPTQ_FOREIGN_INVERSE ? VPTQ_INVERSE_RIDGE : 0};
     VPTQ_TRY(vptq_hessian_dir_open(dir, &read->dir, err));
+    if (read->dir.experts.count)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                           "'%s' has Hessians of experts, which other programs have no names "
+                           "for",
+                           dir));
     VPTQ_TRY(vptq_dir_writer_open(out_dir, NULL, false, &writer, err));
     VPTQ_TRY(export_layers(dev, dir, writer.tmp, read, err));
     VPTQ_TRY(vptq_dir_writer_commit(&writer, err));

@@ -105,7 +105,7 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     const vptq_uniform *u = q->packed ? NULL : q->tensor->uniform;
     const vptq_additive *a = q->packed ? NULL : q->tensor->additive;
     vptq_error_row row = {.layer = layer,
-                          .name = vptq_linear_name(l),
+                          .name = c->base->names[l].text,
                           .rows = (uint32_t)q->rows,
                           .columns = (uint32_t)q->cols,
                           .proxy_loss = (double)NAN};

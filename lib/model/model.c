@@ -138,8 +138,12 @@ static vptq_status find_weights(vptq_model *m, vptq_err *err)
     if (!d->tied)
         VPTQ_CHECK(need(m, VPTQ_HEAD_NAME, d->vocab, d->hidden, &m->head, err));
     m->blocks = vptq_arena_alloc(&m->ckpt.arena, d->layers, sizeof *m->blocks, err);
-    if (!m->blocks)
+    const size_t count = (size_t)vptq_linear_count(d);
+    m->names = vptq_arena_alloc(&m->ckpt.arena, count, sizeof *m->names, err);
+    if (!m->blocks || !m->names)
         return VPTQ_E_NOMEM;
+    for (size_t l = 0; l < count; l++)
+        m->names[l] = vptq_linear_short_name(d, (vptq_linear)l);
     for (uint32_t layer = 0; layer < d->layers; layer++)
         VPTQ_CHECK(find_block(m, layer, &m->blocks[layer], err));
     return VPTQ_OK;

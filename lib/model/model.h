@@ -86,6 +86,7 @@ typedef struct vptq_model {
     vptq_checkpoint ckpt;
     const vptq_model_desc *desc;
     vptq_block *blocks;                               /* [layers] */
+    vptq_short_name *names;                           /* [vptq_linear_count] */
     const vptq_tensor *embedding, *final_norm, *head; /* head == embedding when tied */
     vptq_vocab vocab;                                 /* only when tokenizer != NULL */
     vptq_tokenizer *tokenizer;

@@ -175,7 +175,7 @@ vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_
 void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input)
 {
     input->lower = h->plain;
-    input->metric = h->metric[l];
+    input->metric = l < VPTQ_LINEAR_DENSE ? h->metric[l] : NULL;
     input->held_out = h->held_out;
-    input->output = h->output[l];
+    input->output = l < VPTQ_LINEAR_DENSE ? h->output[l] : NULL;
 }

@@ -74,7 +74,7 @@ static inline uint32_t vptq_widest_input(const vptq_model_desc *d)
 {
     uint32_t widest = 0;
     for (int i = 0; i < vptq_input_count(&d->experts); i++) {
-        const uint32_t n = vptq_input_size(d, (vptq_input)i);
+        const uint32_t n = vptq_input_occurs(d, i) ? vptq_input_size(d, (vptq_input)i) : 0;
         widest = n > widest ? n : widest;
     }
     return widest;

@@ -98,17 +98,22 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
 static vptq_status check_hessians(const vptq_quantizer *q, vptq_err *err)
 {
     vptq_input_hessians h;
+    vptq_expert_counts experts = {0};
+    char source[512];
     bool needed;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int i = 0; i < vptq_input_count(&q->model.desc->experts); i++) {
             const uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
             VPTQ_CHECK(vptq_check_cancel(q->dev->ctx, err));
             VPTQ_CHECK(is_needed(q, layer, (vptq_input)i, &needed, err));
-            if (!needed)
+            if (!needed || !vptq_input_exists(&q->model.desc->experts, layer, i))
                 continue;
             VPTQ_CHECK(q->hessians.load(&q->hessians, layer, (vptq_input)i, columns, &h, err));
+            vptq_experts_count(&experts, q->model.desc, i, h.file.tokens);
             q->hessians.release(&q->hessians, &h);
         }
+    snprintf(source, sizeof source, "%.500s: ", q->opt->hessians);
+    vptq_experts_warn(&experts, q->dev->ctx, source);
     return VPTQ_OK;
 }
 

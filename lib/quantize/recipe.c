@@ -273,6 +273,7 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d,
     if (recipe)
         VPTQ_CHECK(apply_recipe(recipe, d, made, rules, err));
     for (size_t i = 0; i < count; i++)
-        fit_groups(d, &made[i]);
+        if (vptq_linear_exists(d, made[i].layer, made[i].linear))
+            fit_groups(d, &made[i]);
     return VPTQ_OK;
 }
