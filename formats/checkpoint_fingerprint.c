@@ -104,6 +104,13 @@ static vptq_status describe_extras(const vptq_model_desc *d, vptq_buf *b, vptq_e
         VPTQ_CHECK(vptq_buf_printf(b, err, "gelu %d every %u rotary %u local %a %a cap %a %a\n",
                                    d->gelu, d->full_every, d->rotary_dim, d->rope_local_theta,
                                    d->query_scalar, d->score_cap, d->logit_cap));
+    const vptq_experts *x = &d->experts;
+    if (x->count)
+        VPTQ_CHECK(vptq_buf_printf(b, err, "experts %u %u %u %u %d\n", x->count, x->used,
+                                   x->intermediate, x->shared, x->normalized));
+    for (uint32_t i = 0; x->count && i < d->layers; i++)
+        if (!vptq_layer_has_experts(x, i))
+            VPTQ_CHECK(vptq_buf_printf(b, err, "dense %u\n", i));
     for (uint32_t i = 0; d->rope_scaling == VPTQ_ROPE_LONGROPE && i < vptq_rotary_dim(d) / 2;
          i++)
         VPTQ_CHECK(vptq_buf_printf(b, err, "%a %a\n", (double)d->rope_short[i],

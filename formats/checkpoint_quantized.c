@@ -66,12 +66,14 @@ static vptq_status read_listed(vptq_checkpoint *c, vptq_strmap *listed, bool sha
                                vptq_err *err)
 {
     for (uint32_t layer = 0; layer < c->desc.layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(&c->desc); l++) {
             char name[VPTQ_NAME_MAX];
             bool fresh;
-            vptq_linear_full_name(name, &c->desc, layer, (vptq_linear)l);
+            if (!vptq_linear_exists(&c->desc, layer, l))
+                continue;
+            vptq_linear_full_name(&c->desc, name, layer, (vptq_linear)l);
             const json_t *entry = vptq_packed_entry(c->config, name);
-            if (!entry || !vptq_linear_exists(&c->desc, (vptq_linear)l))
+            if (!entry)
                 continue;
             const char *own = vptq_arena_strdup(&c->arena, name, err);
             if (!own)
@@ -90,7 +92,7 @@ static vptq_status read_listed(vptq_checkpoint *c, vptq_strmap *listed, bool sha
 vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c, vptq_err *err)
 {
     vptq_strmap listed = {0};
-    size_t max_count = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    size_t max_count = (size_t)c->desc.layers * (size_t)vptq_linear_count(&c->desc);
     c->quantized = vptq_arena_alloc(&c->arena, max_count, sizeof *c->quantized, err);
     if (!c->quantized)
         return VPTQ_E_NOMEM;
@@ -167,7 +169,8 @@ static vptq_status read_compressed(vptq_checkpoint *c, const vptq_compressed_lay
 
 vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
 {
-    const size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    const size_t per_layer = (size_t)vptq_linear_count(&c->desc),
+                 most = c->desc.layers * per_layer;
     const bool is_gptq = vptq_gptq_is_config(c->config);
     vptq_gptq_layout gptq;
     size_t count = 0;
@@ -178,11 +181,14 @@ vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
     if (is_gptq)
         VPTQ_CHECK(vptq_gptq_layout_of(c->config, c->path, &gptq, err));
     for (size_t i = 0; i < most; i++) {
-        const vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_COUNT);
+        const vptq_linear l = (vptq_linear)(i % per_layer);
+        const uint32_t layer = (uint32_t)(i / per_layer);
         vptq_compressed_layout layout;
-        bool quantized = vptq_linear_exists(&c->desc, l);
-        vptq_linear_full_name(name, &c->desc, (uint32_t)(i / VPTQ_LINEAR_COUNT), l);
-        if (!is_gptq && quantized)
+        bool quantized = true;
+        if (!vptq_linear_exists(&c->desc, layer, l))
+            continue;
+        vptq_linear_full_name(&c->desc, name, layer, l);
+        if (!is_gptq)
             VPTQ_CHECK(
                 vptq_compressed_layout_of(c->config, name, c->path, &layout, &quantized, err));
         if (!quantized)
@@ -244,18 +250,22 @@ static vptq_status read_additive(vptq_checkpoint *c, const char *name, uint32_t 
 vptq_status vptq_checkpoint_read_additive(const vptq_ctx *ctx, vptq_checkpoint *c,
                                           vptq_err *err)
 {
-    const size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    const size_t per_layer = (size_t)vptq_linear_count(&c->desc),
+                 most = c->desc.layers * per_layer;
     size_t count = 0;
     vptq_additive_matrix *list = vptq_arena_alloc(&c->arena, most, sizeof *list, err);
     if (!list)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < most; i++) {
-        const vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_COUNT);
+        const vptq_linear l = (vptq_linear)(i % per_layer);
+        const uint32_t layer = (uint32_t)(i / per_layer);
         char name[VPTQ_NAME_MAX];
         uint32_t rows, columns;
-        vptq_linear_full_name(name, &c->desc, (uint32_t)(i / VPTQ_LINEAR_COUNT), l);
+        if (!vptq_linear_exists(&c->desc, layer, l))
+            continue;
+        vptq_linear_full_name(&c->desc, name, layer, l);
         vptq_linear_shape(&c->desc, l, &rows, &columns);
-        if (!vptq_additive_entry(c->config, name) || !vptq_linear_exists(&c->desc, l))
+        if (!vptq_additive_entry(c->config, name))
             continue;
         vptq_status st = read_additive(c, name, rows, columns, &list[count], err);
         count += !st;
@@ -480,11 +490,15 @@ static vptq_status replace_norm(vptq_checkpoint *c, const char *path, const vptq
 static bool layer_is_complete(const vptq_model_desc *d, char *const *names, size_t count,
                               const char *name)
 {
+    const uint32_t layer = (uint32_t)strtoul(name + strlen("layer_"), NULL, 10);
+    size_t expected = 0;
     const size_t prefix = strcspn(name + strlen("layer_"), "_") + strlen("layer_") + 1;
     size_t files = 0;
     for (size_t i = 0; i < count; i++)
         files += vptq_layer_file_is(names[i]) && !strncmp(names[i], name, prefix);
-    return files == vptq_linear_total(d, 0, 0);
+    for (int l = 0; l < vptq_linear_count(d); l++)
+        expected += vptq_linear_exists(d, layer, l);
+    return files == expected;
 }
 
 /* Reads one finished matrix; leaves it out if it has a fault that c reports, or if it needs

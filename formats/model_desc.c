@@ -79,6 +79,31 @@ static const vptq_family families[] = {
      .layer_norm = true,
      .plain_mlp = true,
      .linear = {[VPTQ_LINEAR_UP] = "mlp.c_fc", [VPTQ_LINEAR_DOWN] = "mlp.c_proj"}},
+    {.model_type = "mixtral",
+     .architecture = "MixtralForCausalLM",
+     .defaults = "{\"max_position_embeddings\": 131072, \"rms_norm_eps\": 1e-5,"
+                 " \"num_key_value_heads\": 8, \"rope_theta\": 1000000.0,"
+                 " \"sliding_window\": null, \"num_local_experts\": 8,"
+                 " \"num_experts_per_tok\": 2}",
+     .sliding_by_default = true,
+     .experts = true,
+     .mixtral_names = true},
+    {.model_type = "qwen2_moe",
+     .architecture = "Qwen2MoeForCausalLM",
+     .defaults = "{\"max_position_embeddings\": 32768, \"num_key_value_heads\": 16,"
+                 " \"num_experts\": 60, \"num_experts_per_tok\": 4,"
+                 " \"moe_intermediate_size\": 1408,"
+                 " \"shared_expert_intermediate_size\": 5632, \"qkv_bias\": true}",
+     .qkv_bias = true,
+     .experts = true,
+     .shared_expert = true},
+    {.model_type = "qwen3_moe",
+     .architecture = "Qwen3MoeForCausalLM",
+     .defaults = "{\"max_position_embeddings\": 32768, \"num_key_value_heads\": 4,"
+                 " \"num_experts_per_tok\": 8, \"moe_intermediate_size\": 768}",
+     .attention_bias = true,
+     .qk_norm = true,
+     .experts = true},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -127,7 +152,7 @@ typedef struct linear_info {
     vptq_input input;
 } linear_info;
 
-static const linear_info linears[VPTQ_LINEAR_COUNT] = {
+static const linear_info linears[VPTQ_LINEAR_DENSE] = {
     [VPTQ_LINEAR_Q] = {"self_attn.q_proj", VPTQ_INPUT_QKV},
     [VPTQ_LINEAR_K] = {"self_attn.k_proj", VPTQ_INPUT_QKV},
     [VPTQ_LINEAR_V] = {"self_attn.v_proj", VPTQ_INPUT_QKV},
@@ -174,48 +199,173 @@ uint32_t vptq_rotary_dim(const vptq_model_desc *d)
     return d->rotary_dim ? d->rotary_dim : d->head_dim;
 }
 
-bool vptq_linear_exists(const vptq_model_desc *d, vptq_linear l)
+/* ---- experts ---- */
+
+bool vptq_layer_has_experts(const vptq_experts *x, uint32_t layer)
 {
-    return l != VPTQ_LINEAR_GATE || !d->family->plain_mlp;
+    return x->count && layer < VPTQ_EXPERT_LAYERS_MAX &&
+           !(x->dense[layer / 64] >> layer % 64 & 1);
 }
 
-uint32_t vptq_linear_total(const vptq_model_desc *d, uint32_t first, uint32_t last)
+void vptq_layer_set_dense(vptq_experts *x, uint32_t layer)
 {
-    uint32_t count = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        count += vptq_linear_exists(d, (vptq_linear)l);
-    return (last - first + 1) * count;
+    x->dense[layer / 64] |= UINT64_C(1) << layer % 64;
 }
 
-const char *vptq_linear_path(const vptq_model_desc *d, vptq_linear l)
+int vptq_linear_count(const vptq_model_desc *d)
 {
-    const char *own = d->family->linear[l];
-    return own ? own : linears[l].path;
+    const int count = (int)d->experts.count;
+    return count ? VPTQ_LINEAR_EXPERT + 3 * count : VPTQ_LINEAR_DENSE;
 }
 
-const char *vptq_linear_name(const vptq_model_desc *d, vptq_linear l)
+int vptq_input_count(const vptq_experts *x)
 {
-    return strchr(vptq_linear_path(d, l), '.') + 1;
+    return x->count ? VPTQ_INPUT_EXPERT + 2 * (int)x->count : VPTQ_INPUT_DENSE;
 }
 
-const char *vptq_input_name(vptq_input i)
+bool vptq_linear_exists(const vptq_model_desc *d, uint32_t layer, vptq_linear l)
 {
-    static const char *const names[VPTQ_INPUT_COUNT] = {"qkv", "o", "up", "down"};
-    return names[i];
+    const bool experts = vptq_layer_has_experts(&d->experts, layer);
+    if (l < VPTQ_LINEAR_GATE)
+        return true;
+    if (l == VPTQ_LINEAR_GATE && d->family->plain_mlp)
+        return false;
+    if (l < VPTQ_LINEAR_DENSE || !experts)
+        return l < VPTQ_LINEAR_DENSE && !experts;
+    return l >= VPTQ_LINEAR_EXPERT || d->experts.shared;
+}
+
+bool vptq_input_exists(const vptq_experts *x, uint32_t layer, vptq_input i)
+{
+    const bool experts = vptq_layer_has_experts(x, layer);
+    if (i < VPTQ_INPUT_DOWN)
+        return true;
+    if (i == VPTQ_INPUT_DOWN || !experts)
+        return i == VPTQ_INPUT_DOWN && !experts;
+    return i >= VPTQ_INPUT_EXPERT || x->shared;
+}
+
+bool vptq_input_occurs(const vptq_model_desc *d, vptq_input i)
+{
+    for (uint32_t layer = 0; layer < d->layers; layer++)
+        if (vptq_input_exists(&d->experts, layer, i))
+            return true;
+    return false;
+}
+
+size_t vptq_linear_total(const vptq_model_desc *d, uint32_t first, uint32_t last)
+{
+    size_t total = 0;
+    for (uint32_t layer = first; layer <= last; layer++)
+        for (int l = 0; l < vptq_linear_count(d); l++)
+            total += vptq_linear_exists(d, layer, l);
+    return total;
+}
+
+vptq_linear vptq_linear_kind(vptq_linear l)
+{
+    return l < VPTQ_LINEAR_DENSE ? l : VPTQ_LINEAR_GATE + (l - VPTQ_LINEAR_DENSE) % 3;
+}
+
+vptq_linear vptq_expert_linear(uint32_t e, vptq_linear kind)
+{
+    return VPTQ_LINEAR_EXPERT + 3 * (int)e + kind - VPTQ_LINEAR_GATE;
+}
+
+vptq_input vptq_expert_input(uint32_t e, vptq_input kind)
+{
+    return VPTQ_INPUT_EXPERT + 2 * (int)e + kind - VPTQ_INPUT_UP;
+}
+
+int vptq_linear_expert(vptq_linear l)
+{
+    return l < VPTQ_LINEAR_EXPERT ? -1 : (l - VPTQ_LINEAR_EXPERT) / 3;
+}
+
+int vptq_input_expert(vptq_input i)
+{
+    return i < VPTQ_INPUT_EXPERT ? -1 : (i - VPTQ_INPUT_EXPERT) / 2;
+}
+
+const char *vptq_router_path(const vptq_family *f)
+{
+    return f->mixtral_names ? "block_sparse_moe.gate" : "mlp.gate";
+}
+
+uint32_t vptq_widest_intermediate(const vptq_model_desc *d)
+{
+    const vptq_experts *x = &d->experts;
+    const uint32_t widest = x->shared > x->intermediate ? x->shared : x->intermediate;
+    return widest > d->intermediate ? widest : d->intermediate;
+}
+
+/* ---- linear layers and inputs ---- */
+
+/* "mlp.gate_proj": path inside a dense block of the linear layer of that kind. */
+static const char *path_of(const vptq_model_desc *d, vptq_linear l)
+{
+    const char *own = d->family->linear[vptq_linear_kind(l)];
+    return own ? own : linears[vptq_linear_kind(l)].path;
+}
+
+const char *vptq_linear_kind_name(const vptq_model_desc *d, vptq_linear l)
+{
+    return strchr(path_of(d, l), '.') + 1;
+}
+
+/* "w1", which Mixtral calls the gate of an expert. */
+static const char *name_in_expert(const vptq_model_desc *d, vptq_linear l)
+{
+    static const char *const mixtral[] = {"w1", "w3", "w2"};
+    return d->family->mixtral_names ? mixtral[vptq_linear_kind(l) - VPTQ_LINEAR_GATE]
+                                    : vptq_linear_kind_name(d, l);
+}
+
+vptq_short_name vptq_linear_name(const vptq_model_desc *d, vptq_linear l)
+{
+    vptq_short_name name;
+    if (l < VPTQ_LINEAR_DENSE)
+        snprintf(name.text, sizeof name.text, "%s", vptq_linear_kind_name(d, l));
+    else if (l < VPTQ_LINEAR_EXPERT)
+        snprintf(name.text, sizeof name.text, "shared_expert.%s", vptq_linear_kind_name(d, l));
+    else
+        snprintf(name.text, sizeof name.text, "experts.%d.%s", vptq_linear_expert(l),
+                 name_in_expert(d, l));
+    return name;
+}
+
+vptq_short_name vptq_input_name(vptq_input i)
+{
+    static const char *const names[] = {"qkv", "o", "up", "down", "shared_down"};
+    vptq_short_name name;
+    if (i < VPTQ_INPUT_EXPERT)
+        snprintf(name.text, sizeof name.text, "%s", names[i]);
+    else
+        snprintf(name.text, sizeof name.text, "expert%d_%s", vptq_input_expert(i),
+                 (i - VPTQ_INPUT_EXPERT) % 2 ? "down" : "up");
+    return name;
 }
 
 vptq_input vptq_linear_input(vptq_linear l)
 {
-    return linears[l].input;
+    const vptq_input input = linears[vptq_linear_kind(l)].input;
+    if (l < VPTQ_LINEAR_DENSE || (l < VPTQ_LINEAR_EXPERT && input == VPTQ_INPUT_UP))
+        return input;
+    return l < VPTQ_LINEAR_EXPERT ? VPTQ_INPUT_SHARED_DOWN
+                                  : vptq_expert_input((uint32_t)vptq_linear_expert(l), input);
 }
 
 uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i)
 {
+    if (i >= VPTQ_INPUT_EXPERT)
+        return (i - VPTQ_INPUT_EXPERT) % 2 ? d->experts.intermediate : d->hidden;
     switch (i) {
     case VPTQ_INPUT_O:
         return d->heads * d->head_dim;
     case VPTQ_INPUT_DOWN:
         return d->intermediate;
+    case VPTQ_INPUT_SHARED_DOWN:
+        return d->experts.shared;
     default:
         return d->hidden;
     }
@@ -223,8 +373,11 @@ uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i)
 
 void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, uint32_t *in)
 {
-    *in = vptq_input_size(d, linears[l].input);
-    switch (l) {
+    const uint32_t inter = l < VPTQ_LINEAR_DENSE    ? d->intermediate
+                           : l < VPTQ_LINEAR_EXPERT ? d->experts.shared
+                                                    : d->experts.intermediate;
+    *in = vptq_input_size(d, vptq_linear_input(l));
+    switch (vptq_linear_kind(l)) {
     case VPTQ_LINEAR_Q:
         *out = d->heads * d->head_dim;
         break;
@@ -234,27 +387,32 @@ void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, u
         break;
     case VPTQ_LINEAR_GATE:
     case VPTQ_LINEAR_UP:
-        *out = d->intermediate;
+        *out = inter;
         break;
     default:
         *out = d->hidden;
         break;
     }
-    if (!vptq_linear_exists(d, l))
+    if (l == VPTQ_LINEAR_GATE && d->family->plain_mlp)
         *out = 0;
 }
 
-void vptq_linear_full_name(char name[VPTQ_NAME_MAX], const vptq_model_desc *d, uint32_t layer,
+void vptq_linear_full_name(const vptq_model_desc *d, char name[VPTQ_NAME_MAX], uint32_t layer,
                            vptq_linear l)
 {
-    snprintf(name, VPTQ_NAME_MAX, "model.layers.%u.%s", layer, vptq_linear_path(d, l));
+    if (l < VPTQ_LINEAR_DENSE)
+        snprintf(name, VPTQ_NAME_MAX, "model.layers.%u.%s", layer, path_of(d, l));
+    else
+        snprintf(name, VPTQ_NAME_MAX, "model.layers.%u.%s.%s", layer,
+                 d->family->mixtral_names ? "block_sparse_moe" : "mlp",
+                 vptq_linear_name(d, l).text);
 }
 
 bool vptq_linear_has_bias(const vptq_model_desc *d, vptq_linear l)
 {
     if (vptq_linear_input(l) == VPTQ_INPUT_QKV)
         return d->qkv_bias;
-    return l == VPTQ_LINEAR_O ? d->o_bias : d->mlp_bias;
+    return l == VPTQ_LINEAR_O ? d->o_bias : d->mlp_bias && l < VPTQ_LINEAR_DENSE;
 }
 
 const char *vptq_name_in_block(const vptq_model_desc *d, const char *name)
@@ -272,14 +430,25 @@ const char *vptq_name_in_block(const vptq_model_desc *d, const char *name)
 bool vptq_linear_of_module(const vptq_model_desc *d, const char *name, size_t length,
                            vptq_linear *l)
 {
-    const char *rest = vptq_name_in_block(d, name);
-    for (int i = 0; rest && i < VPTQ_LINEAR_COUNT; i++) {
-        const char *path = vptq_linear_path(d, (vptq_linear)i);
-        const size_t n = strlen(path);
-        if (name + length != rest + n || strncmp(rest, path, n) != 0 ||
-            !vptq_linear_exists(d, (vptq_linear)i))
+    char full[VPTQ_NAME_MAX];
+    const char *rest = vptq_name_in_block(d, name), *number;
+    if (!rest || name + length < rest)
+        return false;
+    const uint32_t layer = (uint32_t)strtoul(name + sizeof "model.layers." - 1, NULL, 10);
+    int begin = 0, end = VPTQ_LINEAR_EXPERT;
+    number = strstr(rest, ".experts.");
+    if (number && d->experts.count) { /* only those of the expert that it names */
+        const unsigned long e = strtoul(number + sizeof ".experts." - 1, NULL, 10);
+        begin = e < d->experts.count ? vptq_expert_linear((uint32_t)e, VPTQ_LINEAR_GATE) : 0;
+        end = e < d->experts.count ? begin + 3 : 0;
+    }
+    for (int i = begin; i < end; i++) {
+        if (!vptq_linear_exists(d, layer, i))
             continue;
-        *l = (vptq_linear)i;
+        vptq_linear_full_name(d, full, layer, i);
+        if (strlen(full) != length || strncmp(name, full, length) != 0)
+            continue;
+        *l = i;
         return true;
     }
     return false;
@@ -314,6 +483,21 @@ static vptq_status check_sizes(const vptq_model_desc *d, const char *file, vptq_
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         VPTQ_CHECK(check_size(file, sizes[i].what, sizes[i].n, sizes[i].max, err));
     return VPTQ_OK;
+}
+
+static vptq_status check_experts(const vptq_model_desc *d, const char *file, vptq_err *err)
+{
+    const uint64_t dim = UINT64_C(1) << 20;
+    const vptq_experts *x = &d->experts;
+    if (!d->family->experts)
+        return VPTQ_OK;
+    VPTQ_CHECK(check_size(file, "number of experts", x->count, VPTQ_EXPERTS_MAX, err));
+    VPTQ_CHECK(check_size(file, "number of experts per token", x->used, x->count, err));
+    VPTQ_CHECK(check_size(file, "intermediate size of experts", x->intermediate, dim, err));
+    if (d->family->shared_expert)
+        VPTQ_CHECK(
+            check_size(file, "intermediate size of the shared expert", x->shared, dim, err));
+    return check_size(file, "number of layers", d->layers, VPTQ_EXPERT_LAYERS_MAX, err);
 }
 
 static vptq_status check_positive(const char *file, const char *what, double x, vptq_err *err)
@@ -378,6 +562,7 @@ static vptq_status check_rope(const vptq_model_desc *d, const char *file, vptq_e
 vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file, vptq_err *err)
 {
     VPTQ_CHECK(check_sizes(d, file, err));
+    VPTQ_CHECK(check_experts(d, file, err));
     if (d->heads % d->kv_heads != 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: %u heads cannot share %u key-value heads evenly", file, d->heads,

@@ -11,9 +11,13 @@
 #include "lib/base/dtype.h"
 #include "lib/base/status.h"
 
-/* The seven linear layers of a block and their four inputs: q, k, v share one, gate and up
- * another. */
-typedef enum {
+/* The linear layers of a block: an index below vptq_linear_count.  A block has a dense
+ * feed-forward part (gate, up, down) or one of experts, each with a gate, up and down of its
+ * own, and perhaps a shared expert, which all tokens pass; in some families gate is missing.
+ * vptq_linear_exists tells which there are.
+ * Linear layers that read the same input follow each other. */
+typedef int vptq_linear;
+enum {
     VPTQ_LINEAR_Q,
     VPTQ_LINEAR_K,
     VPTQ_LINEAR_V,
@@ -21,16 +25,25 @@ typedef enum {
     VPTQ_LINEAR_GATE,
     VPTQ_LINEAR_UP,
     VPTQ_LINEAR_DOWN,
-    VPTQ_LINEAR_COUNT
-} vptq_linear;
+    VPTQ_LINEAR_DENSE, /* number of those before; models without experts have no others */
+    VPTQ_LINEAR_SHARED = VPTQ_LINEAR_DENSE,     /* gate, up and down of the shared expert */
+    VPTQ_LINEAR_EXPERT = VPTQ_LINEAR_DENSE + 3, /* and of the first expert; 3 more of each */
+    VPTQ_LINEAR_NONE = -1
+};
 
-typedef enum {
+/* Their inputs, below vptq_input_count: q, k, v share one; gate and up share another, which
+ * with experts is that of all tokens and of the shared expert.  Inputs of an expert have only
+ * the tokens that the router sends to it. */
+typedef int vptq_input;
+enum {
     VPTQ_INPUT_QKV,
     VPTQ_INPUT_O,
     VPTQ_INPUT_UP, /* input of gate and up */
     VPTQ_INPUT_DOWN,
-    VPTQ_INPUT_COUNT
-} vptq_input;
+    VPTQ_INPUT_DENSE, /* number of those before */
+    VPTQ_INPUT_SHARED_DOWN = VPTQ_INPUT_DENSE,
+    VPTQ_INPUT_EXPERT /* up, then down of the first expert; 2 more of each */
+};
 
 /* The norms of a block. */
 typedef enum {
@@ -63,9 +76,12 @@ typedef struct vptq_family {
     bool norm_offset;    /* norms multiply by 1 + weight */
     bool layer_norm;     /* norms are layer norms with a bias; config key norm_epsilon */
     bool out_norms; /* VPTQ_BLOCK_NORM_ATTENTION_OUT and VPTQ_BLOCK_NORM_FEED_FORWARD_OUT */
-    bool scaled_embedding;                 /* embeddings are multiplied by sqrt(hidden size) */
-    bool plain_mlp;                        /* no gate: the activation is that of up alone */
-    const char *linear[VPTQ_LINEAR_COUNT]; /* vptq_linear_path; NULL: as in Llama */
+    bool scaled_embedding; /* embeddings are multiplied by sqrt(hidden size) */
+    bool plain_mlp;        /* no gate: the activation is that of up alone */
+    bool experts;          /* blocks with experts, vptq_experts */
+    bool shared_expert;    /* and a shared one with a gate */
+    bool mixtral_names;    /* "block_sparse_moe.experts.0.w1" instead of "mlp.experts..." */
+    const char *linear[VPTQ_LINEAR_DENSE]; /* paths in a block; NULL: as in Llama */
     uint32_t head_dim;                     /* default of head_dim; 0 = hidden size / heads */
     uint32_t full_every;                   /* default of vptq_model_desc.full_every */
 } vptq_family;
@@ -87,6 +103,19 @@ typedef enum {
 
 /* Bound of the rotated pairs of a head with longrope scaling, which has a factor for each. */
 enum { VPTQ_LONGROPE_MAX = 128 };
+
+/* Mixtures of experts.  Each token passes the `used` experts with the largest router logits
+ * (of equal ones, the first), whose outputs are added with the weights of a softmax over all
+ * logits. */
+enum { VPTQ_EXPERTS_MAX = 512, VPTQ_EXPERT_LAYERS_MAX = 256 };
+typedef struct vptq_experts {
+    uint32_t count;        /* 0: no experts */
+    uint32_t used;         /* per token */
+    uint32_t intermediate; /* of each */
+    uint32_t shared;       /* intermediate size of the shared expert; 0 = none */
+    bool normalized;       /* the weights of the used experts are divided by their sum */
+    uint64_t dense[VPTQ_EXPERT_LAYERS_MAX / 64]; /* bits of layers without experts */
+} vptq_experts;
 
 typedef struct vptq_model_desc {
     const vptq_family *family;
@@ -115,6 +144,7 @@ typedef struct vptq_model_desc {
     float
         rope_short[VPTQ_LONGROPE_MAX]; /* longrope: divisors of the frequencies for sequences */
     float rope_long[VPTQ_LONGROPE_MAX]; /* up to the original context, and for longer ones */
+    vptq_experts experts;
 } vptq_model_desc;
 
 /* Whether a layer has sliding attention, and its window in tokens (0: all). */
@@ -125,20 +155,56 @@ uint32_t vptq_rotary_dim(const vptq_model_desc *d);
 /* "input_layernorm": path inside a block; NULL if the family has no such norm. */
 const char *vptq_block_norm_path(const vptq_family *f, vptq_block_norm n);
 
-/* Whether blocks have the linear layer.  Arrays over linear layers have an entry for one that
- * they do not have, too. */
-bool vptq_linear_exists(const vptq_model_desc *d, vptq_linear l);
-/* Number of linear layers that the blocks of layers [first, last] have. */
-uint32_t vptq_linear_total(const vptq_model_desc *d, uint32_t first, uint32_t last);
-/* "q_proj", "mlp.gate_proj": last name component, and path inside a block, of a linear layer
- * that blocks have. */
-const char *vptq_linear_name(const vptq_model_desc *d, vptq_linear l);
-const char *vptq_linear_path(const vptq_model_desc *d, vptq_linear l);
-const char *vptq_input_name(vptq_input i); /* "qkv", "o", "up", "down" */
+/* Whether the feed-forward part of a layer has experts. */
+bool vptq_layer_has_experts(const vptq_experts *x, uint32_t layer);
+/* Marks a layer, below VPTQ_EXPERT_LAYERS_MAX, as one without. */
+void vptq_layer_set_dense(vptq_experts *x, uint32_t layer);
+/* Upper bounds (exclusive) of the indices of linear layers and inputs, the same for all layers
+ * of a model, and whether a layer has them.  Arrays over linear layers have an entry for one
+ * that a layer does not have, too. */
+int vptq_linear_count(const vptq_model_desc *d);
+bool vptq_linear_exists(const vptq_model_desc *d, uint32_t layer, vptq_linear l);
+int vptq_input_count(const vptq_experts *x);
+static inline size_t vptq_linear_index(const vptq_model_desc *d, uint32_t layer, vptq_linear l)
+{
+    return (size_t)layer * (size_t)vptq_linear_count(d) + (size_t)l; /* in tables of all */
+}
+bool vptq_input_exists(const vptq_experts *x, uint32_t layer, vptq_input i);
+/* Whether one of the layers has the input. */
+bool vptq_input_occurs(const vptq_model_desc *d, vptq_input i);
+
+/* Number of linear layers of the layers first..last. */
+size_t vptq_linear_total(const vptq_model_desc *d, uint32_t first, uint32_t last);
+
+/* The linear layer of the same kind of a dense block. */
+vptq_linear vptq_linear_kind(vptq_linear l);
+/* The linear layers of expert e, of which e < count; and the expert of a linear layer or input,
+ * -1 = none. */
+vptq_linear vptq_expert_linear(uint32_t e, vptq_linear kind);
+vptq_input vptq_expert_input(uint32_t e, vptq_input kind);
+int vptq_linear_expert(vptq_linear l);
+int vptq_input_expert(vptq_input i);
+
+typedef struct vptq_short_name {
+    char text[48];
+} vptq_short_name;
+/* The name of a linear layer in files and reports: "q_proj", "c_fc", "experts.3.w1"; and that
+ * of the linear layer of the same kind of a dense block. */
+vptq_short_name vptq_linear_name(const vptq_model_desc *d, vptq_linear l);
+const char *vptq_linear_kind_name(const vptq_model_desc *d, vptq_linear l);
+/* "qkv", "o", "up", "down", "shared_down", "expert3_up" */
+vptq_short_name vptq_input_name(vptq_input i);
 vptq_input vptq_linear_input(vptq_linear l);
-/* Rows and columns of a linear layer's weight matrix; no rows if blocks do not have it. */
+/* Rows and columns of a linear layer's weight matrix; no rows for a gate that the family does
+ * not have. */
 void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, uint32_t *in);
 uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i);
+/* Paths inside a block of the weights of the router [count, hidden], and of the gate [1,
+ * hidden] of the shared expert. */
+const char *vptq_router_path(const vptq_family *f);
+/* Size of the largest gate. */
+uint32_t vptq_widest_intermediate(const vptq_model_desc *d);
+#define VPTQ_SHARED_GATE_PATH "mlp.shared_expert_gate"
 /* Linear layers whose weights a fused family stores as rows of one tensor. */
 typedef struct vptq_fused {
     const char *path;  /* "self_attn.qkv_proj" */
@@ -151,7 +217,7 @@ extern const vptq_fused vptq_fused_layers[VPTQ_FUSED_COUNT];
 bool vptq_linear_has_bias(const vptq_model_desc *d, vptq_linear l);
 /* Writes "model.layers.3.mlp.gate_proj" into name. */
 enum { VPTQ_NAME_MAX = 96 };
-void vptq_linear_full_name(char name[VPTQ_NAME_MAX], const vptq_model_desc *d, uint32_t layer,
+void vptq_linear_full_name(const vptq_model_desc *d, char name[VPTQ_NAME_MAX], uint32_t layer,
                            vptq_linear l);
 /* The rest of a tensor's name after "model.layers.N."; NULL if N is not a layer of the model.
  */

@@ -83,7 +83,9 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
                  length);
     VPTQ_TRY(split_windows(c, count, err));
     c->starts = vptq_arena_alloc(&c->arena, count + 1, sizeof *c->starts, err);
-    if (!c->starts)
+    c->sum = vptq_arena_zalloc(&c->arena, (size_t)vptq_input_count(&m->desc->experts),
+                               sizeof *c->sum, err);
+    if (!c->starts || !c->sum)
         VPTQ_TRY(VPTQ_E_NOMEM);
     for (size_t w = 0; w <= count; w++)
         c->starts[w] = w * length;
@@ -103,9 +105,9 @@ void vptq_calibrator_stop(vptq_calibrator *c)
     vptq_calibrator_close_second(c);
     vptq_forward_close(c->forward);
     c->forward = NULL;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; c->sum && i < vptq_input_count(&c->model->desc->experts); i++)
         vptq_hessian_sum_release(&c->sum[i]);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         vptq_hessian_sum_release(&c->term[l]);
     vptq_hidden_states_close(&c->saliency);
     c->dev->ops->release(c->dev->state, c->mass);
@@ -184,9 +186,10 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
         VPTQ_CHECK(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
     VPTQ_CHECK(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
     VPTQ_CHECK(vptq_forward_reserve(c->forward, c->group_rows, err));
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        VPTQ_CHECK(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, (vptq_input)i),
-                                         &c->sum[i], err));
+    for (int i = 0; i < vptq_input_count(&c->model->desc->experts); i++)
+        if (vptq_input_occurs(c->model->desc, i))
+            VPTQ_CHECK(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, i),
+                                             &c->sum[i], err));
     if (c->opt.weights)
         VPTQ_CHECK(vptq_calibrator_open_terms(c, dir, err));
     if (c->opt.sequential)
@@ -199,6 +202,13 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
 
 /* ---- running ---- */
 
+/* The last input of the block that has all tokens. */
+static vptq_input last_of_all(const vptq_calibrator *c)
+{
+    return vptq_layer_has_experts(&c->model->desc->experts, c->layer) ? VPTQ_INPUT_UP
+                                                                      : VPTQ_INPUT_DOWN;
+}
+
 static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t tokens,
                            size_t dim, const float *x, vptq_err *err)
 {
@@ -208,10 +218,10 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
 
     (void)dim;
     VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, x, err));
-    for (int l = 0; c->opt.weights == VPTQ_WEIGHTS_GUIDED && l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; c->opt.weights == VPTQ_WEIGHTS_GUIDED && l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_linear_input((vptq_linear)l) == input)
             VPTQ_CHECK(vptq_calibrator_add_guided(c, (vptq_linear)l, done - 1, tokens, x, err));
-    if (input != VPTQ_INPUT_DOWN)
+    if (input != last_of_all(c))
         return VPTQ_OK;
     snprintf(detail, sizeof detail, "layer %u of 0-%u", c->layer, c->last);
     vptq_progress_share(c->dev->ctx, "hessian", "layers", c->layer + (done == windows),
@@ -247,17 +257,22 @@ static vptq_status run_chunk(vptq_calibrator *c, size_t first, size_t count, boo
 static vptq_status run_part(vptq_calibrator *c, vptq_part part, bool sum, vptq_err *err)
 {
     const size_t rounds = vptq_calibrator_rounds(c, part);
+    const vptq_experts *x = &c->model->desc->experts;
+    const int inputs = vptq_input_count(x);
 
-    for (int i = 0; sum && i < VPTQ_INPUT_COUNT; i++)
-        VPTQ_CHECK(vptq_calibrator_begin(c, (vptq_input)i, part, err));
+    for (int i = 0; sum && i < inputs; i++)
+        if (vptq_input_exists(x, c->layer, i))
+            VPTQ_CHECK(vptq_calibrator_begin(c, i, part, err));
     for (size_t k = 0; k < rounds; k++) {
         const vptq_calibrator_round r = vptq_calibrator_round_at(c, part, k);
         VPTQ_CHECK(run_chunk(c, r.first, r.count, sum, err));
-        for (int i = 0; sum && i < VPTQ_INPUT_COUNT; i++)
-            VPTQ_CHECK(vptq_calibrator_share(c, (vptq_input)i, r.parts, err));
+        for (int i = 0; sum && i < inputs; i++)
+            if (vptq_input_exists(x, c->layer, i))
+                VPTQ_CHECK(vptq_calibrator_share(c, i, r.parts, err));
     }
-    for (int i = 0; sum && i < VPTQ_INPUT_COUNT; i++)
-        VPTQ_CHECK(vptq_calibrator_end(c, (vptq_input)i, part, err));
+    for (int i = 0; sum && i < inputs; i++)
+        if (vptq_input_exists(x, c->layer, i))
+            VPTQ_CHECK(vptq_calibrator_end(c, i, part, err));
     return VPTQ_OK;
 }
 

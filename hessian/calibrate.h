@@ -48,10 +48,10 @@ typedef struct vptq_calibrator {
     uint64_t run;    /* sequential, set after planning: hash of everything else that decides x~,
                         so that no checkpoint of another run is loaded */
     size_t reserve;  /* set after planning: bytes that the caller needs under a memory cap */
-    vptq_input next; /* sequential: input of that block; VPTQ_INPUT_COUNT after the last */
+    vptq_input next; /* sequential: input of that block; vptq_input_count after the last */
     /* the part that ran last; sequential: x~ at the input that ran last */
-    vptq_hessian_sum sum[VPTQ_INPUT_COUNT];
-    vptq_hessian_sum term[VPTQ_LINEAR_COUNT]; /* T, unset where a linear layer has no term
+    vptq_hessian_sum *sum; /* [vptq_input_count]; those of experts may have no tokens */
+    vptq_hessian_sum term[VPTQ_LINEAR_DENSE]; /* T, unset where a linear layer has no term
                                                  (vptq_term_of); tokens are windows */
 
     /* private */
@@ -72,7 +72,7 @@ typedef struct vptq_calibrator {
     double *host_mass;
     float *weight, *host_weight;                  /* [length] of the tokens of a window */
     vptq_hidden_states saliency;                  /* guided weights: of all windows */
-    vptq_saliency_scale scale[VPTQ_LINEAR_COUNT]; /* of the present layer and part */
+    vptq_saliency_scale scale[VPTQ_LINEAR_DENSE]; /* of the present layer and part */
     struct vptq_second_stream *second;            /* sequential, else NULL */
 } vptq_calibrator;
 
@@ -104,7 +104,7 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Sequential: sums the moments at input c->next of block c->layer over all windows, part by
- * part. linear [VPTQ_LINEAR_COUNT] holds the quantized weights of the inputs before it in the
+ * part. linear [vptq_linear_count] holds the quantized weights of the inputs before it in the
  * block and the model's after it (NULL: the model's everywhere).  With a NULL fn nothing is
  * summed. After the last input both streams leave the block, and fn is not called. */
 vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
@@ -117,6 +117,7 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
  *     E[(h - h~) x~^T]  for O and DOWN, the drift: h the hidden states after o or down, h~
  *                       those that the model's o or down computes from x~ */
 bool vptq_calibrator_drifts(vptq_input input); /* which of the two */
+bool vptq_calibrator_shifts(vptq_input input); /* one of them: not with experts after UP */
 vptq_status vptq_calibrator_shift(vptq_calibrator *c, float *shift,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 /* The same weighted like c->term[term], as a mean over windows. */
@@ -127,7 +128,8 @@ vptq_status vptq_calibrator_term_shift(vptq_calibrator *c, vptq_linear term, flo
 bool vptq_calibrator_has_term(const vptq_calibrator *c, vptq_linear term);
 
 /* Converts a sum to the means that a Hessian file holds, lower [n (n + 1) / 2] and mean [n];
- * VPTQ_E_NUMERIC naming `layer` and `input` if one is not finite. */
+ * the identity, as of inputs 1 and -1, for an expert that no token reached.  VPTQ_E_NUMERIC
+ * naming `layer` and `input` if one is not finite. */
 vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, const char *input,
                                    float *lower, float *mean, vptq_err *err) VPTQ_MUST_CHECK;
 

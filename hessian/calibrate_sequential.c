@@ -39,7 +39,7 @@ typedef struct vptq_second_stream {
 static size_t largest_input(const vptq_calibrator *c)
 {
     size_t max = 0;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < vptq_input_count(&c->model->desc->experts); i++)
         max = c->sum[i].n > max ? c->sum[i].n : max;
     return max;
 }
@@ -82,7 +82,7 @@ static vptq_status open_sums(vptq_calibrator *c, second_stream *s, vptq_err *err
 {
     size_t columns[MAX_TERMS] = {0};
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         const int slot = slot_of((vptq_linear)l);
         if (c->term[l].dev && c->term[l].n > columns[slot])
             columns[slot] = c->term[l].n;
@@ -228,11 +228,11 @@ static void report(const vptq_calibrator *c, size_t sequence)
 {
     char detail[64];
     const double windows = (double)vptq_calibrator_own_windows(c);
-    const double input =
-        ((double)c->next + (double)(c->first + sequence + 1) / windows) / VPTQ_INPUT_COUNT;
+    const double input = ((double)c->next + (double)(c->first + sequence + 1) / windows) /
+                         vptq_input_count(&c->model->desc->experts);
 
     snprintf(detail, sizeof detail, "layer %u of 0-%u, %s", c->layer, c->last,
-             vptq_input_name(c->next));
+             vptq_input_name(c->next).text);
     vptq_progress_share(c->dev->ctx, "hessian", "layers", c->layer + (input >= 1), c->last + 1,
                         (c->layer + input) / (c->last + 1.0), detail);
 }
@@ -273,7 +273,7 @@ static vptq_status add_weighted(vptq_calibrator *c, vptq_linear term, size_t tok
 static vptq_status add_guided(vptq_calibrator *c, size_t w, size_t tokens, const float *x,
                               const float *d, vptq_err *err)
 {
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+    for (int i = 0; i < VPTQ_LINEAR_DENSE; i++) {
         const vptq_linear l = (vptq_linear)i;
         if (c->opt.weights != VPTQ_WEIGHTS_GUIDED || !vptq_calibrator_has_term(c, l))
             continue;
@@ -307,6 +307,18 @@ static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_
     return add_window(c, (product){1, dim, dim, d, x, term}, err);
 }
 
+/* Second stream, inputs after which no difference is summed: those of experts. */
+static vptq_status on_expert(void *arg, vptq_input input, size_t sequence, size_t tokens,
+                             size_t dim, const float *x, vptq_err *err)
+{
+    vptq_calibrator *c = arg;
+    (void)dim;
+    if (input != c->next)
+        return VPTQ_OK;
+    report(c, sequence);
+    return vptq_calibrator_add(c, input, tokens, x, err);
+}
+
 /* Second stream, after on_second of the same window. */
 static vptq_status on_attention(void *arg, size_t sequence, size_t tokens, size_t dim,
                                 const float *x, const vptq_attention_args *a, vptq_err *err)
@@ -326,7 +338,9 @@ static vptq_status each_sum(vptq_calibrator *c, int parts,
                                               vptq_err *err),
                             vptq_err *err)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    if (!vptq_calibrator_shifts(c->next))
+        return VPTQ_OK;
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_calibrator_has_term(c, (vptq_linear)l))
             VPTQ_CHECK(fn(c, &c->second->term[slot_of((vptq_linear)l)], parts, err));
     return fn(c, &c->second->sum, parts, err);
@@ -461,12 +475,30 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Sums x~ at an input of the shared expert or of one of the others. */
+static vptq_status sum_expert(vptq_calibrator *c, const group *g, vptq_err *err)
+{
+    const vptq_block_hooks hooks = {.arg = c,
+                                    .hook = on_expert,
+                                    .linear = g->linear,
+                                    .half = VPTQ_BLOCK_FEED_FORWARD,
+                                    .stop = true,
+                                    .last = c->next};
+    return run_rows(c, &c->second->states, g, false, &hooks, err);
+}
+
 static vptq_status run_group(vptq_calibrator *c, const group *g, vptq_err *err)
 {
+    const vptq_experts *x = &c->model->desc->experts;
     const vptq_block_hooks whole = {.half = half_of(c->next)};
 
-    if (c->next == VPTQ_INPUT_COUNT)
+    if (c->next == vptq_input_count(x)) {
+        if (vptq_layer_has_experts(x, c->layer)) /* else x left it with the input of down */
+            VPTQ_CHECK(run_rows(c, &c->states, g, true, &whole, err));
         return finish_half(c, g, VPTQ_BLOCK_FEED_FORWARD, err);
+    }
+    if (!vptq_calibrator_shifts(c->next))
+        return g->sum ? sum_expert(c, g, err) : VPTQ_OK;
     if (c->next == VPTQ_INPUT_UP)
         VPTQ_CHECK(finish_half(c, g, VPTQ_BLOCK_ATTENTION, err));
     if (!vptq_calibrator_drifts(c->next))
@@ -520,7 +552,7 @@ static vptq_status run_part(vptq_calibrator *c, vptq_part part, group *g, vptq_e
 static vptq_status run_step(vptq_calibrator *c, const vptq_weight *linear,
                             vptq_calibrator_fn fn, void *arg, vptq_err *err)
 {
-    const bool sum = fn && c->next < VPTQ_INPUT_COUNT;
+    const bool sum = fn && c->next < vptq_input_count(&c->model->desc->experts);
     group g = {.sum = sum, .linear = linear};
 
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
@@ -542,10 +574,15 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
     vptq_forward_hold(c->forward, false); /* the next step has other weights */
     if (st)
         return st;
-    if (c->next++ == VPTQ_INPUT_COUNT) {
+    const vptq_experts *x = &c->model->desc->experts;
+    if (c->next == vptq_input_count(x)) {
         c->next = VPTQ_INPUT_QKV;
         c->layer++;
+        return VPTQ_OK;
     }
+    do
+        c->next++;
+    while (c->next < vptq_input_count(x) && !vptq_input_exists(x, c->layer, c->next));
     return VPTQ_OK;
 }
 
@@ -554,6 +591,11 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
 bool vptq_calibrator_drifts(vptq_input input)
 {
     return input == VPTQ_INPUT_O || input == VPTQ_INPUT_DOWN;
+}
+
+bool vptq_calibrator_shifts(vptq_input input)
+{
+    return input < VPTQ_INPUT_DENSE;
 }
 
 /* shift [hidden, n of the present input] = sum / divisor, in host memory. */

@@ -134,7 +134,7 @@ vptq_status vptq_calibrator_open_terms(vptq_calibrator *c, const char *dir, vptq
     void *p = NULL;
     const size_t n = c->opt.length;
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_term_of(c->opt.weights, (vptq_linear)l) == (vptq_linear)l)
             VPTQ_CHECK(open_term(c, (vptq_linear)l, err));
     if (c->opt.weights <= VPTQ_WEIGHTS_SINK)
@@ -220,7 +220,7 @@ vptq_status vptq_calibrator_begin(vptq_calibrator *c, vptq_input input, vptq_par
                                   vptq_err *err)
 {
     vptq_hessian_sum_clear(&c->sum[input]);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         if (!reads(c, l, input))
             continue;
         vptq_hessian_sum_clear(&c->term[l]);
@@ -234,9 +234,21 @@ vptq_status vptq_calibrator_share(vptq_calibrator *c, vptq_input input, int part
                                   vptq_err *err)
 {
     VPTQ_CHECK(vptq_hessian_sum_share(&c->sum[input], parts, err));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (reads(c, l, input))
             VPTQ_CHECK(vptq_hessian_sum_share(&c->term[l], parts, err));
+    return VPTQ_OK;
+}
+
+/* *tokens = those of all ranks that reached the expert of the input. */
+static vptq_status count_routed(const vptq_calibrator *c, vptq_input input, uint64_t *tokens,
+                                vptq_err *err)
+{
+    const vptq_ctx *ctx = c->dev->ctx;
+    const double own = (double)c->sum[input].tokens;
+    double all = 0;
+    VPTQ_CHECK(vptq_comm_sum(ctx, vptq_comm_size(ctx), &own, &all, 1, err));
+    *tokens = (uint64_t)all;
     return VPTQ_OK;
 }
 
@@ -244,8 +256,11 @@ vptq_status vptq_calibrator_end(vptq_calibrator *c, vptq_input input, vptq_part 
                                 vptq_err *err)
 {
     const uint64_t windows = c->windows[part];
-    VPTQ_CHECK(vptq_hessian_sum_end(&c->sum[input], windows * c->opt.length, err));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    uint64_t tokens = windows * c->opt.length;
+    if (vptq_input_expert(input) >= 0)
+        VPTQ_CHECK(count_routed(c, input, &tokens, err));
+    VPTQ_CHECK(vptq_hessian_sum_end(&c->sum[input], tokens, err));
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (reads(c, l, input))
             VPTQ_CHECK(vptq_hessian_sum_end(&c->term[l], windows, err));
     return VPTQ_OK;
@@ -297,10 +312,20 @@ vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens,
     return vptq_hessian_sum_add_window(&c->term[VPTQ_LINEAR_K], tokens, x, c->weight, err);
 }
 
+static void set_identity(size_t n, float *lower, float *mean)
+{
+    memset(lower, 0, vptq_triangle(n) * sizeof *lower);
+    memset(mean, 0, n * sizeof *mean);
+    for (size_t j = 0; j < n; j++)
+        lower[j * (j + 1) / 2 + j] = 1;
+}
+
 vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, const char *input,
                                    float *lower, float *mean, vptq_err *err)
 {
-    vptq_status st = vptq_hessian_sum_finish(s, lower, mean, err);
+    vptq_status st = s->tokens ? vptq_hessian_sum_finish(s, lower, mean, err) : VPTQ_OK;
+    if (!s->tokens)
+        set_identity(s->n, lower, mean);
     if (st)
         vptq_err_context(err, "layer %u: the hessian of %s", layer, input);
     for (size_t j = 0; !st && j < s->n; j++)
@@ -315,6 +340,12 @@ vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, co
 vptq_status vptq_calibrator_range(const vptq_hessian_sum *s, uint32_t layer, const char *input,
                                   float *abs_mean, float *min, float *max, vptq_err *err)
 {
+    for (size_t j = 0; !s->tokens && j < s->n; j++) {
+        abs_mean[j] = max[j] = 1;
+        min[j] = -1;
+    }
+    if (!s->tokens)
+        return VPTQ_OK;
     const vptq_status st = vptq_hessian_sum_range(s, abs_mean, min, max, err);
     if (st)
         vptq_err_context(err, "layer %u: the channel ranges of %s", layer, input);

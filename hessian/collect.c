@@ -20,7 +20,8 @@ typedef struct collector {
     char holdout[4096];
     vptq_hessian_dir meta[VPTQ_PART_COUNT];
     vptq_calibrator calibrator;
-    bool *finished; /* [layers of the model]: all its files are there and whole */
+    bool *finished;             /* [layers of the model]: all its files are there and whole */
+    vptq_expert_counts experts; /* of the layers whose files are there */
 } collector;
 
 static bool has_part(const collector *c, int part)
@@ -49,7 +50,8 @@ static vptq_status plan(collector *c, vptq_err *err)
                                                      c->calibrator.opt.length,
                                            .channel_ranges = true,
                                            .weights = o->calibrate.weights,
-                                           .factor = o->factor};
+                                           .factor = o->factor,
+                                           .experts = d->experts};
         memcpy(c->meta[part].model_fingerprint, c->calibrator.model_fingerprint, 17);
         memcpy(c->meta[part].fingerprint, c->calibrator.fingerprint[part], 17);
     }
@@ -114,43 +116,58 @@ static vptq_status compare_dir(const char *dir, const vptq_hessian_dir *old,
 
 /* The files of a layer: those of the inputs, then those of the terms that linear layers may
  * have. */
-enum { LAYER_FILES = (int)VPTQ_INPUT_COUNT + (int)VPTQ_LINEAR_COUNT };
-
-static vptq_linear term_of(int i)
+static int file_count(const collector *c)
 {
-    return (vptq_linear)(i - VPTQ_INPUT_COUNT);
+    return vptq_input_count(&c->model->desc->experts) + VPTQ_LINEAR_DENSE;
 }
 
-/* Whether file i exists with these weights. */
-static bool is_file(vptq_token_weights weights, int i)
+/* The term in file i; negative for an input. */
+static vptq_linear term_of(const collector *c, int i)
 {
-    return i < VPTQ_INPUT_COUNT || vptq_term_of(weights, term_of(i)) == term_of(i);
+    return i - vptq_input_count(&c->model->desc->experts);
 }
 
-static const char *file_input(vptq_token_weights weights, int i)
+static bool is_term(const collector *c, int i)
 {
-    return i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i)
-                                : vptq_term_name(weights, term_of(i));
+    return term_of(c, i) >= 0;
 }
 
-static uint32_t file_columns(const vptq_model_desc *d, int i)
+/* Whether a layer has file i with these weights. */
+static bool is_file(const collector *c, uint32_t layer, vptq_token_weights weights, int i)
 {
-    return (uint32_t)vptq_input_size(d, i < VPTQ_INPUT_COUNT ? (vptq_input)i
-                                                             : vptq_linear_input(term_of(i)));
+    if (!is_term(c, i))
+        return vptq_input_exists(&c->model->desc->experts, layer, i);
+    return vptq_term_of(weights, term_of(c, i)) == term_of(c, i);
+}
+
+static vptq_short_name file_input(const collector *c, vptq_token_weights weights, int i)
+{
+    vptq_short_name name;
+    if (!is_term(c, i))
+        return vptq_input_name(i);
+    snprintf(name.text, sizeof name.text, "%s", vptq_term_name(weights, term_of(c, i)));
+    return name;
+}
+
+static uint32_t file_columns(const collector *c, int i)
+{
+    return vptq_input_size(c->model->desc,
+                           is_term(c, i) ? vptq_linear_input(term_of(c, i)) : i);
 }
 
 /* Of any kind of weights. */
-static vptq_status remove_hessians(const char *dir, uint32_t layers, vptq_err *err)
+static vptq_status remove_hessians(const collector *c, const char *dir, vptq_err *err)
 {
     char path[4096];
 
-    for (uint32_t layer = 0; layer < layers; layer++)
+    for (uint32_t layer = 0; layer < c->model->desc->layers; layer++)
         for (int kind = 0; kind < VPTQ_WEIGHTS_COUNT; kind++)
-            for (int i = 0; i < LAYER_FILES; i++) {
+            for (int i = 0; i < file_count(c); i++) {
                 const vptq_token_weights w = (vptq_token_weights)kind;
-                if (!is_file(w, i))
+                if (!is_file(c, layer, w, i))
                     continue;
-                VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, file_input(w, i), err));
+                VPTQ_CHECK(
+                    vptq_hessian_dir_file(path, dir, layer, file_input(c, w, i).text, err));
                 VPTQ_CHECK(vptq_file_remove(path, err));
             }
     return VPTQ_OK;
@@ -164,14 +181,13 @@ static vptq_status outputs_path(const collector *c, char path[4096], vptq_err *e
 /* Removes everything that a collection writes, for both parts. */
 static vptq_status remove_old(const collector *c, vptq_err *err)
 {
-    const uint32_t layers = c->model->desc->layers;
     char path[4096];
 
     vptq_calibrator_forget(c->dir[VPTQ_PART_MAIN]);
     VPTQ_CHECK(outputs_path(c, path, err));
     VPTQ_CHECK(vptq_file_remove(path, err));
-    VPTQ_CHECK(remove_hessians(c->dir[VPTQ_PART_MAIN], layers, err));
-    VPTQ_CHECK(remove_hessians(c->dir[VPTQ_PART_HELD_OUT], layers, err));
+    VPTQ_CHECK(remove_hessians(c, c->dir[VPTQ_PART_MAIN], err));
+    VPTQ_CHECK(remove_hessians(c, c->dir[VPTQ_PART_HELD_OUT], err));
     VPTQ_CHECK(
         vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_HELD_OUT], "hessian.json", err));
     VPTQ_CHECK(vptq_file_remove(path, err));
@@ -260,36 +276,52 @@ static vptq_status open_dir(collector *c, vptq_err *err)
 
 static vptq_token_weights kind_of(const collector *c, int i)
 {
-    return i < VPTQ_INPUT_COUNT ? VPTQ_WEIGHTS_PLAIN : c->opt->calibrate.weights;
+    return is_term(c, i) ? c->opt->calibrate.weights : VPTQ_WEIGHTS_PLAIN;
 }
 
 /* Whether file i holds channel ranges. */
 static bool has_range(const collector *c, int part, int i)
 {
-    return i < VPTQ_INPUT_COUNT && c->meta[part].channel_ranges;
+    return !is_term(c, i) && c->meta[part].channel_ranges;
+}
+
+static bool is_expert(const collector *c, int i)
+{
+    return !is_term(c, i) && vptq_input_expert(i) >= 0;
+}
+
+static void count_tokens(collector *c, int part, int i, uint64_t tokens)
+{
+    if (part == VPTQ_PART_MAIN && !is_term(c, i))
+        vptq_experts_count(&c->experts, c->model->desc, i, tokens);
 }
 
 /* Reads file i of a layer; *whole is false, with a log line, if it is damaged or of another
  * run.
  */
-static vptq_status check_file(const collector *c, int part, uint32_t layer, int i, bool *whole,
+static vptq_status check_file(collector *c, int part, uint32_t layer, int i, bool *whole,
                               vptq_err *err)
 {
-    const uint32_t n = file_columns(c->model->desc, i);
+    const uint32_t n = file_columns(c, i);
     const vptq_token_weights weights = c->opt->calibrate.weights;
     char path[4096];
     vptq_hessian_file h;
     vptq_err why = {0};
 
-    VPTQ_CHECK(vptq_hessian_dir_file(path, c->dir[part], layer, file_input(weights, i), err));
+    VPTQ_CHECK(
+        vptq_hessian_dir_file(path, c->dir[part], layer, file_input(c, weights, i).text, err));
     *whole = vptq_path_exists(path);
     if (!*whole)
         return VPTQ_OK;
     vptq_status st = vptq_hessian_file_read(path, n, c->dev->ctx->mem, &h, &why);
     if (!st) {
-        if (h.kind != kind_of(c, i) || !h.lower || h.tokens != c->meta[part].tokens ||
+        const bool other = is_expert(c, i) ? h.tokens > c->meta[part].tokens
+                                           : h.tokens != c->meta[part].tokens;
+        if (h.kind != kind_of(c, i) || !h.lower || other ||
             (h.abs_mean != NULL) != has_range(c, part, i))
             st = vptq_fail(&why, VPTQ_E_MISMATCH, "%s: is a file of another collection", path);
+        if (!st)
+            count_tokens(c, part, i, h.tokens);
         vptq_hessian_file_release(&h);
     }
     if (st == VPTQ_E_IO || st == VPTQ_E_NOMEM) /* the file may be whole */
@@ -301,16 +333,18 @@ static vptq_status check_file(const collector *c, int part, uint32_t layer, int 
     return VPTQ_OK;
 }
 
-static vptq_status check_layer(const collector *c, uint32_t layer, bool *finished,
-                               vptq_err *err)
+static vptq_status check_layer(collector *c, uint32_t layer, bool *finished, vptq_err *err)
 {
+    const vptq_expert_counts before = c->experts;
     bool whole = true;
 
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        for (int i = 0; whole && has_part(c, part) && i < LAYER_FILES; i++)
-            if (is_file(c->opt->calibrate.weights, i))
+        for (int i = 0; whole && has_part(c, part) && i < file_count(c); i++)
+            if (is_file(c, layer, c->opt->calibrate.weights, i))
                 VPTQ_CHECK(check_file(c, part, layer, i, &whole, err));
     *finished = whole;
+    if (!whole)
+        c->experts = before;
     return vptq_check_cancel(c->dev->ctx, err);
 }
 
@@ -321,6 +355,12 @@ static bool is_first(const collector *c)
     return vptq_comm_rank(c->dev->ctx) == 0;
 }
 
+static const vptq_hessian_sum *sum_of(const collector *c, int i)
+{
+    const vptq_calibrator *k = &c->calibrator;
+    return is_term(c, i) ? &k->term[term_of(c, i)] : &k->sum[i];
+}
+
 /* Writes file i of the layer. */
 static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
 {
@@ -328,9 +368,10 @@ static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
     vptq_arena arena;
     char path[4096];
     const vptq_calibrator *k = &c->calibrator;
-    const bool is_term = i >= VPTQ_INPUT_COUNT;
-    const vptq_hessian_sum *s = is_term ? &k->term[term_of(i)] : &k->sum[i];
-    const char *input = file_input(k->opt.weights, i);
+    const bool term = is_term(c, i);
+    const vptq_hessian_sum *s = sum_of(c, i);
+    const vptq_short_name name = file_input(c, k->opt.weights, i);
+    const char *input = name.text;
 
     vptq_arena_init(&arena, c->dev->ctx->mem);
     float *lower = vptq_arena_alloc(&arena, vptq_triangle(s->n), sizeof *lower, err);
@@ -344,14 +385,15 @@ static vptq_status write_sum(collector *c, vptq_part part, int i, vptq_err *err)
         VPTQ_TRY(vptq_calibrator_range(s, k->layer, input, range, min, max, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], k->layer, input, err));
     const vptq_hessian_data data = {.n = s->n,
-                                    .tokens = c->meta[part].tokens,
+                                    .tokens =
+                                        is_expert(c, i) ? s->tokens : c->meta[part].tokens,
                                     .values = lower,
                                     .mean = mean,
                                     .abs_mean = has_range(c, part, i) ? range : NULL,
                                     .min = min,
                                     .max = max,
                                     .kind = kind_of(c, i),
-                                    .windows = is_term ? s->tokens : 0};
+                                    .windows = term ? s->tokens : 0};
     VPTQ_TRY(vptq_hessian_file_write(path, &data, err));
 out:
     vptq_arena_release(&arena);
@@ -361,10 +403,15 @@ out:
 /* Every rank writes some of the files. */
 static vptq_status write_part(void *arg, vptq_calibrator *k, vptq_part part, vptq_err *err)
 {
+    collector *c = arg;
     const int rank = vptq_comm_rank(k->dev->ctx), ranks = vptq_comm_size(k->dev->ctx);
-    for (int i = 0; i < LAYER_FILES; i++)
-        if (is_file(k->opt.weights, i) && i % ranks == rank)
-            VPTQ_CHECK(write_sum(arg, part, i, err));
+    for (int i = 0; i < file_count(c); i++) {
+        if (!is_file(c, k->layer, k->opt.weights, i))
+            continue;
+        if (i % ranks == rank)
+            VPTQ_CHECK(write_sum(c, part, i, err));
+        count_tokens(c, part, i, sum_of(c, i)->tokens);
+    }
     return VPTQ_OK;
 }
 
@@ -408,11 +455,11 @@ static void fill_result(const collector *c, vptq_collect_result *r)
     r->held_out = c->calibrator.windows[VPTQ_PART_HELD_OUT];
     r->length = c->calibrator.opt.length;
     r->tokens = d->tokens;
-    for (int i = 0; i < LAYER_FILES; i++)
-        if (is_file(c->opt->calibrate.weights, i))
-            r->bytes +=
-                file_bytes(file_columns(c->model->desc, i), has_range(c, VPTQ_PART_MAIN, i));
-    r->bytes *= (d->last_layer - d->first_layer + 1) * (r->held_out ? 2 : 1);
+    for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++)
+        for (int i = 0; i < file_count(c); i++)
+            if (is_file(c, layer, c->opt->calibrate.weights, i))
+                r->bytes += file_bytes(file_columns(c, i), has_range(c, VPTQ_PART_MAIN, i));
+    r->bytes *= r->held_out ? 2 : 1;
     if (c->opt->calibrate.outputs)
         r->bytes +=
             c->model->desc->layers * sizeof(float) * vptq_output_layer_entries(c->model->desc);
@@ -482,8 +529,10 @@ static vptq_status collect(collector *c, vptq_lock *lock, vptq_collect_result *r
     if (!st)
         st = run_missing(c, r, err);
     VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
-    if (is_first(c))
+    if (is_first(c)) {
         vptq_calibrator_forget(c->dir[VPTQ_PART_MAIN]);
+        vptq_experts_warn(&c->experts, ctx, "");
+    }
     return vptq_comm_agree(ctx, run_outputs(c, err), err);
 }
 

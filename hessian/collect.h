@@ -52,6 +52,7 @@ typedef struct vptq_hessian_dir {
     double factor;                    /* of the term, by default */
     uint64_t held_out_tokens;         /* of DIR/holdout; 0 = none */
     uint64_t outputs;                 /* windows of DIR/outputs.safetensors; 0 = none */
+    vptq_experts experts;             /* only count, shared (not 0) and dense */
 } vptq_hessian_dir;
 
 /* The directory of held-out Hessians inside a directory. */
@@ -84,8 +85,8 @@ vptq_status vptq_hessian_dir_load_mixed(const char *dir, uint32_t layer,
                                         const vptq_hessian_file *plain, vptq_mem *mem,
                                         float *mixed, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* `input` is "qkv", "o", "up", "down", or the name of a term for the Hessian that it is mixed
- * into. */
+/* `input` is the name of an input, "qkv", "expert3_up", or that of a term for the Hessian that
+ * it is mixed into. */
 typedef vptq_status (*vptq_hessian_row_fn)(void *arg, uint32_t layer, const char *input,
                                            const vptq_hessian_stats *s, vptq_err *err);
 

@@ -44,6 +44,48 @@ static vptq_status get_weights(const json_t *doc, const char *path, vptq_hessian
     return VPTQ_OK;
 }
 
+/* Reads the optional key `experts`: which inputs the layers have. */
+static vptq_status get_experts(const json_t *doc, const char *path, uint64_t layers,
+                               vptq_experts *x, vptq_err *err)
+{
+    uint64_t count;
+    bool shared;
+    const json_t *own = json_object_get(doc, "experts");
+    const json_t *dense = json_object_get(own, "dense_layers");
+    if (!own)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_json_u64(own, path, "count", VPTQ_EXPERTS_MAX, &count, err));
+    VPTQ_CHECK(vptq_json_bool_or(own, path, "shared", false, &shared, err));
+    x->count = (uint32_t)count;
+    x->shared = shared;
+    bool good = count > 0 && layers <= VPTQ_EXPERT_LAYERS_MAX && json_is_array(dense);
+    for (size_t i = 0; good && i < json_array_size(dense); i++) {
+        const json_t *item = json_array_get(dense, i);
+        const json_int_t layer = json_is_integer(item) ? json_integer_value(item) : -1;
+        good = layer >= 0 && layer < (json_int_t)layers;
+        if (good)
+            vptq_layer_set_dense(x, (uint32_t)layer);
+    }
+    return good ? VPTQ_OK
+                : vptq_fail(err, VPTQ_E_FORMAT,
+                            "%s: key 'experts' does not hold a number of experts and the "
+                            "layers of %llu without them, at most %d",
+                            path, (unsigned long long)layers, (int)VPTQ_EXPERT_LAYERS_MAX);
+}
+
+static json_t *experts_json(const vptq_hessian_dir *h)
+{
+    json_t *dense = json_array();
+    for (uint32_t layer = 0; dense && layer < h->layers; layer++)
+        if (!vptq_layer_has_experts(&h->experts, layer) &&
+            json_array_append_new(dense, json_integer(layer))) {
+            json_decref(dense);
+            dense = NULL;
+        }
+    return json_pack("{s:i, s:b, s:o}", "count", (int)h->experts.count, "shared",
+                     h->experts.shared != 0, "dense_layers", dense);
+}
+
 vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -71,6 +113,7 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err
     VPTQ_TRY(vptq_json_bool_or(doc, path, "diagonal", false, &h->diagonal, err));
     VPTQ_TRY(vptq_json_bool_or(doc, path, "channel_ranges", false, &h->channel_ranges, err));
     VPTQ_TRY(get_weights(doc, path, h, err));
+    VPTQ_TRY(get_experts(doc, path, layers, &h->experts, err));
     VPTQ_TRY(vptq_json_u64_or(json_object_get(doc, "settings"), path, "outputs",
                               UINT64_MAX >> 1, 0, &h->outputs, err));
     if (first > last || last >= layers)
@@ -109,6 +152,8 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
     if (whole && h->held_out_tokens)
         whole = !json_object_set_new(doc, "held_out_tokens",
                                      json_integer((json_int_t)h->held_out_tokens));
+    if (whole && h->experts.count)
+        whole = !json_object_set_new(doc, "experts", experts_json(h));
     vptq_status st = whole ? vptq_json_save_sealed(path, doc, err)
                            : vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", path);
     json_decref(doc);
@@ -163,7 +208,8 @@ vptq_status vptq_hessian_entry_load(const vptq_hessian_entry *s, uint32_t n, vpt
 vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
                                   vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
 {
-    const vptq_hessian_entry s = {.dir = dir, .layer = layer, .input = vptq_input_name(input)};
+    const vptq_short_name name = vptq_input_name(input);
+    const vptq_hessian_entry s = {.dir = dir, .layer = layer, .input = name.text};
     return vptq_hessian_entry_load(&s, n, mem, h, err);
 }
 
@@ -188,12 +234,15 @@ typedef struct show {
     vptq_hessian_entry entry;
     vptq_hessian_row_fn fn;
     void *arg;
+    bool expert;
 } show;
 
 static vptq_status show_file(const show *s, const vptq_hessian_file *file, vptq_err *err)
 {
     vptq_hessian_stats stats;
     VPTQ_CHECK(vptq_hessian_describe(s->dev, file, &stats, err));
+    if (s->expert && !file->tokens)
+        stats.verdict = "no tokens";
     return s->fn(s->arg, s->entry.layer, s->entry.input, &stats, err);
 }
 
@@ -230,16 +279,19 @@ vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_ro
     vptq_status st = vptq_hessian_dir_open(dir, &h, err);
 
     for (uint32_t layer = h.first_layer; !st && layer <= h.last_layer; layer++)
-        for (int i = 0; !st && i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; !st && i < vptq_input_count(&h.experts); i++) {
             vptq_hessian_file file;
-            show s = {dev, {dir, layer, vptq_input_name((vptq_input)i), 0}, fn, arg};
+            const vptq_short_name name = vptq_input_name(i);
+            show s = {dev, {dir, layer, name.text, 0}, fn, arg, vptq_input_expert(i) >= 0};
+            if (!vptq_input_exists(&h.experts, layer, i))
+                continue;
             st = vptq_check_cancel(dev->ctx, err);
             if (!st)
                 st = read_entry(&s.entry, 0, dev->ctx->mem, path, &file, err);
             if (st)
                 break;
             st = show_file(&s, &file, err);
-            for (int l = 0; !st && !file.diagonal && l < VPTQ_LINEAR_COUNT; l++)
+            for (int l = 0; !st && !file.diagonal && l < VPTQ_LINEAR_DENSE; l++)
                 if ((int)vptq_linear_input((vptq_linear)l) == i &&
                     vptq_term_of(h.weights, (vptq_linear)l) == (vptq_linear)l)
                     st = show_mixed(&s, &h, (vptq_linear)l, &file, err);

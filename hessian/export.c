@@ -126,10 +126,10 @@ static vptq_status export_layers(vptq_device *dev, const char *dir, const char *
 {
     char name[64], target[4096];
     const vptq_hessian_dir *d = &x->dir;
-    const uint64_t files = (uint64_t)(d->last_layer - d->first_layer + 1) * VPTQ_INPUT_COUNT;
+    const uint64_t files = (uint64_t)(d->last_layer - d->first_layer + 1) * VPTQ_INPUT_DENSE;
     for (uint64_t done = 0; done < files; done++) {
-        uint32_t layer = d->first_layer + (uint32_t)(done / VPTQ_INPUT_COUNT);
-        vptq_input input = (vptq_input)(done % VPTQ_INPUT_COUNT);
+        uint32_t layer = d->first_layer + (uint32_t)(done / VPTQ_INPUT_DENSE);
+        vptq_input input = (vptq_input)(done % VPTQ_INPUT_DENSE);
         vptq_hessian_file h;
         VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
         vptq_foreign_name(name, layer, input, "pt");
@@ -155,6 +155,11 @@ vptq_status vptq_hessian_export(vptq_device *dev, const char *dir, vptq_foreign_
     *read = (vptq_exchange){.form = form,
                             .ridge = form == VPTQ_FOREIGN_INVERSE ? VPTQ_INVERSE_RIDGE : 0};
     VPTQ_TRY(vptq_hessian_dir_open(dir, &read->dir, err));
+    if (read->dir.experts.count)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                           "'%s' has Hessians of experts, which other programs have no names "
+                           "for",
+                           dir));
     VPTQ_TRY(vptq_dir_writer_open(out_dir, NULL, false, &writer, err));
     VPTQ_TRY(export_layers(dev, dir, writer.tmp, read, err));
     VPTQ_TRY(vptq_dir_writer_commit(&writer, err));

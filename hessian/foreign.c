@@ -332,7 +332,7 @@ vptq_status vptq_foreign_take_imatrix(const vptq_imatrix *im, const char *path, 
     *f = (vptq_foreign){.form = VPTQ_FOREIGN_IMATRIX};
     if (!e)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: no entry for input %s of block %" PRIu32,
-                         path, vptq_input_name(input), layer);
+                         path, vptq_input_name(input).text, layer);
     f->n = e->n;
     f->tokens = e->tokens;
     f->diagonal = vptq_arena_alloc(arena, e->n, sizeof *f->diagonal, err);

@@ -119,14 +119,16 @@ static void widen(size_t n, const float *chunk, bool first, float *range)
 
 /* Gives all ranks the ranges of the chunks of a round, `all` [parts, 2 n]: as the bits of the
  * numbers, since sums with zeros would lose the sign of a zero. */
-static vptq_status gather_ranges(vptq_hessian_sum *s, int parts, double *own, double *all,
-                                 float *range, vptq_err *err)
+static vptq_status gather_ranges(vptq_hessian_sum *s, int parts, bool empty, double *own,
+                                 double *all, float *range, vptq_err *err)
 {
     const size_t n = 2 * (size_t)s->n, rank = (size_t)vptq_comm_rank(s->dev->ctx);
     uint32_t bits;
     const bool mine = rank < (size_t)parts;
 
-    if (mine)
+    for (size_t j = 0; empty && j < n; j++) /* widens no range */
+        range[j] = j < s->n ? INFINITY : -INFINITY;
+    if (mine && !empty)
         VPTQ_CHECK(s->dev->ops->download(s->dev->state, range, s->min, n * sizeof *range, err));
     for (size_t j = 0; mine && j < n; j++) {
         memcpy(&bits, range + j, sizeof bits);
@@ -136,7 +138,7 @@ static vptq_status gather_ranges(vptq_hessian_sum *s, int parts, double *own, do
 }
 
 /* Several ranks: widens the range by the chunks of a round, in their order. */
-static vptq_status share_range(vptq_hessian_sum *s, int parts, vptq_err *err)
+static vptq_status share_range(vptq_hessian_sum *s, int parts, bool empty, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t n = 2 * (size_t)s->n, count = (size_t)parts * n;
@@ -148,7 +150,7 @@ static vptq_status share_range(vptq_hessian_sum *s, int parts, vptq_err *err)
     float *range = all ? vptq_arena_alloc(&arena, n, sizeof *range, err) : NULL;
     if (!range)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(gather_ranges(s, parts, own, all, range, err));
+    VPTQ_TRY(gather_ranges(s, parts, empty, own, all, range, err));
     for (int p = 0; p < parts; p++) {
         for (size_t j = 0; j < n; j++) {
             const uint32_t bits = (uint32_t)all[(size_t)p * n + j];
@@ -164,12 +166,16 @@ out:
 vptq_status vptq_hessian_sum_share(vptq_hessian_sum *s, int parts, vptq_err *err)
 {
     const size_t n = s->n;
-    if (!s->clear) {
+    const bool empty = s->clear, mine = vptq_comm_rank(s->dev->ctx) < parts;
+    if (empty && !s->total.shared)
+        return VPTQ_OK;
+    if (mine) {
+        VPTQ_CHECK(open_chunk(s, err)); /* zeros, if no token reached an expert */
         VPTQ_CHECK(vptq_total_add(&s->total, 0, n, n, true, s->h, err));
         VPTQ_CHECK(vptq_total_add(&s->total, vptq_triangle(n), 1, 2 * n, false, s->x, err));
     }
     if (s->range && !s->term)
-        VPTQ_CHECK(share_range(s, parts, err));
+        VPTQ_CHECK(share_range(s, parts, empty, err));
     s->clear = true;
     return vptq_total_share(&s->total, parts, err);
 }
@@ -247,17 +253,17 @@ vptq_linear vptq_term_of(vptq_token_weights kind, vptq_linear l)
     switch (kind) {
     case VPTQ_WEIGHTS_SINK:
     case VPTQ_WEIGHTS_ATTENTION:
-        return kv ? VPTQ_LINEAR_K : VPTQ_LINEAR_COUNT;
+        return kv ? VPTQ_LINEAR_K : VPTQ_LINEAR_NONE;
     case VPTQ_WEIGHTS_GUIDED:
         return l;
     default:
-        return VPTQ_LINEAR_COUNT;
+        return VPTQ_LINEAR_NONE;
     }
 }
 
 const char *vptq_term_name(vptq_token_weights kind, vptq_linear term)
 {
-    static const char *const guided[VPTQ_LINEAR_COUNT] = {
+    static const char *const guided[VPTQ_LINEAR_DENSE] = {
         "guided_q",    "guided_k",  "guided_v",   "guided_o",
         "guided_gate", "guided_up", "guided_down"};
     return kind == VPTQ_WEIGHTS_GUIDED ? guided[term] : "kv";

@@ -54,7 +54,7 @@ vptq_status vptq_hessian_sum_range(const vptq_hessian_sum *s, float *abs_mean, f
                                    float *max, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The term of linear layer l, named by a linear layer too: k_proj and v_proj share that of
- * k_proj (sink, attention), or each has its own (guided); VPTQ_LINEAR_COUNT = none. */
+ * k_proj (sink, attention), or each has its own (guided); VPTQ_LINEAR_NONE = none. */
 vptq_linear vptq_term_of(vptq_token_weights kind, vptq_linear l);
 /* The term's name in files: "kv", "guided_q", ... */
 const char *vptq_term_name(vptq_token_weights kind, vptq_linear term);
@@ -90,11 +90,22 @@ typedef struct vptq_hessian_stats {
     double abs_max;         /* largest |x|; NAN = unknown */
     bool diagonal;          /* only the diagonal is known */
     const char *verdict;    /* "good", "diagonal only", "few samples", "rank deficient", "dead
-                               columns" or "broken": the worst that applies; static */
+                               columns", "no tokens" (vptq_hessian_show, of experts) or
+                               "broken": the worst that applies; static */
 } vptq_hessian_stats;
 
 vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
                                   vptq_hessian_stats *s, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Experts by the tokens that reached them. */
+typedef struct vptq_expert_counts {
+    size_t all, few, none; /* few: fewer than columns of one of its matrices, or none */
+} vptq_expert_counts;
+/* Counts an expert by the second of its inputs; does nothing for any other input. */
+void vptq_experts_count(vptq_expert_counts *n, const vptq_model_desc *d, vptq_input input,
+                        uint64_t tokens);
+/* Warns if some have few; `source` goes before the text. */
+void vptq_experts_warn(const vptq_expert_counts *n, const vptq_ctx *ctx, const char *source);
 
 /* The ops potrf and trtri on a [n, n] in host memory. */
 vptq_status vptq_hessian_cholesky(vptq_device *dev, size_t n, double *a, size_t *bad_pivot,

@@ -25,7 +25,7 @@ const char *vptq_foreign_form_name(vptq_foreign_form form)
 
 void vptq_foreign_name(char name[64], uint32_t layer, vptq_input input, const char *ending)
 {
-    snprintf(name, 64, "%" PRIu32 "_%s.%s", layer, vptq_input_name(input), ending);
+    snprintf(name, 64, "%" PRIu32 "_%s.%s", layer, vptq_input_name(input).text, ending);
 }
 
 /* ---- finding the files ---- */
@@ -56,7 +56,7 @@ static bool parse_name(const char *name, uint32_t *layer, const char **ending)
     }
     *layer = x;
     for (int e = 0; e < ENDINGS; e++)
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
             *ending = endings[e];
             vptq_foreign_name(expected, x, (vptq_input)i, *ending);
             if (strcmp(name, expected) == 0)
@@ -180,7 +180,7 @@ static vptq_status import_one(importer *im, uint32_t layer, vptq_input input, co
     char target[4096];
     vptq_arena_init(&arena, im->dev->ctx->mem);
     VPTQ_TRY(read_one(im, layer, input, &arena, &f, err));
-    VPTQ_TRY(vptq_hessian_dir_file(target, to, layer, vptq_input_name(input), err));
+    VPTQ_TRY(vptq_hessian_dir_file(target, to, layer, vptq_input_name(input).text, err));
     VPTQ_TRY(write_one(target, &f, err));
     const float *numbers = f.diagonal ? f.diagonal : f.lower;
     const size_t entries = f.diagonal ? f.n : vptq_triangle(f.n);
@@ -200,11 +200,11 @@ out:
 static vptq_status import_all(importer *im, const char *to, vptq_err *err)
 {
     vptq_hessian_dir *d = &im->made->dir;
-    const uint64_t files = (uint64_t)(d->last_layer - d->first_layer + 1) * VPTQ_INPUT_COUNT;
+    const uint64_t files = (uint64_t)(d->last_layer - d->first_layer + 1) * VPTQ_INPUT_DENSE;
     for (uint64_t i = 0; i < files; i++) {
         VPTQ_CHECK(vptq_check_cancel(im->dev->ctx, err));
-        VPTQ_CHECK(import_one(im, d->first_layer + (uint32_t)(i / VPTQ_INPUT_COUNT),
-                              (vptq_input)(i % VPTQ_INPUT_COUNT), to, err));
+        VPTQ_CHECK(import_one(im, d->first_layer + (uint32_t)(i / VPTQ_INPUT_DENSE),
+                              (vptq_input)(i % VPTQ_INPUT_DENSE), to, err));
         vptq_progress(im->dev->ctx, "import", "files", i + 1, files, NULL);
     }
     memcpy(d->model_fingerprint, unknown_model, sizeof unknown_model);

@@ -17,9 +17,22 @@ typedef struct merger {
     vptq_hessian_dir pooled;
 } merger;
 
+/* Leaves out those of an expert that have no tokens; keeps one if no other has. */
+static void drop_empty(vptq_hessian_file *parts, size_t *count)
+{
+    size_t kept = 0;
+    for (size_t g = 0; g < *count; g++)
+        if (parts[g].tokens) {
+            const vptq_hessian_file part = parts[g];
+            parts[g] = parts[kept]; /* released with the others */
+            parts[kept++] = part;
+        }
+    *count = kept;
+}
+
 /* `input` of a layer; `kind` is that of the term. */
 static vptq_status merge_one(const merger *m, uint32_t layer, const char *input,
-                             vptq_token_weights kind, vptq_err *err)
+                             vptq_token_weights kind, bool expert, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
@@ -41,22 +54,33 @@ static vptq_status merge_one(const merger *m, uint32_t layer, const char *input,
     float *range = mean ? vptq_arena_alloc(&arena, 3 * n, sizeof *range, err) : NULL;
     if (!range)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    uint64_t tokens, windows = 0;
+    uint64_t tokens = 0, windows = 0;
     for (size_t g = 0; g < m->count; g++)
         windows += parts[g].windows;
-    VPTQ_TRY(vptq_hessian_pool(m->ctx->mem, parts, m->count, lower, mean, &tokens, err));
+    size_t count = m->count;
+    if (expert)
+        drop_empty(parts, &count);
     const bool has_range =
-        vptq_hessian_pool_range(parts, m->count, range, range + n, range + 2 * n);
+        count && vptq_hessian_pool_range(parts, count, range, range + n, range + 2 * n);
+    if (count)
+        VPTQ_TRY(vptq_hessian_pool(m->ctx->mem, parts, count, lower, mean, &tokens, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, m->to, layer, input, err));
-    const vptq_hessian_data data = {.n = (uint32_t)n,
-                                    .tokens = tokens,
-                                    .values = lower,
-                                    .mean = mean,
-                                    .abs_mean = has_range ? range : NULL,
-                                    .min = range + n,
-                                    .max = range + 2 * n,
-                                    .kind = kind,
-                                    .windows = windows};
+    vptq_hessian_data data = {.n = (uint32_t)n,
+                              .tokens = tokens,
+                              .values = lower,
+                              .mean = mean,
+                              .abs_mean = has_range ? range : NULL,
+                              .min = range + n,
+                              .max = range + 2 * n,
+                              .kind = kind,
+                              .windows = windows};
+    if (!count) /* no directory has tokens of the expert */
+        data = (vptq_hessian_data){.n = (uint32_t)n,
+                                   .values = parts[0].lower,
+                                   .mean = parts[0].mean,
+                                   .abs_mean = parts[0].abs_mean,
+                                   .min = parts[0].min,
+                                   .max = parts[0].max};
     VPTQ_TRY(vptq_hessian_file_write(path, &data, err));
 out:
     while (loaded-- > 0)
@@ -139,21 +163,22 @@ static vptq_status merge_part(const merger *m, vptq_err *err)
 {
     const uint32_t first = m->pooled.first_layer, last = m->pooled.last_layer;
     const vptq_token_weights kind = m->pooled.weights;
-    const uint64_t files = (uint64_t)(last - first + 1) * VPTQ_INPUT_COUNT;
+    const vptq_experts *x = &m->pooled.experts;
+    const uint64_t inputs = (uint64_t)vptq_input_count(x), files = (last - first + 1) * inputs;
 
     for (uint32_t layer = first; layer <= last; layer++) {
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i < vptq_input_count(x); i++) {
             VPTQ_CHECK(vptq_check_cancel(m->ctx, err));
-            VPTQ_CHECK(
-                merge_one(m, layer, vptq_input_name((vptq_input)i), VPTQ_WEIGHTS_PLAIN, err));
-            vptq_progress(m->ctx, "merge", "files",
-                          (uint64_t)(layer - first) * VPTQ_INPUT_COUNT + (unsigned)i + 1, files,
-                          NULL);
+            if (vptq_input_exists(x, layer, i))
+                VPTQ_CHECK(merge_one(m, layer, vptq_input_name(i).text, VPTQ_WEIGHTS_PLAIN,
+                                     vptq_input_expert(i) >= 0, err));
+            vptq_progress(m->ctx, "merge", "files", (layer - first) * inputs + (unsigned)i + 1,
+                          files, NULL);
         }
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             if (vptq_term_of(kind, (vptq_linear)l) == (vptq_linear)l)
-                VPTQ_CHECK(
-                    merge_one(m, layer, vptq_term_name(kind, (vptq_linear)l), kind, err));
+                VPTQ_CHECK(merge_one(m, layer, vptq_term_name(kind, (vptq_linear)l), kind,
+                                     false, err));
     }
     return save_meta(m, err);
 }

@@ -216,7 +216,7 @@ static vptq_status on_linear(void *arg, uint32_t layer, vptq_linear l, size_t ro
     (void)rows;
     const vptq_status st = add_linear(o, layer, l, x, dz, err);
     if (st == VPTQ_E_NUMERIC) /* the pass names window and layer */
-        vptq_err_context(err, "%s", vptq_linear_name(o->desc, l));
+        vptq_err_context(err, "%s", vptq_linear_name(o->desc, l).text);
     return st;
 }
 
@@ -286,7 +286,7 @@ static vptq_status finish_linear(collector *o, uint32_t layer, vptq_linear l, vp
                 return vptq_fail(err, VPTQ_E_NUMERIC,
                                  "layer %u: %s: the output Hessian of row %zu is not finite "
                                  "(the model overflows on this text)",
-                                 layer, vptq_linear_name(o->desc, l), row + i / ROWS);
+                                 layer, vptq_linear_name(o->desc, l).text, row + i / ROWS);
     }
     return VPTQ_OK;
 }
@@ -300,7 +300,7 @@ static vptq_status write_file(collector *o, const char *path, vptq_err *err)
                                     .tokens = token_count(o),
                                     .k = o->k};
     for (uint32_t layer = 0; layer < o->desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             VPTQ_CHECK(finish_linear(o, layer, (vptq_linear)l, err));
     return vptq_outputs_write(path, &data, o->dev->ctx->mem, err);
 }

@@ -47,7 +47,7 @@ typedef struct vptq_outputs {
     const char *fingerprint;       /* 16 hexadecimal digits */
     const char *model_fingerprint; /* the same */
     uint64_t windows, tokens;      /* averaged */
-    const float **k;               /* [layers * VPTQ_LINEAR_COUNT] */
+    const float **k;               /* [layers * VPTQ_LINEAR_DENSE] */
 } vptq_outputs;
 
 /* Opens a file and checks its tensors (names, types, shapes of a model; finite, symmetric, no
@@ -66,7 +66,7 @@ vptq_status vptq_outputs_open_dir(const char *dir, const vptq_hessian_dir *h,
 static inline const float *vptq_outputs_load(const vptq_outputs *o, uint32_t layer,
                                              vptq_linear l)
 {
-    return o->k[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l];
+    return o->k[(size_t)layer * VPTQ_LINEAR_DENSE + (size_t)l];
 }
 void vptq_outputs_close(vptq_outputs *o); /* accepts a zeroed struct */
 

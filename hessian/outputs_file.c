@@ -7,7 +7,7 @@
 #include "hessian/outputs.h"
 #include "lib/base/file.h"
 
-enum { ROWS = VPTQ_OUTPUT_ROWS, BLOCK = ROWS * ROWS, NAME_SIZE = 48 };
+enum { ROWS = VPTQ_OUTPUT_ROWS, BLOCK = ROWS * ROWS, NAME_SIZE = 72 };
 enum { KIND, FINGERPRINT, MODEL, WINDOWS, TOKENS, SUM, META_COUNT };
 static const char *const keys[META_COUNT] = {"kind",    "fingerprint", "model_fingerprint",
                                              "windows", "tokens",      "xxh3"};
@@ -23,7 +23,7 @@ size_t vptq_output_entries(const vptq_model_desc *d, vptq_linear l)
 size_t vptq_output_layer_entries(const vptq_model_desc *d)
 {
     size_t entries = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         entries += vptq_output_entries(d, (vptq_linear)l);
     return entries;
 }
@@ -32,7 +32,7 @@ size_t vptq_output_layer_entries(const vptq_model_desc *d)
 static void tensor_name(char name[NAME_SIZE], const vptq_model_desc *d, uint32_t layer,
                         vptq_linear l)
 {
-    snprintf(name, NAME_SIZE, "layer_%03u_%s", layer, vptq_linear_name(d, l));
+    snprintf(name, NAME_SIZE, "layer_%03u_%s", layer, vptq_linear_name(d, l).text);
 }
 
 /* ---- writing ---- */
@@ -42,7 +42,7 @@ static vptq_status list_tensors(const vptq_outputs_data *data, vptq_arena *arena
 {
     const float *k = data->k;
     for (uint32_t layer = 0; layer < data->desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
             const size_t n = vptq_output_entries(data->desc, (vptq_linear)l);
             char name[NAME_SIZE];
             tensor_name(name, data->desc, layer, (vptq_linear)l);
@@ -63,7 +63,7 @@ static vptq_status list_tensors(const vptq_outputs_data *data, vptq_arena *arena
 vptq_status vptq_outputs_write(const char *path, const vptq_outputs_data *data, vptq_mem *mem,
                                vptq_err *err)
 {
-    const size_t count = (size_t)data->desc->layers * VPTQ_LINEAR_COUNT;
+    const size_t count = (size_t)data->desc->layers * VPTQ_LINEAR_DENSE;
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     char windows[24], tokens[24], sum[VPTQ_SAFETENSORS_SUM];
@@ -162,14 +162,14 @@ static vptq_status read_tensor(vptq_outputs *o, const char *path, const vptq_mod
         return VPTQ_E_NOMEM;
     for (size_t b = 0; b < blocks; b++)
         VPTQ_CHECK(check_block(t, b, out - b * ROWS, k + b * BLOCK, err));
-    o->k[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l] = k;
+    o->k[(size_t)layer * VPTQ_LINEAR_DENSE + (size_t)l] = k;
     return VPTQ_OK;
 }
 
 static vptq_status read_tensors(vptq_outputs *o, const char *path, const vptq_model_desc *d,
                                 vptq_err *err)
 {
-    const size_t count = (size_t)d->layers * VPTQ_LINEAR_COUNT;
+    const size_t count = (size_t)d->layers * VPTQ_LINEAR_DENSE;
     if (o->set.count != count)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: has %zu tensors, expected %zu for %u layers",
                          path, o->set.count, count, d->layers);
@@ -177,7 +177,7 @@ static vptq_status read_tensors(vptq_outputs *o, const char *path, const vptq_mo
     if (!o->k)
         return VPTQ_E_NOMEM;
     for (uint32_t layer = 0; layer < d->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             VPTQ_CHECK(read_tensor(o, path, d, layer, (vptq_linear)l, err));
     return VPTQ_OK;
 }

@@ -15,15 +15,17 @@ static vptq_status finish(void *arg, vptq_calibrator *c, vptq_part part, vptq_er
     vptq_arena arena;
     vptq_arena_init(&arena, c->dev->ctx->mem);
     (void)part;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < vptq_input_count(&c->model->desc->experts); i++) {
         const vptq_hessian_sum *s = &c->sum[i];
+        if (!vptq_input_exists(&c->model->desc->experts, c->layer, i))
+            continue;
         if (c->opt.sequential && i != (int)c->next)
             continue;
         float *lower = vptq_arena_alloc(&arena, vptq_triangle(s->n), sizeof *lower, err);
         float *mean = lower ? vptq_arena_alloc(&arena, s->n, sizeof *mean, err) : NULL;
         if (!mean)
             VPTQ_TRY(VPTQ_E_NOMEM);
-        VPTQ_TRY(vptq_calibrator_finish(s, c->layer, vptq_input_name((vptq_input)i), lower,
+        VPTQ_TRY(vptq_calibrator_finish(s, c->layer, vptq_input_name((vptq_input)i).text, lower,
                                         mean, err));
         vptq_arena_release(&arena);
     }
@@ -56,6 +58,10 @@ static vptq_status measure(const vptq_calibrator *c, size_t windows, size_t leng
     quiet.comm = NULL; /* ranks measure alone, and as many windows as each can */
     p.dev = &dev;
     vptq_arena_init(&p.arena, quiet.mem);
+    p.sum = vptq_arena_zalloc(&p.arena, (size_t)vptq_input_count(&c->model->desc->experts),
+                              sizeof *p.sum, err);
+    if (!p.sum)
+        VPTQ_TRY(VPTQ_E_NOMEM);
     p.opt.length = length;
     p.windows[VPTQ_PART_MAIN] = windows;
     p.windows[VPTQ_PART_HELD_OUT] = 0;

@@ -18,7 +18,7 @@ typedef struct saliency {
     char path[4096];
     double *sums;      /* [length] of squared gradients, device memory */
     double *host_sums; /* [length] */
-    float *window;     /* [layers * VPTQ_LINEAR_COUNT, length] of the present window */
+    float *window;     /* [layers * VPTQ_LINEAR_DENSE, length] of the present window */
 } saliency;
 
 /* ---- memory ---- */
@@ -84,7 +84,7 @@ static vptq_status run_windows(saliency *a, size_t first, vptq_err *err)
     double saved = vptq_seconds();
 
     for (size_t w = first; w < o->windows; w++) {
-        const size_t rows = (size_t)o->model->desc->layers * VPTQ_LINEAR_COUNT;
+        const size_t rows = (size_t)o->model->desc->layers * VPTQ_LINEAR_DENSE;
         VPTQ_CHECK(vptq_check_cancel(a->dev->ctx, err));
         VPTQ_CHECK(vptq_hidden_states_get(a->s, w * rows, rows, true, &a->window, err));
         const size_t number = o->number ? o->number[w] : w;
@@ -117,7 +117,7 @@ static vptq_status clear_rows(vptq_hidden_states *s, vptq_err *err)
 static vptq_status open_rows(saliency *a, size_t *done, vptq_err *err)
 {
     const vptq_saliency_options *o = a->o;
-    const size_t rows = (size_t)o->model->desc->layers * VPTQ_LINEAR_COUNT;
+    const size_t rows = (size_t)o->model->desc->layers * VPTQ_LINEAR_DENSE;
     uint64_t position = UINT64_MAX;
 
     *a->s = (vptq_hidden_states){

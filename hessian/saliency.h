@@ -24,7 +24,7 @@ typedef struct vptq_saliency_options {
     size_t reserve;            /* bytes that the caller needs under a memory cap */
 } vptq_saliency_options;
 
-/* Row (w * layers + layer) * VPTQ_LINEAR_COUNT + l of *s [.., length] = the saliencies of the
+/* Row (w * layers + layer) * VPTQ_LINEAR_DENSE + l of *s [.., length] = the saliencies of the
  * w-th window at linear layer l.  Each window takes a pass forwards and one backwards; windows
  * that the checkpoint in o->dir holds are not run again.  Several ranks, which have windows of
  * their own, have no checkpoint.  The caller closes *s.  VPTQ_E_NUMERIC
@@ -34,7 +34,7 @@ vptq_status vptq_saliency_collect(vptq_device *dev, const vptq_saliency_options 
 static inline size_t vptq_saliency_row(const vptq_model_desc *d, size_t w, uint32_t layer,
                                        vptq_linear l)
 {
-    return (w * d->layers + layer) * VPTQ_LINEAR_COUNT + (size_t)l;
+    return (w * d->layers + layer) * VPTQ_LINEAR_DENSE + (size_t)l;
 }
 
 #define VPTQ_SALIENCY_FILE "saliency.state" /* the checkpoint */

@@ -154,6 +154,27 @@ static const char *verdict_of(const vptq_hessian_stats *s)
     return s->diagonal ? "diagonal only" : "good";
 }
 
+void vptq_experts_count(vptq_expert_counts *n, const vptq_model_desc *d, vptq_input input,
+                        uint64_t tokens)
+{
+    const uint32_t inner = d->experts.intermediate;
+    const int e = vptq_input_expert(input);
+    if (e < 0 || input != vptq_expert_input((uint32_t)e, VPTQ_INPUT_DOWN))
+        return;
+    n->all++;
+    n->few += tokens < (d->hidden > inner ? d->hidden : inner);
+    n->none += !tokens;
+}
+
+void vptq_experts_warn(const vptq_expert_counts *n, const vptq_ctx *ctx, const char *source)
+{
+    if (n->few)
+        vptq_log(ctx, VPTQ_LOG_WARN,
+                 "%s%zu of %zu experts saw fewer calibration tokens than they have columns, "
+                 "%zu of them none; use more or longer windows (-n, -l)",
+                 source, n->few, n->all, n->none);
+}
+
 vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
                                   vptq_hessian_stats *s, vptq_err *err)
 {

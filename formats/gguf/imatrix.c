@@ -212,7 +212,7 @@ void vptq_imatrix_release(vptq_imatrix *im)
 const vptq_imatrix_entry *vptq_imatrix_find(const vptq_imatrix *im, uint32_t layer,
                                             vptq_input input)
 {
-    static const char *const names[VPTQ_INPUT_COUNT][3] = {
+    static const char *const names[VPTQ_INPUT_DENSE][3] = {
         [VPTQ_INPUT_QKV] = {"attn_q", "attn_k", "attn_v"},
         [VPTQ_INPUT_O] = {"attn_output"},
         [VPTQ_INPUT_UP] = {"ffn_up", "ffn_gate"},

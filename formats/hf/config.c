@@ -207,6 +207,63 @@ static vptq_status parse_gemma(source s, vptq_model_desc *d, vptq_err *err)
                      s.name);
 }
 
+/* Layers that `mlp_only_layers` or `decoder_sparse_step` leave without experts. */
+static vptq_status parse_dense_layers(source s, vptq_model_desc *d, vptq_err *err)
+{
+    const json_t *list = json_object_get(s.obj, "mlp_only_layers");
+    uint32_t step;
+    VPTQ_CHECK(get_u32_or(s, "decoder_sparse_step", 1, &step, err));
+    if (!step)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: 'decoder_sparse_step' is 0, expected a positive number", s.name);
+    if (list && !json_is_null(list) && !json_is_array(list))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: 'mlp_only_layers' is not a list of layers",
+                         s.name);
+    for (uint32_t i = 0; i < d->layers && i < VPTQ_EXPERT_LAYERS_MAX; i++)
+        if ((i + 1) % step != 0)
+            vptq_layer_set_dense(&d->experts, i);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *item = json_array_get(list, i);
+        const json_int_t layer = json_is_integer(item) ? json_integer_value(item) : -1;
+        if (layer < 0 || layer >= (json_int_t)d->layers || layer >= VPTQ_EXPERT_LAYERS_MAX)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: entry %zu of 'mlp_only_layers' is not one of the layers 0 to "
+                             "%u",
+                             s.name, i, d->layers - 1);
+        vptq_layer_set_dense(&d->experts, (uint32_t)layer);
+    }
+    return VPTQ_OK;
+}
+
+/* Qwen counts experts in `num_experts`, transformers 5 also writes the key of Mixtral. */
+static vptq_status parse_experts(source s, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_experts *x = &d->experts;
+    bool slides;
+    if (!d->family->experts)
+        return VPTQ_OK;
+    const bool mixtral = d->family->mixtral_names || !json_object_get(s.obj, "num_experts");
+    VPTQ_CHECK(
+        get_u32_or(s, mixtral ? "num_local_experts" : "num_experts", 128, &x->count, err));
+    VPTQ_CHECK(get_u32(s, "num_experts_per_tok", &x->used, err));
+    x->normalized = true;
+    x->intermediate = d->intermediate;
+    if (d->family->mixtral_names)
+        return VPTQ_OK;
+    VPTQ_CHECK(get_u32(s, "moe_intermediate_size", &x->intermediate, err));
+    VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "norm_topk_prob", false, &x->normalized, err));
+    VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "use_sliding_window", false, &slides, err));
+    if (d->family->shared_expert) {
+        VPTQ_CHECK(get_u32(s, "shared_expert_intermediate_size", &x->shared, err));
+        VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "qkv_bias", true, &d->qkv_bias, err));
+    }
+    if (slides)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: 'use_sliding_window' is true, which is not supported for %s",
+                         s.name, d->family->model_type);
+    return parse_dense_layers(s, d, err);
+}
+
 /* A number of a rope_scaling object; with `required` an error if missing. */
 static vptq_status rope_number(source s, const char *key, bool required, double fallback,
                                double *out, vptq_err *err)
@@ -424,6 +481,7 @@ static vptq_status parse_desc(source s, vptq_model_desc *d, vptq_err *err)
     VPTQ_CHECK(parse_switches(s, d, err));
     VPTQ_CHECK(parse_window(s, d, err));
     VPTQ_CHECK(parse_gemma(s, d, err));
+    VPTQ_CHECK(parse_experts(s, d, err));
     VPTQ_CHECK(parse_rope(s, d, err));
     VPTQ_CHECK(parse_token(s, "bos_token_id", &d->bos, err));
     VPTQ_CHECK(parse_token(s, "eos_token_id", &d->eos, err));

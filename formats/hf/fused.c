@@ -19,7 +19,7 @@ static vptq_status add_views(const vptq_model_desc *d, uint32_t layer, const vpt
         uint32_t rows, cols;
         const vptq_linear l = (vptq_linear)((int)f->first + i);
         vptq_linear_shape(d, l, &rows, &cols);
-        vptq_linear_full_name(module, d, layer, l);
+        vptq_linear_full_name(d, module, layer, l);
         snprintf(name, sizeof name, "%s.weight", module);
         view.name = name;
         view.shape[0] = rows;

@@ -83,9 +83,11 @@ static uint64_t weight_bytes(const vptq_model *m)
         const vptq_block *b = &m->blocks[layer];
         for (int n = 0; n < VPTQ_BLOCK_NORM_COUNT; n++)
             bytes += tensor_bytes(b->norm[n]) + tensor_bytes(b->norm_bias[n]);
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(m->desc); l++) {
             const vptq_weight *w = &b->linear[l];
-            bytes += tensor_bytes(b->linear_bias[l]);
+            if (!vptq_linear_exists(m->desc, layer, l))
+                continue;
+            bytes += l < VPTQ_LINEAR_DENSE ? tensor_bytes(b->linear_bias[l]) : 0;
             bytes += w->packed ? (vptq_vq_count_bits(&w->packed->vq.shape).total + 7) / 8
                                : tensor_bytes(w->tensor);
         }

@@ -105,7 +105,7 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     const vptq_uniform *u = q->packed ? NULL : q->tensor->uniform;
     const vptq_additive *a = q->packed ? NULL : q->tensor->additive;
     vptq_error_row row = {.layer = layer,
-                          .name = vptq_linear_name(c->base->desc, l),
+                          .name = c->base->names[l].text,
                           .rows = (uint32_t)q->rows,
                           .columns = (uint32_t)q->cols,
                           .proxy_loss = (double)NAN};
@@ -142,10 +142,9 @@ static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input in
     vptq_status st = VPTQ_OK;
     vptq_hessian_file h = {.lower = NULL};
     bool open = false;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(c->base->desc); l++) {
         const vptq_weight *w = &c->quantized->blocks[layer].linear[l];
-        if (vptq_linear_input((vptq_linear)l) != input ||
-            !vptq_linear_exists(c->base->desc, (vptq_linear)l) ||
+        if (!vptq_linear_exists(c->base->desc, layer, l) || vptq_linear_input(l) != input ||
             (!w->packed && !w->tensor->uniform && !w->tensor->additive &&
              !vptq_checkpoint_is_dense(&c->quantized->ckpt, w->tensor)))
             continue;
@@ -167,7 +166,7 @@ out:
 static vptq_status alloc_matrices(compare *c, vptq_arena *arena, vptq_err *err)
 {
     size_t largest = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(c->base->desc); l++) {
         uint32_t out, in;
         vptq_linear_shape(c->base->desc, (vptq_linear)l, &out, &in);
         size_t n = (size_t)out * in;
@@ -187,7 +186,10 @@ vptq_status vptq_eval_check_shapes(const vptq_model *m, const vptq_model *base, 
                          m->ckpt.path, a->vocab, base->ckpt.path, b->vocab);
     if (a->layers == b->layers && a->hidden == b->hidden &&
         a->intermediate == b->intermediate && a->heads == b->heads &&
-        a->kv_heads == b->kv_heads && a->head_dim == b->head_dim)
+        a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
+        a->experts.count == b->experts.count && a->experts.shared == b->experts.shared &&
+        a->experts.intermediate == b->experts.intermediate &&
+        !memcmp(a->experts.dense, b->experts.dense, sizeof a->experts.dense))
         return VPTQ_OK;
     return vptq_fail(err, VPTQ_E_MISMATCH,
                      "%s (%u layers of %u, %u) is not a version of %s (%u layers of %u, %u)",
@@ -222,7 +224,7 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
     VPTQ_TRY(alloc_matrices(&c, &arena, err));
     for (uint32_t l = first_layer; l <= last_layer; l++) {
         VPTQ_TRY(check_norms(&c, l, err));
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+        for (int i = 0; i < vptq_input_count(&base->desc->experts); i++)
             VPTQ_TRY(compare_input(&c, l, (vptq_input)i, &found, err));
         vptq_progress(dev->ctx, "error", "layers", l - first_layer + 1,
                       last_layer - first_layer + 1, NULL);

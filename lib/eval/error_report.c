@@ -9,7 +9,7 @@
 #include "lib/base/text.h"
 #include "lib/report/svg.h"
 
-enum { KINDS = VPTQ_LINEAR_COUNT };
+enum { KINDS = VPTQ_LINEAR_DENSE };
 
 /* Unweighted means over some matrices. */
 typedef struct means {
@@ -39,8 +39,11 @@ static const char *compared_title(const writer *w)
 
 static int kind_of(const writer *w, const vptq_error_row *row)
 {
+    static const char *const mixtral[] = {"w1", "w3", "w2"}; /* gate, up and down */
+    const char *dot = strrchr(row->name, '.'), *name = dot ? dot + 1 : row->name;
     for (int k = 0; k < KINDS; k++)
-        if (!strcmp(row->name, vptq_linear_name(w->r->desc, (vptq_linear)k)))
+        if (!strcmp(name, vptq_linear_kind_name(w->r->desc, k)) ||
+            (k >= VPTQ_LINEAR_GATE && !strcmp(name, mixtral[k - VPTQ_LINEAR_GATE])))
             return k;
     return 0;
 }
@@ -75,7 +78,7 @@ static void average(writer *w)
     w->all.name = "all";
     divide(&w->all);
     for (int k = 0; k < KINDS; k++) {
-        w->kind[k].name = vptq_linear_name(r->desc, (vptq_linear)k);
+        w->kind[k].name = vptq_linear_kind_name(r->desc, k);
         divide(&w->kind[k]);
     }
 }
@@ -214,7 +217,7 @@ static vptq_status write_rows(const writer *w, vptq_format format, bool worst, v
 typedef struct grid {
     uint32_t first; /* layer of row 0 */
     size_t layers, kinds;
-    double *values; /* [layers, kinds]; NaN = not quantized */
+    double *values; /* [layers, kinds] means of the matrices; NaN = not quantized */
     double *x;      /* [layers] layer numbers */
     const char **names;
     const char *kind_names[KINDS];
@@ -252,18 +255,24 @@ static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_e
     g->x = g->values ? vptq_arena_alloc(arena, g->layers, sizeof *g->x, err) : NULL;
     g->names = g->x ? vptq_arena_alloc(arena, g->layers, sizeof *g->names, err) : NULL;
     g->texts = g->names ? vptq_arena_alloc(arena, g->layers, sizeof *g->texts, err) : NULL;
-    if (!g->texts)
+    uint32_t *counts = g->texts ? vptq_arena_alloc(arena, cells, sizeof *counts, err) : NULL;
+    if (!counts)
         return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < cells; i++)
+    for (size_t i = 0; i < cells; i++) {
         g->values[i] = (double)NAN;
+        counts[i] = 0;
+    }
     for (size_t i = 0; i < g->layers; i++) {
         g->x[i] = g->first + (double)i;
         snprintf(g->texts[i], sizeof g->texts[i], "%zu", g->first + i);
         g->names[i] = g->texts[i];
     }
-    for (size_t i = 0; i < r->count; i++)
-        g->values[(r->rows[i].layer - g->first) * g->kinds + column[kind_of(w, &r->rows[i])]] =
-            compared(w, &r->rows[i]);
+    for (size_t i = 0; i < r->count; i++) {
+        const size_t cell =
+            (r->rows[i].layer - g->first) * g->kinds + column[kind_of(w, &r->rows[i])];
+        const double x = compared(w, &r->rows[i]), mean = counts[cell] ? g->values[cell] : 0;
+        g->values[cell] = mean + (x - mean) / ++counts[cell];
+    }
     return VPTQ_OK;
 }
 

@@ -151,7 +151,7 @@ vptq_status vptq_backward_check(const vptq_model *m, vptq_err *err)
             "are not computed",
             m->ckpt.path);
     if (d->gelu || d->score_cap != 0 || d->logit_cap != 0 || d->family->out_norms ||
-        d->family->layer_norm || d->family->plain_mlp)
+        d->family->layer_norm || d->family->plain_mlp || d->family->experts)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: gradients are not computed for models of type %s", m->ckpt.path,
                          d->family->model_type);
@@ -538,7 +538,7 @@ vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_w
     for (uint32_t l = 0; l < b->f->d->layers; l++) {
         float *next = states + (l + 1) * size;
         VPTQ_CHECK(ops->copy(dev, next, states + l * size, bytes, err));
-        VPTQ_CHECK(run_forward(b, l, weights ? weights + (size_t)l * VPTQ_LINEAR_COUNT : NULL,
+        VPTQ_CHECK(run_forward(b, l, weights ? weights + (size_t)l * VPTQ_LINEAR_DENSE : NULL,
                                activations_for(b, l), next, err));
     }
     b->kept.states = states;

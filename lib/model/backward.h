@@ -40,12 +40,12 @@ void vptq_backward_windows(vptq_backward *b, size_t count);
 
 /* Runs the model forwards over ids [rows] of host memory and keeps what goes into every block
  * and out of the last: states [layers + 1][rows, hidden], device memory.  embedded
- * [rows, hidden]: working memory of the host.  weights [layers * VPTQ_LINEAR_COUNT], or NULL
+ * [rows, hidden]: working memory of the host.  weights [layers * VPTQ_LINEAR_DENSE], or NULL
  * for those of the model. */
 vptq_status vptq_backward_run(vptq_backward *b, const int32_t *ids, const vptq_weight *weights,
                               float *embedded, float *states, vptq_err *err) VPTQ_MUST_CHECK;
 /* Runs a block forwards, hidden [rows, hidden] in place, in device memory; with these weights
- * [VPTQ_LINEAR_COUNT], or (NULL) those of the model. */
+ * [VPTQ_LINEAR_DENSE], or (NULL) those of the model. */
 vptq_status vptq_backward_forward(vptq_backward *b, uint32_t layer, const vptq_weight *weights,
                                   float *hidden, vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -58,7 +58,7 @@ typedef vptq_status (*vptq_backward_fn)(void *arg, uint32_t layer, vptq_linear l
 typedef struct vptq_backward_hooks {
     vptq_backward_fn linear;
     void *arg;
-    const vptq_weight *weights; /* [VPTQ_LINEAR_COUNT], replace those of the model */
+    const vptq_weight *weights; /* [VPTQ_LINEAR_DENSE], replace those of the model */
     /* Gradients of the norms' weights, which are added to; device memory. */
     double *input_norm, *post_norm; /* [hidden] */
     double *q_norm, *k_norm;        /* [head_dim] */

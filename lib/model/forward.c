@@ -49,6 +49,7 @@ static void activations_free(vptq_forward *f)
     floats_free(f, &f->v);
     floats_free(f, &f->gate);
     floats_free(f, &f->up);
+    floats_free(f, &f->experts);
     f->rows = 0;
     f->dev->ops->release(f->dev->state, f->quantized.q);
     f->quantized.q = NULL;
@@ -82,7 +83,7 @@ vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err)
     if (rows <= f->rows)
         return VPTQ_OK;
     vptq_status st = VPTQ_OK;
-    size_t inter = f->d->intermediate;
+    const size_t inter = vptq_widest_intermediate(f->d);
     activations_free(f);
     VPTQ_TRY(floats_alloc(f, rows, f->d->hidden, &f->x, err));
     VPTQ_TRY(floats_alloc(f, rows, f->q_dim, &f->q, err));
@@ -90,6 +91,8 @@ vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err)
     VPTQ_TRY(floats_alloc(f, rows, f->kv_dim, &f->v, err));
     VPTQ_TRY(floats_alloc(f, rows, inter > f->q_dim ? inter : f->q_dim, &f->gate, err));
     VPTQ_TRY(floats_alloc(f, rows, inter, &f->up, err));
+    if (f->d->experts.count)
+        VPTQ_TRY(floats_alloc(f, rows, vptq_forward_experts_floats(f->d), &f->experts, err));
     f->rows = rows;
 out:
     if (st) {
@@ -151,7 +154,7 @@ vptq_status vptq_forward_reserve_ids(vptq_forward *f, size_t rows, vptq_err *err
 enum {
     NORM_BIAS = VPTQ_BLOCK_NORM_COUNT,
     LINEAR_BIAS = 2 * (int)VPTQ_BLOCK_NORM_COUNT,
-    VECTOR_COUNT = LINEAR_BIAS + (int)VPTQ_LINEAR_COUNT
+    VECTOR_COUNT = LINEAR_BIAS + (int)VPTQ_LINEAR_DENSE
 };
 
 static void block_vectors(const vptq_block *b, const vptq_tensor *v[VECTOR_COUNT])
@@ -160,7 +163,7 @@ static void block_vectors(const vptq_block *b, const vptq_tensor *v[VECTOR_COUNT
         v[i] = b->norm[i];
         v[NORM_BIAS + i] = b->norm_bias[i];
     }
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
+    for (int i = 0; i < VPTQ_LINEAR_DENSE; i++)
         v[LINEAR_BIAS + i] = b->linear_bias[i];
 }
 
@@ -200,7 +203,7 @@ static vptq_status load_block_vectors(vptq_forward *f, uint32_t layer, float *st
                                &loaded[i], err));
     for (int i = 0; i < VPTQ_BLOCK_NORM_COUNT; i++)
         p->norm[i] = (vptq_forward_norm){loaded[i], loaded[NORM_BIAS + i]};
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
+    for (int i = 0; i < VPTQ_LINEAR_DENSE; i++)
         p->bias[i] = loaded[LINEAR_BIAS + i];
     return VPTQ_OK;
 }
@@ -296,9 +299,13 @@ static size_t tile_floats(const vptq_forward *f)
     const vptq_model_desc *d = f->d;
     size_t rows = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, d->hidden);
     size_t largest = (rows < d->vocab ? rows : d->vocab) * d->hidden;
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+    if (d->experts.count > d->vocab) /* of the router */
+        largest = (rows < d->experts.count ? rows : d->experts.count) * d->hidden;
+    for (int i = 0; i < vptq_linear_count(d); i++) {
         uint32_t out, in;
         vptq_linear_shape(d, (vptq_linear)i, &out, &in);
+        if (!in) /* no shared expert */
+            continue;
         rows = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, in);
         const size_t n = (rows < out ? rows : out) * (size_t)in;
         largest = n > largest ? n : largest;
@@ -326,6 +333,10 @@ vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_
     *out = NULL;
     if (max_length == 0)
         return vptq_fail(err, VPTQ_E_ARG, "the sequence length is 0, expected at least 1");
+    if (m->desc->experts.count && !dev->ops->host_memory)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: models with experts do not run on backend %s, pass --backend cpu",
+                         m->ckpt.path, dev->ops->name);
     vptq_forward *f = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err);
     if (!f)
         return VPTQ_E_NOMEM;
@@ -334,10 +345,13 @@ vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_
                         .dev = dev,
                         .max_length = max_length,
                         .embedding_scale = embedding_scale(m),
-                        .takes_bytes = vptq_forward_has_bytes(m)};
+                        .takes_bytes = vptq_forward_has_bytes(m),
+                        .linear_count = vptq_linear_count(m->desc)};
+    vptq_arena_init(&f->arena, dev->ctx->mem);
     f->q_dim = (size_t)f->d->heads * f->d->head_dim;
     f->kv_dim = (size_t)f->d->kv_heads * f->d->head_dim;
     f->tile_floats = tile_floats(f);
+    VPTQ_TRY(vptq_forward_weights_open(f, err));
     VPTQ_TRY(load_vectors(f, err));
     VPTQ_TRY(load_rope(f, err));
     VPTQ_TRY(floats_alloc(f, 1, f->tile_floats, &f->tile, err));
@@ -378,6 +392,7 @@ void vptq_forward_close(vptq_forward *f)
     }
     floats_free(f, &f->vectors);
     vptq_mem_free(mem, f->params);
+    vptq_arena_release(&f->arena);
     vptq_mem_free(mem, f);
 }
 
@@ -463,10 +478,11 @@ static vptq_status run_group(vptq_forward *f, vptq_forward_pass *p, float *hidde
 }
 
 /* Releases the memory of a block's weights: all other blocks run before they are read again. */
-static void forget_weights(const vptq_block *b)
+static void forget_weights(const vptq_forward *f, uint32_t layer)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        vptq_weight_forget(&b->linear[l]);
+    for (int l = 0; l < f->linear_count; l++)
+        if (vptq_linear_exists(f->d, layer, l))
+            vptq_weight_forget(&f->m->blocks[layer].linear[l]);
 }
 
 /* Lets the system read the weights of the next block while block `layer` computes.  Only once,
@@ -478,8 +494,9 @@ static void read_ahead(vptq_forward *f, uint32_t layer)
     f->read_ahead = layer + 1;
     if (layer + 1 == f->d->layers)
         vptq_tensor_ahead(f->m->head);
-    for (int l = 0; layer + 1 < f->d->layers && l < VPTQ_LINEAR_COUNT; l++)
-        vptq_weight_ahead(&f->m->blocks[layer + 1].linear[l]);
+    for (int l = 0; layer + 1 < f->d->layers && l < f->linear_count; l++)
+        if (vptq_linear_exists(f->d, layer + 1, l))
+            vptq_weight_ahead(&f->m->blocks[layer + 1].linear[l]);
 }
 
 vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,
@@ -511,7 +528,7 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
         float *group_hidden = hidden + starts[s] * f->d->hidden;
         VPTQ_TRY(name_layer(layer, run_group(f, &p, group_hidden, err), err));
     }
-    forget_weights(&f->m->blocks[layer]);
+    forget_weights(f, layer);
     if (!f->block.held)
         VPTQ_TRY(vptq_forward_ahead(f, layer + 1, 0, err));
 out:
@@ -585,7 +602,7 @@ static vptq_forward_pass kept_pass(const vptq_forward *f, uint32_t layer, size_t
 {
     return (vptq_forward_pass){.layer = layer,
                                .linear = f->m->blocks[layer].linear,
-                               .kept = f->kept + (size_t)layer * VPTQ_LINEAR_COUNT,
+                               .kept = f->kept + (size_t)layer * (size_t)f->linear_count,
                                .rows = rows,
                                .h = f->hidden};
 }

@@ -93,7 +93,7 @@ typedef struct vptq_block_hooks {
     vptq_hook_fn hook;
     vptq_attention_hook_fn attention;
     void *arg;                 /* of both */
-    const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT], replace those of the model */
+    const vptq_weight *linear; /* [vptq_linear_count], replace those of the model */
     vptq_block_half half;
     bool stop; /* after the hook of `last`, which the half must have; the hidden states do not
                   change */

@@ -113,13 +113,15 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_forward_linear_args 
     return VPTQ_OK;
 }
 
-static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
-                                const float *x, float beta, float *out, vptq_err *err)
+vptq_status vptq_forward_block_linear(vptq_forward *f, const vptq_forward_pass *p,
+                                      vptq_linear l, const float *x, float beta, float *out,
+                                      vptq_err *err)
 {
     vptq_forward_linear_args a = {.w = &p->linear[l],
                                   .opened = p->kept ? &p->kept[l] : NULL,
                                   .kept = p->kept != NULL,
-                                  .bias = f->params[p->layer].bias[l],
+                                  .bias = l < VPTQ_LINEAR_DENSE ? f->params[p->layer].bias[l]
+                                                                : NULL,
                                   .rows = p->rows,
                                   .x = x,
                                   .out = out,
@@ -157,10 +159,10 @@ static vptq_status add_outputs(vptq_forward *f, const vptq_forward_pass *p, vptq
 {
     const vptq_forward_norm *norm = &f->params[p->layer].norm[n];
     if (!norm->weight)
-        return block_linear(f, p, l, x, 1, p->h, err);
+        return vptq_forward_block_linear(f, p, l, x, 1, p->h, err);
     vptq_rmsnorm_args a = norm_args(f, p->rows, f->d->hidden, p->a->x, norm, p->h);
     a.add = true;
-    VPTQ_CHECK(block_linear(f, p, l, x, 0, p->a->x, err));
+    VPTQ_CHECK(vptq_forward_block_linear(f, p, l, x, 0, p->a->x, err));
     return f->dev->ops->rmsnorm(f->dev->state, &a, err);
 }
 
@@ -173,8 +175,8 @@ static size_t sequence_rows(const vptq_forward_pass *p, size_t s, size_t *begin)
     return p->starts[s + 1] - p->starts[s];
 }
 
-static vptq_status hook_rows(vptq_forward *f, const vptq_forward_pass *p, vptq_input input,
-                             const float *x, vptq_err *err)
+vptq_status vptq_forward_hook_rows(vptq_forward *f, const vptq_forward_pass *p,
+                                   vptq_input input, const float *x, vptq_err *err)
 {
     if (!p->hooks.hook)
         return VPTQ_OK;
@@ -359,19 +361,19 @@ static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, v
     VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
                                     &f->params[p->layer].norm[VPTQ_BLOCK_NORM_INPUT], p->a->x,
                                     err));
-    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_QKV, p->a->x, err));
+    VPTQ_CHECK(vptq_forward_hook_rows(f, p, VPTQ_INPUT_QKV, p->a->x, err));
     if (stops_at(p, VPTQ_INPUT_QKV))
         return VPTQ_OK;
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_Q, p->a->x, 0, p->a->q, err));
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_K, p->a->x, 0, k, err));
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_V, p->a->x, 0, v, err));
+    VPTQ_CHECK(vptq_forward_block_linear(f, p, VPTQ_LINEAR_Q, p->a->x, 0, p->a->q, err));
+    VPTQ_CHECK(vptq_forward_block_linear(f, p, VPTQ_LINEAR_K, p->a->x, 0, k, err));
+    VPTQ_CHECK(vptq_forward_block_linear(f, p, VPTQ_LINEAR_V, p->a->x, 0, v, err));
     if (p->pages)
         VPTQ_CHECK(attend_pages(f, p, err));
     if (p->cache_k)
         VPTQ_CHECK(attend_cache(f, p, err));
     for (size_t s = 0; s < p->count; s++)
         VPTQ_CHECK(attend_sequence(f, p, s, err));
-    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_O, p->a->o, err));
+    VPTQ_CHECK(vptq_forward_hook_rows(f, p, VPTQ_INPUT_O, p->a->o, err));
     if (stops_at(p, VPTQ_INPUT_O))
         return VPTQ_OK;
     return add_outputs(f, p, VPTQ_LINEAR_O, p->a->o, VPTQ_BLOCK_NORM_ATTENTION_OUT, err);
@@ -381,16 +383,19 @@ static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, v
 
 static vptq_status feed_forward_half(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
-    const bool gated = vptq_linear_exists(f->d, VPTQ_LINEAR_GATE);
+    const bool gated = vptq_linear_exists(f->d, p->layer, VPTQ_LINEAR_GATE);
     VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
                                     &f->params[p->layer].norm[VPTQ_BLOCK_NORM_FEED_FORWARD],
                                     p->a->x, err));
-    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_UP, p->a->x, err));
+    VPTQ_CHECK(vptq_forward_hook_rows(f, p, VPTQ_INPUT_UP, p->a->x, err));
     if (stops_at(p, VPTQ_INPUT_UP))
         return VPTQ_OK;
+    if (vptq_layer_has_experts(&f->d->experts, p->layer))
+        return vptq_forward_experts(f, p, err);
     if (gated)
-        VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_GATE, p->a->x, 0, p->a->gate, err));
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_UP, p->a->x, 0, p->a->up, err));
+        VPTQ_CHECK(
+            vptq_forward_block_linear(f, p, VPTQ_LINEAR_GATE, p->a->x, 0, p->a->gate, err));
+    VPTQ_CHECK(vptq_forward_block_linear(f, p, VPTQ_LINEAR_UP, p->a->x, 0, p->a->up, err));
     VPTQ_CHECK(f->dev->ops->swiglu(f->dev->state,
                                    &(vptq_swiglu_args){.n = p->rows,
                                                        .dim = f->d->intermediate,
@@ -399,7 +404,7 @@ static vptq_status feed_forward_half(vptq_forward *f, const vptq_forward_pass *p
                                                        .up = gated ? p->a->up : NULL,
                                                        .y = p->a->act},
                                    err));
-    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_DOWN, p->a->act, err));
+    VPTQ_CHECK(vptq_forward_hook_rows(f, p, VPTQ_INPUT_DOWN, p->a->act, err));
     if (stops_at(p, VPTQ_INPUT_DOWN))
         return VPTQ_OK;
     return add_outputs(f, p, VPTQ_LINEAR_DOWN, p->a->act, VPTQ_BLOCK_NORM_FEED_FORWARD_OUT,

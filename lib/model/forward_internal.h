@@ -13,7 +13,7 @@ typedef struct vptq_forward_norm {
 /* Norms and biases of a block in device memory; NULL if the model has none. */
 typedef struct vptq_forward_block_params {
     vptq_forward_norm norm[VPTQ_BLOCK_NORM_COUNT];
-    const float *bias[VPTQ_LINEAR_COUNT];
+    const float *bias[VPTQ_LINEAR_DENSE];
 } vptq_forward_block_params;
 
 /* Arrays of vptq_forward_hidden_alloc: two streams and a group. */
@@ -35,7 +35,8 @@ struct vptq_forward {
     float *cos_table[2], *sin_table[2];
     float embedding_scale; /* 0: embeddings are not scaled */
 
-    /* [layers][VPTQ_LINEAR_COUNT] opened linear layers that steps keep; NULL before the first
+    int linear_count; /* vptq_linear_count */
+    /* [layers][linear_count] opened linear layers that steps keep; NULL before the first
      * step. */
     vptq_opened *kept;
     /* Those of the block that runs over windows: of the model, and of weights in their place.
@@ -43,15 +44,16 @@ struct vptq_forward {
     struct {
         bool held;      /* stay open after a run (vptq_forward_hold) */
         uint32_t layer; /* of those that are open */
-        bool open[2][VPTQ_LINEAR_COUNT];
-        vptq_opened linear[2][VPTQ_LINEAR_COUNT];
+        bool *open[2];  /* [linear_count] */
+        vptq_opened *linear[2];
     } block;
     /* Those of the next block that are stored already (vptq_forward_ahead). */
     struct {
         uint32_t layer;
-        const vptq_tensor *of[VPTQ_LINEAR_COUNT]; /* NULL: not stored */
-        vptq_opened linear[VPTQ_LINEAR_COUNT];
+        const vptq_tensor **of; /* [linear_count]; NULL: not stored */
+        vptq_opened *linear;
     } ahead;
+    vptq_arena arena;      /* of the arrays of both */
     size_t group_rows;     /* of the largest group of the run */
     vptq_opened head;      /* closed when a block is opened, unless steps keep it */
     vptq_opened embedding; /* only for steps; not stored if it is the head */
@@ -68,8 +70,9 @@ struct vptq_forward {
     float *q;    /* [rows, q_dim] */
     float *k;    /* [rows, kv_dim] */
     float *v;    /* [rows, kv_dim] */
-    float *gate; /* [rows, max(intermediate, q_dim)]: attention output, then the gate */
+    float *gate; /* [rows, max(widest intermediate, q_dim)]: attention output, then the gate */
     float *up;   /* [rows, intermediate] */
+    float *experts; /* [rows, vptq_forward_experts_floats], or NULL */
 
     /* Inputs of linear layers that take bytes, quantized; NULL before the first. */
     bool takes_bytes; /* the model has such */
@@ -203,6 +206,9 @@ vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
 
 /* ---- forward_weights.c ---- */
 
+/* Allocates the arrays of the weights of a block, in f->arena. */
+vptq_status vptq_forward_weights_open(vptq_forward *f, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Opens the linear layers of all blocks, once, and keeps them for steps of at most `rows` rows
  * that sample `samples` tokens.  A device with its own memory also stores those that fit, head
  * and embedding included. */
@@ -268,8 +274,8 @@ typedef struct vptq_activations {
  * sequence of `position` tokens.  With pages, these give the position of every row. */
 typedef struct vptq_forward_pass {
     uint32_t layer;
-    const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT], of the model or in its place */
-    const vptq_opened *kept;   /* [VPTQ_LINEAR_COUNT] of them; NULL: opened by the first use */
+    const vptq_weight *linear; /* [linear_count], of the model or in its place */
+    const vptq_opened *kept;   /* [linear_count] of them; NULL: opened by the first use */
     const vptq_activations *a; /* NULL: those of f */
     size_t rows;
     float *h;
@@ -283,5 +289,18 @@ typedef struct vptq_forward_pass {
 } vptq_forward_pass;
 vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p,
                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* out [p->rows, ..] = x times linear layer l of the block + beta * out. */
+vptq_status vptq_forward_block_linear(vptq_forward *f, const vptq_forward_pass *p,
+                                      vptq_linear l, const float *x, float beta, float *out,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+/* Calls the hook for x, the input of all rows, sequence by sequence. */
+vptq_status vptq_forward_hook_rows(vptq_forward *f, const vptq_forward_pass *p,
+                                   vptq_input input, const float *x,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds what the experts of a block make of p->a->x to the hidden states. */
+vptq_status vptq_forward_experts(vptq_forward *f, const vptq_forward_pass *p,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+/* Memory that they need per row, in floats; 0 for a model without experts. */
+size_t vptq_forward_experts_floats(const vptq_model_desc *d);
 
 #endif

@@ -13,24 +13,27 @@ enum {
 
 size_t vptq_forward_row_floats(const vptq_forward *f)
 {
-    const size_t inter = f->d->intermediate, gate = inter > f->q_dim ? inter : f->q_dim;
+    const size_t inter = vptq_widest_intermediate(f->d),
+                 gate = inter > f->q_dim ? inter : f->q_dim;
     const size_t bytes =
         f->takes_bytes ? vptq_forward_byte_row(f) / sizeof(float) + 1 : 0; /* and a scale */
-    return f->d->hidden + f->q_dim + 2 * f->kv_dim + gate + inter + bytes;
+    return f->d->hidden + f->q_dim + 2 * f->kv_dim + gate + inter + bytes +
+           vptq_forward_experts_floats(f->d);
 }
 
 bool vptq_forward_has_bytes(const vptq_model *m)
 {
     for (uint32_t layer = 0; layer < m->desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-            if (vptq_weight_takes_bytes(&m->blocks[layer].linear[l]))
+        for (int l = 0; l < vptq_linear_count(m->desc); l++)
+            if (vptq_linear_exists(m->desc, layer, l) &&
+                vptq_weight_takes_bytes(&m->blocks[layer].linear[l]))
                 return true;
     return false;
 }
 
 size_t vptq_forward_byte_row(const vptq_forward *f)
 {
-    const size_t inter = f->d->intermediate, hidden = f->d->hidden;
+    const size_t inter = vptq_widest_intermediate(f->d), hidden = f->d->hidden;
     size_t widest = inter > hidden ? inter : hidden;
     widest = widest > f->q_dim ? widest : f->q_dim;
     return VPTQ_BYTES_ROW(widest);
@@ -95,10 +98,10 @@ size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first)
 }
 
 /* Upper bound of the device memory of the packed linear layers of a block. */
-static size_t packed_bytes(const vptq_weight *linear)
+static size_t packed_bytes(const vptq_forward *f, const vptq_weight *linear)
 {
     size_t bytes = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(f->d); l++) {
         if (!linear[l].packed)
             continue;
         vptq_vq_shape shape = linear[l].packed->vq.shape;
@@ -113,7 +116,7 @@ size_t vptq_forward_piece(const vptq_forward *f, const vptq_weight *linear,
                           size_t group_end)
 {
     const size_t all = starts[group_end] - starts[first];
-    const size_t rows = vptq_forward_fit(f, all, packed_bytes(linear), false);
+    const size_t rows = vptq_forward_fit(f, all, packed_bytes(f, linear), false);
     size_t end = vptq_forward_trees(starts, parents, group_end, first, rows);
     while (end < group_end && !f->dev->ops->host_memory &&
            (starts[end] - starts[first] <= FEW_ROWS ||
@@ -131,9 +134,10 @@ static size_t weight_bytes(const vptq_forward *f)
     size_t largest = 0;
     for (uint32_t layer = 0; layer < f->d->layers; layer++) {
         const vptq_weight *linear = f->m->blocks[layer].linear;
-        size_t bytes = packed_bytes(linear);
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-            bytes += vptq_weight_bytes(&linear[l], f->dev);
+        size_t bytes = packed_bytes(f, linear);
+        for (int l = 0; l < vptq_linear_count(f->d); l++)
+            bytes +=
+                vptq_linear_exists(f->d, layer, l) ? vptq_weight_bytes(&linear[l], f->dev) : 0;
         largest = bytes > largest ? bytes : largest;
     }
     return largest + vptq_weight_bytes(&head, f->dev);

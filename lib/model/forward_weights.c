@@ -18,9 +18,24 @@ static vptq_status store(vptq_forward *f, const vptq_weight *w, vptq_opened *o, 
 
 /* ---- one block ---- */
 
+vptq_status vptq_forward_weights_open(vptq_forward *f, vptq_err *err)
+{
+    vptq_arena *a = &f->arena;
+    const size_t n = (size_t)f->linear_count;
+    for (int other = 0; other < 2; other++) {
+        f->block.open[other] = vptq_arena_zalloc(a, n, sizeof *f->block.open[other], err);
+        f->block.linear[other] = vptq_arena_zalloc(a, n, sizeof *f->block.linear[other], err);
+        if (!f->block.open[other] || !f->block.linear[other])
+            return VPTQ_E_NOMEM;
+    }
+    f->ahead.linear = vptq_arena_zalloc(a, n, sizeof *f->ahead.linear, err);
+    f->ahead.of = f->ahead.linear ? vptq_arena_zalloc(a, n, sizeof *f->ahead.of, err) : NULL;
+    return f->ahead.of ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
 static void close_ahead(vptq_forward *f)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; f->ahead.of && l < f->linear_count; l++) {
         if (f->ahead.of[l])
             vptq_weight_close(f->dev, &f->ahead.linear[l]);
         f->ahead.of[l] = NULL;
@@ -67,7 +82,7 @@ vptq_status vptq_forward_block_weight(vptq_forward *f, uint32_t layer, vptq_line
 void vptq_forward_block_close(vptq_forward *f)
 {
     for (int other = 0; other < 2; other++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; f->ahead.of && l < f->linear_count; l++) {
             if (f->block.open[other][l])
                 vptq_weight_close(f->dev, &f->block.linear[other][l]);
             f->block.open[other][l] = false;
@@ -78,8 +93,10 @@ vptq_status vptq_forward_ahead(vptq_forward *f, uint32_t layer, size_t reserved,
 {
     close_ahead(f);
     f->ahead.layer = layer;
-    for (int l = 0; layer < f->d->layers && l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; layer < f->d->layers && l < f->linear_count; l++) {
         const vptq_weight *w = &f->m->blocks[layer].linear[l];
+        if (!vptq_linear_exists(f->d, layer, l))
+            continue;
         f->ahead.linear[l] = (vptq_opened){.matrix = NULL};
         const vptq_status st = store(f, w, &f->ahead.linear[l], f->group_rows, reserved, err);
         if (st) {
@@ -125,6 +142,11 @@ const vptq_opened *vptq_forward_embedding(const vptq_forward *f)
 
 enum { SAMPLE_WORDS = 4 }; /* of a sampled row, in addition to its logits */
 
+static size_t all_linear_layers(const vptq_forward *f)
+{
+    return (size_t)f->d->layers * (size_t)f->linear_count;
+}
+
 static vptq_status open_kept(vptq_forward *f, size_t rows, size_t samples, vptq_err *err)
 {
     const vptq_weight head = vptq_forward_head_weight(f);
@@ -132,9 +154,11 @@ static vptq_status open_kept(vptq_forward *f, size_t rows, size_t samples, vptq_
     vptq_weight embedding = head;
     /* packed weights cannot move in tiles, so they come first */
     for (int store_plain = 0; store_plain < 2; store_plain++)
-        for (size_t i = 0; i < (size_t)f->d->layers * VPTQ_LINEAR_COUNT; i++) {
-            const size_t layer = i / VPTQ_LINEAR_COUNT;
-            const vptq_weight *w = &f->m->blocks[layer].linear[i % VPTQ_LINEAR_COUNT];
+        for (size_t i = 0; i < all_linear_layers(f); i++) {
+            const size_t layer = i / (size_t)f->linear_count, l = i % (size_t)f->linear_count;
+            const vptq_weight *w = &f->m->blocks[layer].linear[l];
+            if (!vptq_linear_exists(f->d, (uint32_t)layer, (vptq_linear)l))
+                continue;
             const vptq_status st = store_plain ? store(f, w, &f->kept[i], rows, logits, err)
                                                : vptq_weight_open(w, f->dev, &f->kept[i], err);
             if (st) {
@@ -151,7 +175,7 @@ static vptq_status open_kept(vptq_forward *f, size_t rows, size_t samples, vptq_
 
 static void close_kept(vptq_forward *f)
 {
-    for (size_t i = 0; f->kept && i < (size_t)f->d->layers * VPTQ_LINEAR_COUNT; i++)
+    for (size_t i = 0; f->kept && i < all_linear_layers(f); i++)
         vptq_weight_close(f->dev, &f->kept[i]);
     vptq_mem_free(f->dev->ctx->mem, f->kept);
     f->kept = NULL;
@@ -162,7 +186,7 @@ static void close_kept(vptq_forward *f)
 vptq_status vptq_forward_keep(vptq_forward *f, size_t rows, size_t samples, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const size_t count = (size_t)f->d->layers * VPTQ_LINEAR_COUNT;
+    const size_t count = all_linear_layers(f);
     if (f->kept)
         return VPTQ_OK;
     f->kept = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *f->kept, err);

@@ -75,7 +75,7 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     char module[VPTQ_NAME_MAX], name[VPTQ_NAME_MAX + 8];
     uint32_t rows, cols;
     vptq_linear_shape(m->desc, l, &rows, &cols);
-    vptq_linear_full_name(module, m->desc, layer, l);
+    vptq_linear_full_name(m->desc, module, layer, l);
     vptq_weight *w = &b->linear[l];
     *w = (vptq_weight){
         .rows = rows, .cols = cols, .packed = vptq_checkpoint_quantized(&m->ckpt, module)};
@@ -85,6 +85,8 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     else if (!is_missing_quantized(m, module))
         VPTQ_CHECK(need(m, name, rows, cols, &w->tensor, err));
     VPTQ_CHECK(check_activations(m, w, err));
+    if (l >= VPTQ_LINEAR_DENSE) /* no family has biases there */
+        return VPTQ_OK;
     snprintf(name, sizeof name, "%s.bias", module);
     const bool required =
         vptq_linear_has_bias(m->desc, l) && vptq_checkpoint_declares_bias(&m->ckpt, module, l);
@@ -93,13 +95,34 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     return need(m, name, 0, rows, &b->linear_bias[l], err);
 }
 
-static vptq_status find_block(const vptq_model *m, uint32_t layer, vptq_block *b, vptq_err *err)
+static vptq_status find_router(const vptq_model *m, uint32_t layer, vptq_block *b,
+                               vptq_err *err)
 {
     const vptq_model_desc *d = m->desc;
+    char name[VPTQ_NAME_MAX];
+    if (!vptq_layer_has_experts(&d->experts, layer))
+        return VPTQ_OK;
+    snprintf(name, sizeof name, "model.layers.%u.%s.weight", layer,
+             vptq_router_path(d->family));
+    VPTQ_CHECK(need(m, name, d->experts.count, d->hidden, &b->router, err));
+    if (!d->experts.shared)
+        return VPTQ_OK;
+    snprintf(name, sizeof name, "model.layers.%u.%s.weight", layer, VPTQ_SHARED_GATE_PATH);
+    return need(m, name, 1, d->hidden, &b->shared_gate, err);
+}
+
+static vptq_status find_block(vptq_model *m, uint32_t layer, vptq_block *b, vptq_err *err)
+{
+    const vptq_model_desc *d = m->desc;
+    const int count = vptq_linear_count(d);
     *b = (vptq_block){0};
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        if (vptq_linear_exists(d, (vptq_linear)l))
-            VPTQ_CHECK(find_linear(m, layer, (vptq_linear)l, b, err));
+    b->linear = vptq_arena_zalloc(&m->ckpt.arena, (size_t)count, sizeof *b->linear, err);
+    if (!b->linear)
+        return VPTQ_E_NOMEM;
+    for (int l = 0; l < count; l++)
+        if (vptq_linear_exists(d, layer, l))
+            VPTQ_CHECK(find_linear(m, layer, l, b, err));
+    VPTQ_CHECK(find_router(m, layer, b, err));
     for (int n = 0; n < VPTQ_BLOCK_NORM_COUNT; n++) {
         const char *path = vptq_block_norm_path(d->family, (vptq_block_norm)n);
         const bool of_heads = n == VPTQ_BLOCK_NORM_Q || n == VPTQ_BLOCK_NORM_K;
@@ -122,8 +145,12 @@ static vptq_status find_weights(vptq_model *m, vptq_err *err)
     if (!d->tied)
         VPTQ_CHECK(need(m, VPTQ_HEAD_NAME, d->vocab, d->hidden, &m->head, err));
     m->blocks = vptq_arena_alloc(&m->ckpt.arena, d->layers, sizeof *m->blocks, err);
-    if (!m->blocks)
+    const size_t count = (size_t)vptq_linear_count(d);
+    m->names = vptq_arena_alloc(&m->ckpt.arena, count, sizeof *m->names, err);
+    if (!m->blocks || !m->names)
         return VPTQ_E_NOMEM;
+    for (size_t l = 0; l < count; l++)
+        m->names[l] = vptq_linear_name(d, (vptq_linear)l);
     for (uint32_t layer = 0; layer < d->layers; layer++)
         VPTQ_CHECK(find_block(m, layer, &m->blocks[layer], err));
     return VPTQ_OK;
@@ -227,11 +254,12 @@ double vptq_model_bits_per_weight(const vptq_model *m)
 {
     double bits = 0, weights = 0;
     for (uint32_t layer = 0; layer < m->desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(m->desc); l++) {
             const vptq_weight *w = &m->blocks[layer].linear[l];
-            if (vptq_linear_exists(m->desc, (vptq_linear)l))
-                bits += w->packed ? (double)vptq_vq_count_bits(&w->packed->vq.shape).total
-                                  : plain_bits(w->tensor);
+            if (!vptq_linear_exists(m->desc, layer, l))
+                continue;
+            bits += w->packed ? (double)vptq_vq_count_bits(&w->packed->vq.shape).total
+                              : plain_bits(w->tensor);
             weights += (double)w->rows * (double)w->cols;
         }
     return bits / weights;

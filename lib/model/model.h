@@ -75,17 +75,20 @@ void vptq_weight_forget(const vptq_weight *w);
 void vptq_weight_ahead(const vptq_weight *w);
 
 typedef struct vptq_block {
-    vptq_weight linear[VPTQ_LINEAR_COUNT];
-    const vptq_tensor *linear_bias[VPTQ_LINEAR_COUNT]; /* NULL if there is none */
+    vptq_weight *linear; /* [vptq_linear_count]; zeroed where the layer has none */
+    const vptq_tensor *linear_bias[VPTQ_LINEAR_DENSE]; /* NULL if there is none */
     /* [hidden], of q and k [head_dim]; NULL if the family has no such norm */
     const vptq_tensor *norm[VPTQ_BLOCK_NORM_COUNT];
     const vptq_tensor *norm_bias[VPTQ_BLOCK_NORM_COUNT]; /* the same; NULL without bias */
+    /* With experts [count, hidden], and [1, hidden] of the shared one; else NULL. */
+    const vptq_tensor *router, *shared_gate;
 } vptq_block;
 
 typedef struct vptq_model {
     vptq_checkpoint ckpt;
     const vptq_model_desc *desc;
     vptq_block *blocks;                               /* [layers] */
+    vptq_short_name *names;                           /* [vptq_linear_count] */
     const vptq_tensor *embedding, *final_norm, *head; /* head == embedding when tied */
     const vptq_tensor *final_norm_bias;               /* or NULL */
     vptq_vocab vocab;                                 /* only when tokenizer != NULL */

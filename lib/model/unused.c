@@ -14,6 +14,17 @@ static bool is_norm(const vptq_family *f, const char *name, const char *path)
     return path && length == strlen(path) && strncmp(name, path, length) == 0;
 }
 
+/* Whether the rest of a name in a block is the weight of its router or shared gate. */
+static bool is_router(const vptq_family *f, const char *rest)
+{
+    const char *const paths[] = {vptq_router_path(f), VPTQ_SHARED_GATE_PATH};
+    const size_t length = vptq_text_before(rest, ".weight");
+    for (int i = 0; i < (f->shared_expert ? 2 : 1); i++)
+        if (f->experts && length == strlen(paths[i]) && strncmp(rest, paths[i], length) == 0)
+            return true;
+    return false;
+}
+
 bool vptq_model_knows(const vptq_checkpoint *c, const char *name)
 {
     static const char *const top[] = {VPTQ_EMBEDDING_NAME, VPTQ_HEAD_NAME};
@@ -22,6 +33,8 @@ bool vptq_model_knows(const vptq_checkpoint *c, const char *name)
     for (size_t i = 0; i < sizeof top / sizeof top[0]; i++)
         if (strcmp(name, top[i]) == 0)
             return true;
+    if (rest && is_router(c->desc.family, rest))
+        return true;
     for (int n = 0; rest && n < VPTQ_BLOCK_NORM_COUNT; n++)
         if (is_norm(c->desc.family, rest,
                     vptq_block_norm_path(c->desc.family, (vptq_block_norm)n)))

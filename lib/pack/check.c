@@ -242,14 +242,16 @@ static void check_layer_files(checking *k)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
     for (size_t i = 0; c->kind == VPTQ_CKPT_WORK && i < c->quantized_count; i++) {
-        const char *name = c->quantized[i].name, *dot = strrchr(name, '.');
+        const char *name = c->quantized[i].name;
         const char *number = strpbrk(name, "0123456789");
+        vptq_linear l;
         const vptq_layer_file *f = vptq_checkpoint_layer(c, i);
         const char *path = f->set.tensors[0].file;
         char expected[VPTQ_LAYER_FILE_NAME_MAX];
-        if (!dot || !number)
+        if (!number || !vptq_linear_of_module(&c->desc, name, strlen(name), &l))
             continue;
-        vptq_layer_file_name(expected, (uint32_t)strtoul(number, NULL, 10), dot + 1);
+        vptq_layer_file_name(expected, (uint32_t)strtoul(number, NULL, 10),
+                             vptq_linear_name(&c->desc, l).text);
         if (strcmp(vptq_path_base(path), expected) != 0)
             report(k, true, "%s: this file holds matrix '%s' and must be named '%s'", path,
                    name, expected);

@@ -356,6 +356,33 @@ static vptq_status set_quantization(json_t *config, json_t *q, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Lists the modules that stay plain: matrices, and routers and shared gates of experts. */
+static vptq_status list_plain(const packing *p, const char ***list, size_t *count,
+                              vptq_err *err)
+{
+    const vptq_model_desc *d = &p->c->desc;
+    const char *const paths[] = {vptq_router_path(d->family), VPTQ_SHARED_GATE_PATH};
+    vptq_arena *a = &p->out->arena;
+    const char **plain =
+        vptq_arena_alloc(a, p->dense_count + 2 * (size_t)d->layers, sizeof *plain, err);
+    if (!plain)
+        return VPTQ_E_NOMEM;
+    for (*count = 0; *count < p->dense_count; ++*count)
+        plain[*count] = p->dense[*count];
+    for (uint32_t layer = 0; layer < d->layers; layer++)
+        for (int i = 0; i < (d->experts.shared ? 2 : 1); i++) {
+            char name[VPTQ_NAME_MAX];
+            if (!vptq_layer_has_experts(&d->experts, layer))
+                continue;
+            snprintf(name, sizeof name, "model.layers.%u.%s", layer, paths[i]);
+            plain[*count] = vptq_arena_strdup(a, name, err);
+            if (!plain[(*count)++])
+                return VPTQ_E_NOMEM;
+        }
+    *list = plain;
+    return VPTQ_OK;
+}
+
 static vptq_status quantization_config(const packing *p, json_t *config, vptq_err *err)
 {
     json_t *q = NULL;
@@ -366,8 +393,11 @@ static vptq_status quantization_config(const packing *p, json_t *config, vptq_er
         return set_quantization(config, q, err);
     }
     if (p->uniform_count) {
-        VPTQ_CHECK(vptq_compressed_make_config(p->uniform, p->uniform_count, p->dense,
-                                               p->dense_count, &q, err));
+        const char **plain;
+        size_t count;
+        VPTQ_CHECK(list_plain(p, &plain, &count, err));
+        VPTQ_CHECK(
+            vptq_compressed_make_config(p->uniform, p->uniform_count, plain, count, &q, err));
         return set_quantization(config, q, err);
     }
     json_t *layers = json_object();

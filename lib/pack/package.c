@@ -227,7 +227,7 @@ static vptq_status fuse(vptq_package *o, uint32_t layer, const vptq_fused *f,
     if (!own)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < count; i++) {
-        vptq_linear_full_name(module, &o->from->desc, layer, (vptq_linear)(f->first + i));
+        vptq_linear_full_name(&o->from->desc, module, layer, f->first + (int)i);
         snprintf(name, sizeof name, "%s.weight", module);
         const vptq_package_tensor *part = find(o, name);
         if (!part)

@@ -21,7 +21,8 @@ typedef struct allocation {
     const vptq_rate *rate;
     uint32_t rates, choices; /* rows of the table; choices altogether */
     size_t matrices;
-    const vptq_sensitivity *measured; /* [matrices]; NULL = not measured */
+    size_t *at;                       /* [matrices] their rows of q->matrix */
+    const vptq_sensitivity *measured; /* [rows of q->matrix]; NULL = not measured */
     vptq_allocate_problem problem;
     size_t *first;                 /* [matrices + 1] */
     vptq_allocate_option *options; /* bits, and cost in the units of the mode */
@@ -66,9 +67,11 @@ static double predict(const allocation *a, uint32_t r, const vptq_encoder_settin
 static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
 {
     const vptq_model_desc *d = a->q->model.desc;
-    const vptq_linear linear = a->q->matrix[i].linear;
+    const vptq_linear linear = a->q->matrix[a->at[i]].linear;
     if (a->q->opt->allocate == VPTQ_ALLOCATE_KL)
-        return a->measured[i].kld;
+        return a->measured[a->at[i]].kld;
+    if (vptq_linear_expert(linear) >= 0) /* reached by that share of the tokens */
+        return (double)out * in * d->experts.used / d->experts.count;
     const bool shared = linear == VPTQ_LINEAR_K || linear == VPTQ_LINEAR_V;
     return (double)out * in * (shared ? d->heads / d->kv_heads : 1);
 }
@@ -93,13 +96,13 @@ static bool possible(const vptq_encoder_settings *s, uint32_t out, uint32_t in, 
 
 static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
 {
-    const vptq_matrix_settings *m = &a->q->matrix[i];
+    const vptq_matrix_settings *m = &a->q->matrix[a->at[i]];
     char name[VPTQ_NAME_MAX];
     uint32_t out, in;
     size_t n = a->first[i];
     vptq_linear_shape(a->q->model.desc, m->linear, &out, &in);
     a->weights += (uint64_t)out * in;
-    const bool exists = vptq_linear_exists(a->q->model.desc, m->linear);
+    const bool exists = vptq_linear_exists(a->q->model.desc, m->layer, m->linear);
     const bool fixed = m->pinned || !exists;
     if (fixed) {
         const vptq_quantize_row row = vptq_row_make(a->q, m->layer, m->linear);
@@ -118,7 +121,7 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     a->first[i + 1] = n;
     if (n > a->first[i])
         return VPTQ_OK;
-    vptq_linear_full_name(name, a->q->model.desc, m->layer, m->linear);
+    vptq_linear_full_name(a->q->model.desc, name, m->layer, m->linear);
     if (m->settings.method != VPTQ_METHOD_VPTQ && !vptq_method_has_codes(m->settings.method)) {
         char method[VPTQ_SETTING_TEXT];
         vptq_setting_print(vptq_setting_find("method"), &m->settings, method, sizeof method);
@@ -130,6 +133,25 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
         "%s: none of the settings to choose from is valid for %u rows, %u columns and "
         "the other settings",
         name, out, in);
+}
+
+static vptq_status list_matrices(allocation *a, vptq_arena *arena, vptq_err *err)
+{
+    const vptq_quantizer *q = a->q;
+    const vptq_model_desc *d = q->model.desc;
+    size_t count = 0;
+    if (d->experts.count && q->opt->allocate == VPTQ_ALLOCATE_KL)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: divergences are not measured for models of type %s; allocate by "
+                         "predicted losses (--allocate proxy)",
+                         q->model.ckpt.path, d->family->model_type);
+    a->at = vptq_arena_alloc(arena, a->matrices, sizeof *a->at, err);
+    if (!a->at)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < vptq_linear_index(d, d->layers, 0); i++)
+        if (vptq_linear_exists(d, q->matrix[i].layer, q->matrix[i].linear))
+            a->at[count++] = i;
+    return VPTQ_OK;
 }
 
 /* Of a budget for the file, the matrices get what the other tensors leave. */
@@ -291,23 +313,26 @@ out:
 static vptq_status apply(allocation *a, vptq_err *err)
 {
     vptq_quantizer *q = a->q;
-    q->predicted = vptq_arena_alloc(&q->arena, a->matrices, sizeof *q->predicted, err);
+    q->predicted =
+        vptq_arena_alloc(&q->arena, vptq_linear_index(q->model.desc, q->model.desc->layers, 0),
+                         sizeof *q->predicted, err);
     if (!q->predicted)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < a->matrices; i++) {
-        vptq_matrix_settings *m = &q->matrix[i];
+        const size_t at = a->at[i];
+        vptq_matrix_settings *m = &q->matrix[at];
         const uint32_t r = a->rate_of[a->first[i] + a->choice[i]];
         uint32_t out, in;
         vptq_linear_shape(q->model.desc, m->linear, &out, &in);
-        q->predicted[i] = (double)NAN;
+        q->predicted[at] = (double)NAN;
         if (r == NO_RATE)
             continue;
         m->settings = with_rate(a, r, &m->settings);
         if (!a->measured)
             continue;
         const double factor = predict(a, r, &m->settings, out, in);
-        q->predicted[i] = a->measured[i].loss * factor;
-        q->result->predicted_kld += a->measured[i].kld * factor;
+        q->predicted[at] = a->measured[at].loss * factor;
+        q->result->predicted_kld += a->measured[at].kld * factor;
     }
     return VPTQ_OK;
 }
@@ -316,13 +341,15 @@ vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
-    allocation a = {.q = q, .matrices = (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT};
+    const vptq_model_desc *d = q->model.desc;
+    allocation a = {.q = q, .matrices = vptq_linear_total(d, 0, d->layers - 1)};
     size_t rates;
     vptq_arena_init(&arena, q->dev->ctx->mem);
     a.rate = vptq_rate_table(&rates);
     a.rates = (uint32_t)rates;
     a.choices = a.rates + MOST_BITS - LEAST_BITS + 1;
-    if (vptq_allocate_measures(q->opt))
+    VPTQ_TRY(list_matrices(&a, &arena, err));
+    if (vptq_allocate_measures(q->opt) && !d->experts.count)
         VPTQ_TRY(measure(&a, err));
     VPTQ_TRY(list_options(&a, &arena, err));
     VPTQ_TRY(choose(&a, err));

@@ -19,12 +19,12 @@ static const uint32_t NO_LAYER = UINT32_MAX;
 /* Moments of one part of the windows for the current block; sequential: for the current input.
  */
 typedef struct part_moments {
-    float *lower[VPTQ_INPUT_COUNT];
-    float *range[VPTQ_INPUT_COUNT];  /* abs_mean, min and max [3, n]; NULL if held out */
-    float *mixed[VPTQ_LINEAR_COUNT]; /* with the token weights of a term; NULL = no term */
+    float **lower;                   /* [vptq_input_count] */
+    float **range;                   /* the same; abs_mean, min and max [3, n], or NULL */
+    float *mixed[VPTQ_LINEAR_DENSE]; /* with the token weights of a term; NULL = no term */
     /* sequential only: shift or drift, and the same with those weights */
     float *shift;
-    float *mixed_shift[VPTQ_LINEAR_COUNT];
+    float *mixed_shift[VPTQ_LINEAR_DENSE];
 } part_moments;
 
 typedef struct calibration {
@@ -37,33 +37,44 @@ typedef struct calibration {
     vptq_input input; /* of the moments, if sequential */
     part_moments part[VPTQ_PART_COUNT];
     float *mean;
+    vptq_expert_counts experts; /* of the layers so far */
 } calibration;
 
 /* ---- quantized matrices ---- */
 
 /* The first linear layer that reads `input` or a later one. */
-static int linears_before(vptq_input input)
+static int linears_before(const vptq_model_desc *d, vptq_input input)
 {
     int l = 0;
-    while (l < VPTQ_LINEAR_COUNT && vptq_linear_input((vptq_linear)l) < input)
+    while (l < vptq_linear_count(d) && vptq_linear_input((vptq_linear)l) < input)
         l++;
     return l;
 }
 
-/* Fills `linear` with the finished matrices of a layer up to those that read `input`, and with
- * the original ones from there on.  *open = number of files to release. */
+/* The first linear layer that a step for an input runs through: of an expert only its own. */
+static int first_linear(const vptq_model_desc *d, vptq_input input)
+{
+    const int e = vptq_input_expert(input);
+    if (input == vptq_input_count(&d->experts) || input < VPTQ_INPUT_DENSE)
+        return 0;
+    return e < 0 ? VPTQ_LINEAR_SHARED : vptq_expert_linear((uint32_t)e, VPTQ_LINEAR_GATE);
+}
+
+/* Fills `linear` with the finished matrices of a layer that a step for `input` needs, up to
+ * those that read it, and with the original ones.  Files `file` of those that are open are to
+ * be released. */
 static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input input,
-                                vptq_layer_file file[VPTQ_LINEAR_COUNT],
-                                vptq_weight linear[VPTQ_LINEAR_COUNT], int *open, vptq_err *err)
+                                vptq_layer_file *file, vptq_weight *linear, bool *open,
+                                vptq_err *err)
 {
     char path[PATH_MAX];
-    const int count = linears_before(input);
+    const vptq_model_desc *d = k->q->model.desc;
+    const int count = linears_before(d, input);
 
-    memcpy(linear, k->q->model.blocks[layer].linear, VPTQ_LINEAR_COUNT * sizeof *linear);
-    for (*open = 0; *open < count; ++*open) {
-        const vptq_linear l = (vptq_linear)*open;
-        file[l] = (vptq_layer_file){.is_uniform = false};
-        if (!vptq_linear_exists(k->q->model.desc, l))
+    memcpy(linear, k->q->model.blocks[layer].linear,
+           (size_t)vptq_linear_count(d) * sizeof *linear);
+    for (vptq_linear l = first_linear(d, input); l < count; l++) {
+        if (!vptq_linear_exists(d, layer, l))
             continue;
         VPTQ_CHECK(vptq_matrix_path(k->q, layer, l, path, err));
         if (!vptq_path_exists(path))
@@ -72,17 +83,16 @@ static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input
                              "layer %u quantized",
                              path, layer);
         VPTQ_CHECK(vptq_layer_file_read(path, k->q->dev->ctx->mem, &file[l], err));
+        open[l] = true;
         VPTQ_CHECK(vptq_layer_file_decode(k->q->dev->ctx, &file[l], err));
         const bool packed = vptq_layer_file_is_packed(&file[l]);
         linear[l].tensor = packed ? NULL : &file[l].weight;
         linear[l].packed = packed ? &file[l].matrix : NULL;
-        if (strcmp(file[l].fingerprint, k->q->fingerprint)) {
-            ++*open;
+        if (strcmp(file[l].fingerprint, k->q->fingerprint))
             return vptq_fail(err, VPTQ_E_MISMATCH,
                              "%s is from a run with other settings: sequential calibration of "
                              "later layers needs layer %u quantized with those of this run",
                              path, layer);
-        }
     }
     return VPTQ_OK;
 }
@@ -102,10 +112,10 @@ static vptq_status take_input(calibration *k, const part_moments *m, vptq_input 
     const vptq_hessian_sum *s = &k->calibrator.sum[i];
     float *range = m->range[i];
 
-    VPTQ_CHECK(take_sum(k, s, vptq_input_name(i), m->lower[i], err));
+    VPTQ_CHECK(take_sum(k, s, vptq_input_name(i).text, m->lower[i], err));
     if (!range)
         return VPTQ_OK;
-    return vptq_calibrator_range(s, k->calibrator.layer, vptq_input_name(i), range,
+    return vptq_calibrator_range(s, k->calibrator.layer, vptq_input_name(i).text, range,
                                  range + s->n, range + 2 * (size_t)s->n, err);
 }
 
@@ -136,12 +146,17 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
     part_moments *m = &k->part[part];
     const bool sequential = c->opt.sequential;
 
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        if (!sequential || i == (int)c->next)
-            VPTQ_CHECK(take_input(k, m, (vptq_input)i, err));
-    if (sequential)
+    for (int i = 0; i < vptq_input_count(&c->model->desc->experts); i++) {
+        if (sequential ? i != c->next
+                       : !vptq_input_exists(&c->model->desc->experts, c->layer, i))
+            continue;
+        VPTQ_CHECK(take_input(k, m, i, err));
+        if (part == VPTQ_PART_MAIN)
+            vptq_experts_count(&k->experts, c->model->desc, i, c->sum[i].tokens);
+    }
+    if (sequential && vptq_calibrator_shifts(c->next))
         VPTQ_CHECK(vptq_calibrator_shift(c, m->shift, err));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (m->mixed[l] && vptq_calibrator_has_term(c, (vptq_linear)l))
             VPTQ_CHECK(take_term(k, m, (vptq_linear)l, err));
     return VPTQ_OK;
@@ -150,15 +165,26 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
 /* One step of a sequential calibration through the finished matrices of the block. */
 static vptq_status step(calibration *k, vptq_calibrator_fn fn, vptq_err *err)
 {
-    vptq_layer_file file[VPTQ_LINEAR_COUNT];
-    vptq_weight linear[VPTQ_LINEAR_COUNT];
+    vptq_status st = VPTQ_OK;
     vptq_calibrator *c = &k->calibrator;
-    int open = 0;
-    vptq_status st = open_linears(k, c->layer, c->next, file, linear, &open, err);
-    if (!st)
-        st = vptq_calibrator_step(c, linear, fn, k, err);
-    while (open-- > 0)
-        vptq_layer_file_release(&file[open]);
+    const size_t count = (size_t)vptq_linear_count(k->q->model.desc);
+    const bool runs = fn || vptq_calibrator_shifts(c->next) ||
+                      c->next == vptq_input_count(&k->q->model.desc->experts);
+    vptq_arena arena;
+    vptq_arena_init(&arena, k->q->dev->ctx->mem);
+    vptq_layer_file *file = vptq_arena_alloc(&arena, count, sizeof *file, err);
+    vptq_weight *linear = vptq_arena_alloc(&arena, count, sizeof *linear, err);
+    bool *open = vptq_arena_zalloc(&arena, count, sizeof *open, err);
+    if (!file || !linear || !open)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    if (runs)
+        VPTQ_TRY(open_linears(k, c->layer, c->next, file, linear, open, err));
+    st = vptq_calibrator_step(c, runs ? linear : NULL, fn, k, err);
+out:
+    for (size_t l = 0; open && l < count; l++)
+        if (open[l])
+            vptq_layer_file_release(&file[l]);
+    vptq_arena_release(&arena);
     return st;
 }
 
@@ -191,10 +217,17 @@ static vptq_status alloc_part(calibration *k, part_moments *m, bool held_out, si
     const bool sequential = k->calibrator.opt.sequential;
     const bool terms = k->q->hessians.kv_factor > 0 && (sequential || !held_out);
 
+    const int inputs = vptq_input_count(&d->experts);
+    m->lower = vptq_arena_zalloc(&k->arena, (size_t)inputs, sizeof *m->lower, err);
+    m->range = vptq_arena_zalloc(&k->arena, (size_t)inputs, sizeof *m->range, err);
+    if (!m->lower || !m->range)
+        return VPTQ_E_NOMEM;
     if (sequential)
         VPTQ_CHECK(floats(k, widest * (widest + 1) / 2, &m->lower[0], err));
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        const size_t n = vptq_input_size(d, (vptq_input)i);
+    for (int i = 0; i < inputs; i++) {
+        const size_t n = vptq_input_size(d, i);
+        if (!vptq_input_occurs(d, i))
+            continue;
         if (!held_out)
             VPTQ_CHECK(floats(k, 3 * n, &m->range[i], err));
         if (sequential)
@@ -202,7 +235,7 @@ static vptq_status alloc_part(calibration *k, part_moments *m, bool held_out, si
         else
             VPTQ_CHECK(floats(k, n * (n + 1) / 2, &m->lower[i], err));
     }
-    for (int l = 0; terms && l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; terms && l < VPTQ_LINEAR_DENSE; l++)
         VPTQ_CHECK(alloc_term(k, m, (vptq_linear)l, err));
     return sequential ? floats(k, d->hidden * widest, &m->shift, err) : VPTQ_OK;
 }
@@ -222,9 +255,9 @@ size_t vptq_calibration_memory(const vptq_model_desc *d, const vptq_calibrate_op
 {
     const size_t widest = vptq_widest_input(d), shift = o->sequential ? d->hidden * widest : 0;
     size_t part = o->sequential ? vptq_triangle(widest) : 0, terms = 0;
-    for (int i = 0; !o->sequential && i < VPTQ_INPUT_COUNT; i++)
-        part += vptq_triangle(vptq_input_size(d, (vptq_input)i));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int i = 0; !o->sequential && i < vptq_input_count(&d->experts); i++)
+        part += vptq_input_occurs(d, i) ? vptq_triangle(vptq_input_size(d, i)) : 0;
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_term_of(o->weights, (vptq_linear)l) == (vptq_linear)l)
             terms +=
                 vptq_triangle(vptq_input_size(d, vptq_linear_input((vptq_linear)l))) + shift;
@@ -240,7 +273,7 @@ size_t vptq_encoder_memory(const vptq_model_desc *d)
 {
     enum { PER_WEIGHT = 32, PER_ENTRY = 32 };
     size_t largest = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(d); l++) {
         uint32_t out, in;
         vptq_linear_shape(d, (vptq_linear)l, &out, &in);
         const size_t bytes = (size_t)out * in * PER_WEIGHT + (size_t)in * in * PER_ENTRY;
@@ -282,6 +315,7 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
     opt.sequential = opt.sequential && !k->measuring;
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);
+    k->experts = (vptq_expert_counts){0};
     k->layer = NO_LAYER;
     memset(k->part, 0, sizeof k->part);
     VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &opt, &k->calibrator, err));
@@ -344,11 +378,13 @@ static vptq_input_shifts shifts_of(const calibration *k, const part_moments *m,
                                    vptq_input input)
 {
     const bool drift = vptq_calibrator_drifts(input);
+    if (!vptq_calibrator_shifts(input))
+        return (vptq_input_shifts){.shift = NULL};
     vptq_input_shifts s = {.shift = drift ? NULL : m->shift, .drift = drift ? m->shift : NULL};
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         const vptq_linear term = vptq_term_of(k->calibrator.opt.weights, (vptq_linear)l);
-        if (term == VPTQ_LINEAR_COUNT || vptq_linear_input((vptq_linear)l) != input)
+        if (term == VPTQ_LINEAR_NONE || vptq_linear_input((vptq_linear)l) != input)
             continue;
         s.mixed[l] = m->mixed[term];
         s.mixed_shift[l] = m->mixed_shift[term];
@@ -386,7 +422,7 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
                                .abs_mean = main->range[input],
                                .min = main->range[input] + columns,
                                .max = main->range[input] + 2 * (size_t)columns,
-                               .held_out = held_out->lower[input],
+                               .held_out = held_out->lower ? held_out->lower[input] : NULL,
                                .shifts = shifts_of(k, main, input),
                                .held_out_shifts = shifts_of(k, held_out, input)};
     memcpy(h->metric, h->shifts.mixed, sizeof h->metric);
@@ -406,6 +442,7 @@ static void close_source(vptq_hessian_source *s)
     /* the run that would have removed them did not start; saliencies serve the next one */
     if (k->started && k->measuring && k->q->opt->work)
         forget(k, k->q->opt->dry_run);
+    vptq_experts_warn(&k->experts, k->q->dev->ctx, "");
     vptq_outputs_close(&s->outputs);
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);

@@ -103,8 +103,10 @@ static vptq_status measure(vptq_quantizer *q, uint32_t method, double *scale, vp
     slice best = {.out = 0}, s;
     double seconds;
     for (s.layer = q->first; s.layer <= q->last; s.layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
             s.linear = (vptq_linear)l;
+            if (!vptq_linear_exists(q->model.desc, s.layer, l))
+                continue;
             vptq_linear_shape(q->model.desc, s.linear, &s.out, &s.in);
             if (s.out && settings_of(q, &s)->method == method &&
                 (!best.out || cost_of(q, &s) < cost_of(q, &best)))
@@ -132,8 +134,10 @@ static vptq_status add_matrices(vptq_quantizer *q, double *total, vptq_err *err)
     size_t count = 0;
     slice s;
     for (s.layer = q->first; s.layer <= q->last; s.layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
             size_t i = 0;
+            if (!vptq_linear_exists(q->model.desc, s.layer, l))
+                continue;
             s.linear = (vptq_linear)l;
             vptq_linear_shape(q->model.desc, s.linear, &s.out, &s.in);
             if (!s.out)
@@ -185,8 +189,8 @@ static uint64_t work_bytes(const vptq_quantizer *q)
     enum { HEADER = 4096 };
     uint64_t bytes = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            if (!vptq_linear_exists(q->model.desc, (vptq_linear)l))
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
+            if (!vptq_linear_exists(q->model.desc, layer, l))
                 continue;
             const vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
             bytes += (row.bits.total + 2 * row.bits.codebooks) / 8 + HEADER;

@@ -24,7 +24,7 @@ static uint32_t method_of(const vptq_quantizer *q, uint32_t layer, int l)
 
 bool vptq_fold_applies(const vptq_quantizer *q, uint32_t layer)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
         if (method_of(q, layer, l) & FOLDS)
             return true;
     return false;
@@ -39,26 +39,25 @@ static const vptq_tensor *norm_before(const vptq_block *b, vptq_input input)
 }
 
 /* The linear layer whose outputs are the channels of an input, without a bias, which would have
- * to change too; VPTQ_LINEAR_COUNT = none. */
+ * to change too; VPTQ_LINEAR_NONE = none. */
 static vptq_linear producer_of(const vptq_quantizer *q, const vptq_block *b, vptq_input input)
 {
     const vptq_model_desc *d = q->model.desc;
-    const vptq_linear l = input == VPTQ_INPUT_DOWN ? VPTQ_LINEAR_UP
-                          : input == VPTQ_INPUT_O && d->heads == d->kv_heads
-                              ? VPTQ_LINEAR_V
-                              : VPTQ_LINEAR_COUNT;
-    return l == VPTQ_LINEAR_COUNT || b->linear_bias[l] ? VPTQ_LINEAR_COUNT : l;
+    const vptq_linear l = input == VPTQ_INPUT_DOWN                           ? VPTQ_LINEAR_UP
+                          : input == VPTQ_INPUT_O && d->heads == d->kv_heads ? VPTQ_LINEAR_V
+                                                                             : VPTQ_LINEAR_NONE;
+    return l == VPTQ_LINEAR_NONE || b->linear_bias[l] ? VPTQ_LINEAR_NONE : l;
 }
 
 /* Stages that change the scales of an input. */
 static uint32_t stages_of(const vptq_quantizer *q, uint32_t layer, vptq_input input)
 {
     const vptq_block *b = &q->model.blocks[layer];
-    const uint32_t possible = norm_before(b, input)                           ? FOLDS
-                              : producer_of(q, b, input) != VPTQ_LINEAR_COUNT ? VPTQ_METHOD_AWQ
-                                                                              : 0;
+    const uint32_t possible = norm_before(b, input)                          ? FOLDS
+                              : producer_of(q, b, input) != VPTQ_LINEAR_NONE ? VPTQ_METHOD_AWQ
+                                                                             : 0;
     uint32_t stages = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_linear_input((vptq_linear)l) == input)
             stages |= method_of(q, layer, l);
     return stages & possible;
@@ -89,7 +88,7 @@ static vptq_status floats(reading *r, size_t n, float **to, vptq_err *err)
 
 static vptq_status read_matrices(reading *r, uint32_t layer, vptq_err *err)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         const vptq_weight *w = &r->q->model.blocks[layer].linear[l];
         if (vptq_linear_input((vptq_linear)l) != r->input ||
             !(method_of(r->q, layer, l) & FOLDS))
@@ -264,7 +263,7 @@ vptq_status vptq_fold_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
     if (!vptq_fold_applies(q, layer))
         return VPTQ_OK;
     vptq_arena_init(&f->arena, q->dev->ctx->mem);
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         f->alpha[i] = (double)NAN;
         if (stages_of(q, layer, (vptq_input)i))
             VPTQ_CHECK(find_scales(q, layer, (vptq_input)i, err));
@@ -285,10 +284,11 @@ void vptq_fold_release(vptq_quantizer *q)
 void vptq_fold_weights(const vptq_quantizer *q, const vptq_quantize_row *row, float *w)
 {
     const vptq_block *b = &q->model.blocks[row->layer];
-    const float *columns = q->fold.scale[vptq_linear_input(q->linear)], *rows = NULL;
+    const float *columns, *rows = NULL;
     if (!q->fold.ready)
         return;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    columns = q->fold.scale[vptq_linear_input(q->linear)];
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         if (producer_of(q, b, (vptq_input)i) == q->linear && !norm_before(b, (vptq_input)i))
             rows = q->fold.scale[i];
     for (size_t r = 0; r < row->rows; r++)
@@ -324,7 +324,7 @@ void vptq_fold_file(const vptq_quantizer *q, vptq_layer_file *file)
 vptq_status vptq_fold_hessians(const vptq_quantizer *q, vptq_arena *arena,
                                vptq_encoder_input *input, vptq_err *err)
 {
-    const float *s = q->fold.scale[vptq_linear_input(q->linear)];
+    const float *s = q->fold.ready ? q->fold.scale[vptq_linear_input(q->linear)] : NULL;
     if (!s)
         return VPTQ_OK;
     VPTQ_CHECK(scale_hessian(input->in, s, arena, &input->lower, err));

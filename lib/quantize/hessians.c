@@ -11,7 +11,7 @@
 void vptq_hessians_set_outputs(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                                vptq_input_hessians *h)
 {
-    for (int l = 0; s->outputs.k && l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; s->outputs.k && l < VPTQ_LINEAR_DENSE; l++)
         if (vptq_linear_input((vptq_linear)l) == input)
             h->output[l] = vptq_outputs_load(&s->outputs, layer, (vptq_linear)l);
 }
@@ -25,7 +25,7 @@ static void dir_release(const vptq_hessian_source *s, vptq_input_hessians *h)
 {
     vptq_hessian_file_release(&h->file);
     vptq_hessian_file_release(&h->held_out_file);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         vptq_mem_free(s->mem, h->mixed[l]);
     *h = (vptq_input_hessians){0};
 }
@@ -34,10 +34,10 @@ static void dir_release(const vptq_hessian_source *s, vptq_input_hessians *h)
 static vptq_status load_terms(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                               vptq_input_hessians *h, vptq_err *err)
 {
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+    for (int i = 0; i < VPTQ_LINEAR_DENSE; i++) {
         const vptq_linear l = (vptq_linear)i, term = vptq_term_of(s->weights, l);
         const vptq_hessian_mix mix = {s->weights, s->kv_factor, term};
-        if (term == VPTQ_LINEAR_COUNT || vptq_linear_input(l) != input)
+        if (term == VPTQ_LINEAR_NONE || vptq_linear_input(l) != input)
             continue;
         if (term == l) { /* the first of those that share it */
             h->mixed[l] = vptq_mem_alloc(s->mem, vptq_triangle(h->file.n), sizeof(float), err);
@@ -62,7 +62,7 @@ static vptq_status load_file(const vptq_hessian_source *s, const char *dir, uint
     return vptq_fail(
         err, VPTQ_E_MISMATCH,
         "'%s': the Hessian of layer %u input %s is a %s, hessian.json expects a %s", dir, layer,
-        vptq_input_name(input), f->diagonal ? "diagonal" : "full matrix",
+        vptq_input_name(input).text, f->diagonal ? "diagonal" : "full matrix",
         s->diagonal ? "diagonal" : "full matrix");
 }
 
@@ -175,7 +175,7 @@ vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_
 void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input)
 {
     input->lower = h->plain;
-    input->metric = h->metric[l];
+    input->metric = l < VPTQ_LINEAR_DENSE ? h->metric[l] : NULL;
     input->held_out = h->held_out;
-    input->output = h->output[l];
+    input->output = l < VPTQ_LINEAR_DENSE ? h->output[l] : NULL;
 }

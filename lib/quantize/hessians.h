@@ -13,7 +13,7 @@ typedef struct vptq_input_shifts {
     const float *shift; /* E[(x - x~) x~^T] [hidden, hidden]; for q, k, v, gate and up */
     const float *drift; /* E[(h - h~) x~^T] [hidden, n]; for o and down */
     /* Hessian and shift or drift with the token weights of a linear layer; NULL = plain */
-    const float *mixed[VPTQ_LINEAR_COUNT], *mixed_shift[VPTQ_LINEAR_COUNT];
+    const float *mixed[VPTQ_LINEAR_DENSE], *mixed_shift[VPTQ_LINEAR_DENSE];
 } vptq_input_shifts;
 
 /* The Hessians of one input of a block: packed lower triangles [n (n + 1) / 2]. */
@@ -22,13 +22,13 @@ typedef struct vptq_input_hessians {
     /* [n] of the columns of the inputs: E[|x|], smallest and largest x; NULL = unknown */
     const float *abs_mean, *min, *max;
     /* what a linear layer minimizes; NULL = the plain one */
-    const float *metric[VPTQ_LINEAR_COUNT];
+    const float *metric[VPTQ_LINEAR_DENSE];
     const float *held_out;                  /* NULL = none */
-    const float *output[VPTQ_LINEAR_COUNT]; /* K of a linear layer; NULL = none */
+    const float *output[VPTQ_LINEAR_DENSE]; /* K of a linear layer; NULL = none */
     vptq_input_shifts shifts, held_out_shifts;
     /* owners of the arrays, if the source is a directory */
     vptq_hessian_file file, held_out_file;
-    float *mixed[VPTQ_LINEAR_COUNT];
+    float *mixed[VPTQ_LINEAR_DENSE];
 } vptq_input_hessians;
 
 typedef struct vptq_hessian_source vptq_hessian_source;

@@ -23,10 +23,10 @@ typedef struct vptq_fold {
     bool ready;
     uint32_t layer;
     vptq_arena arena;
-    float *scale[VPTQ_INPUT_COUNT]; /* [n] columns that read the input are multiplied by them;
+    float *scale[VPTQ_INPUT_DENSE]; /* [n] columns that read the input are multiplied by them;
                                        NULL = 1 */
-    float *norm[VPTQ_INPUT_COUNT];  /* [n] the changed norm before the input, or NULL */
-    double alpha[VPTQ_INPUT_COUNT]; /* exponent that AWQ chose; NAN = none */
+    float *norm[VPTQ_INPUT_DENSE];  /* [n] the changed norm before the input, or NULL */
+    double alpha[VPTQ_INPUT_DENSE]; /* exponent that AWQ chose; NAN = none */
 } vptq_fold;
 
 typedef struct vptq_quantizer {
@@ -40,12 +40,12 @@ typedef struct vptq_quantizer {
     char base_fingerprint[17];
     uint32_t first, last;         /* layers, inclusive */
     vptq_arena arena;             /* of the tables below */
-    vptq_matrix_settings *matrix; /* [layers * VPTQ_LINEAR_COUNT] */
+    vptq_matrix_settings *matrix; /* [layers * vptq_linear_count] */
     json_t *rules;                /* of the recipe, or NULL */
     vptq_hessian_source hessians;
     uint64_t plain_bits, plain_weights; /* of everything but the matrices */
     uint64_t matrix_weights;            /* of all layers */
-    double *predicted; /* [layers * VPTQ_LINEAR_COUNT] losses; NULL without allocation */
+    double *predicted; /* [layers * vptq_linear_count] losses; NULL without allocation */
     /* the work directory */
     json_t *manifest;     /* quantize.json */
     char fingerprint[17]; /* of everything that affects the bytes of a matrix */
@@ -69,15 +69,15 @@ typedef struct vptq_quantizer {
 static inline const vptq_matrix_settings *vptq_quantizer_matrix(const vptq_quantizer *q,
                                                                 uint32_t layer, vptq_linear l)
 {
-    return &q->matrix[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l];
+    return &q->matrix[vptq_linear_index(q->model.desc, layer, l)];
 }
 
 /* Columns of the widest matrix of a block. */
 static inline uint32_t vptq_widest_input(const vptq_model_desc *d)
 {
     uint32_t widest = 0;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        const uint32_t n = vptq_input_size(d, (vptq_input)i);
+    for (int i = 0; i < vptq_input_count(&d->experts); i++) {
+        const uint32_t n = vptq_input_occurs(d, i) ? vptq_input_size(d, (vptq_input)i) : 0;
         widest = n > widest ? n : widest;
     }
     return widest;

@@ -51,12 +51,15 @@ static json_t *matrices_json(const vptq_quantizer *q)
     char name[VPTQ_NAME_MAX];
     json_t *doc = json_object();
 
-    for (size_t i = 0; doc && i < (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT; i++) {
+    for (size_t i = 0; doc && i < vptq_linear_index(q->model.desc, q->model.desc->layers, 0);
+         i++) {
         const vptq_matrix_settings *m = &q->matrix[i];
+        if (!vptq_linear_exists(q->model.desc, m->layer, m->linear))
+            continue;
         json_t *own = vptq_settings_json(&m->settings, q->opt->settings);
         bool bad = !own;
-        vptq_linear_full_name(name, q->model.desc, m->layer, m->linear);
-        if (!bad && json_object_size(own) && vptq_linear_exists(q->model.desc, m->linear))
+        vptq_linear_full_name(q->model.desc, name, m->layer, m->linear);
+        if (!bad && json_object_size(own))
             bad = json_object_set(doc, name, own);
         json_decref(own);
         if (bad) {
@@ -211,7 +214,7 @@ vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linea
                              char path[PATH_MAX], vptq_err *err)
 {
     char name[VPTQ_LAYER_FILE_NAME_MAX];
-    vptq_layer_file_name(name, layer, vptq_linear_name(q->model.desc, l));
+    vptq_layer_file_name(name, layer, vptq_linear_name(q->model.desc, l).text);
     return vptq_path_join(path, PATH_MAX, q->opt->work, name, err);
 }
 

@@ -82,9 +82,10 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
     char path[PATH_MAX];
     const bool folds = vptq_fold_applies(q, layer); /* which reads all of them */
     *needed = q->opt->force;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT && !*needed; l++) {
-        if (!vptq_linear_exists(q->model.desc, (vptq_linear)l) ||
-            (!folds && vptq_linear_input((vptq_linear)l) != input))
+    for (int l = 0; l < vptq_linear_count(q->model.desc) && !*needed; l++) {
+        if (!vptq_linear_exists(q->model.desc, layer, l))
+            continue;
+        if (!folds && vptq_linear_input((vptq_linear)l) != input)
             continue;
         VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
         *needed = !vptq_path_exists(path);
@@ -97,17 +98,22 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
 static vptq_status check_hessians(const vptq_quantizer *q, vptq_err *err)
 {
     vptq_input_hessians h;
+    vptq_expert_counts experts = {0};
+    char source[512];
     bool needed;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i < vptq_input_count(&q->model.desc->experts); i++) {
             const uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
             VPTQ_CHECK(vptq_check_cancel(q->dev->ctx, err));
             VPTQ_CHECK(is_needed(q, layer, (vptq_input)i, &needed, err));
-            if (!needed)
+            if (!needed || !vptq_input_exists(&q->model.desc->experts, layer, i))
                 continue;
             VPTQ_CHECK(q->hessians.load(&q->hessians, layer, (vptq_input)i, columns, &h, err));
+            vptq_experts_count(&experts, q->model.desc, i, h.file.tokens);
             q->hessians.release(&q->hessians, &h);
         }
+    snprintf(source, sizeof source, "%.500s: ", q->opt->hessians);
+    vptq_experts_warn(&experts, q->dev->ctx, source);
     return VPTQ_OK;
 }
 
@@ -179,14 +185,14 @@ static void warn_large_codebook(const vptq_quantizer *q, const vptq_quantize_row
 /* Warns once per kind of linear layer, naming its first layer with the problem. */
 static void warn_large_codebooks(const vptq_quantizer *q)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
         vptq_quantize_row first = {0};
         uint32_t layers = 0;
-        if (!vptq_linear_exists(q->model.desc, (vptq_linear)l))
-            continue;
         for (uint32_t layer = q->first; layer <= q->last; layer++) {
             uint64_t vectors;
             uint32_t k;
+            if (!vptq_linear_exists(q->model.desc, layer, l))
+                continue;
             vptq_quantize_row r = vptq_row_make(q, layer, (vptq_linear)l);
             if (r.settings->method == VPTQ_METHOD_VPTQ &&
                 large_codebook(&r.shape, &vectors, &k) && !layers++)
@@ -242,7 +248,7 @@ static vptq_status scan_matrix(const vptq_quantizer *q, uint32_t layer, vptq_lin
         bad = s->bad[t] < bad ? s->bad[t] : bad;
     if (bad == SIZE_MAX)
         return VPTQ_OK;
-    vptq_linear_full_name(name, q->model.desc, layer, l);
+    vptq_linear_full_name(q->model.desc, name, layer, l);
     return vptq_fail(err, VPTQ_E_NUMERIC,
                      "'%s': tensor '%s.weight' holds a number that is not finite at row %zu, "
                      "column %zu",
@@ -272,10 +278,11 @@ vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err)
     /* every rank reads its share */
     for (uint32_t layer = first + (uint32_t)vptq_comm_rank(ctx); layer <= last;
          layer += (uint32_t)vptq_comm_size(ctx))
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
             VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
-            if (vptq_linear_exists(q->model.desc, (vptq_linear)l))
-                VPTQ_TRY(scan_matrix(q, layer, (vptq_linear)l, &s, err));
+            if (!vptq_linear_exists(q->model.desc, layer, l))
+                continue;
+            VPTQ_TRY(scan_matrix(q, layer, (vptq_linear)l, &s, err));
         }
 out:
     vptq_arena_release(&arena);
@@ -287,11 +294,12 @@ static void warn_unused_outputs(const vptq_quantizer *q)
 {
     size_t unused = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
+            if (!vptq_linear_exists(q->model.desc, layer, l))
+                continue;
             const vptq_encoder_settings *s =
                 &vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings;
-            unused += vptq_linear_exists(q->model.desc, (vptq_linear)l) &&
-                      (s->method != VPTQ_METHOD_VPTQ || !s->refits);
+            unused += s->method != VPTQ_METHOD_VPTQ || !s->refits;
         }
     if (unused && q->hessians.output_fingerprint[0])
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
@@ -303,10 +311,9 @@ static void warn_unused_outputs(const vptq_quantizer *q)
 /* Whether a matrix of the layer has method vptq, which alone uses output Hessians. */
 static bool has_vectors(const vptq_quantizer *q, uint32_t layer)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        if (vptq_linear_exists(q->model.desc, (vptq_linear)l) &&
-            vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings.method ==
-                VPTQ_METHOD_VPTQ)
+    for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
+        if (vptq_linear_exists(q->model.desc, layer, l) &&
+            vptq_quantizer_matrix(q, layer, l)->settings.method == VPTQ_METHOD_VPTQ)
             return true;
     return false;
 }
@@ -326,6 +333,11 @@ static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                              "%s: awq and smooth move scales into norms, but not into those of "
                              "models of type %s, which have biases",
+                             q->model.ckpt.path, q->model.desc->family->model_type);
+        if (q->model.desc->family->experts)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: awq and smooth are not supported for models of type %s, "
+                             "whose experts share a norm with the router",
                              q->model.ckpt.path, q->model.desc->family->model_type);
         if (q->opt->calibrate && q->opt->calibrate->sequential)
             return vptq_fail(err, VPTQ_E_ARG,
@@ -367,7 +379,7 @@ static vptq_status count_plain(vptq_quantizer *q, const vptq_tensor *t, vptq_dty
 static bool is_matrix(const vptq_model *m, const vptq_tensor *t)
 {
     for (uint32_t i = 0; i < m->desc->layers; i++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < vptq_linear_count(m->desc); l++)
             if (m->blocks[i].linear[l].tensor == t)
                 return true;
     return false;

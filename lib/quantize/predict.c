@@ -13,12 +13,12 @@ static double block_seconds(const vptq_quantizer *q, const vptq_cuda_costs *c, d
     const vptq_model_desc *d = q->model.desc;
     double time = vptq_cuda_cost_attention(c, tokens, context, d->heads, d->head_dim);
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(d); l++) {
         const vptq_weight *w = &q->model.blocks[0].linear[l];
-        if (w->rows)
+        if (vptq_linear_exists(d, 0, l))
             time += vptq_cuda_cost_gemv(c, tokens, (double)w->rows, (double)w->cols);
     }
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         time += vptq_cuda_cost_syrk(c, tokens, vptq_input_size(d, (vptq_input)i));
     /* two norms, rotations of q and k, swiglu, two sums */
     return time + 8 * vptq_cuda_cost_stream(c, 3 * sizeof(float) * tokens * d->hidden);
@@ -34,13 +34,13 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
     const double layers = q->last + 1.0;
     double weights = 0, sums = 0;
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(d); l++) {
         const vptq_weight *w = &q->model.blocks[0].linear[l];
-        if (w->rows)
-            weights +=
-                vptq_cuda_cost_copy(c, sizeof(uint16_t) * (double)w->rows * (double)w->cols);
+        if (!vptq_linear_exists(d, 0, l))
+            continue;
+        weights += vptq_cuda_cost_copy(c, sizeof(uint16_t) * (double)w->rows * (double)w->cols);
     }
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         const double n = vptq_input_size(d, (vptq_input)i);
         const double triangle = n * (n + 1) / 2;
         sums += vptq_cuda_cost_stream(c, (sizeof(double) + sizeof(float)) * triangle) +

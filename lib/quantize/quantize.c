@@ -14,7 +14,7 @@
 
 static uint32_t all_matrices(const vptq_quantizer *q)
 {
-    return vptq_linear_total(q->model.desc, q->first, q->last);
+    return (uint32_t)vptq_linear_total(q->model.desc, q->first, q->last);
 }
 
 static void show_progress(const vptq_quantizer *q, const char *detail)
@@ -46,9 +46,9 @@ static double count_costs(const vptq_quantizer *q)
     vptq_encoder_report cost;
     double all = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-            if (vptq_linear_exists(q->model.desc, (vptq_linear)l))
-                all += vptq_quantizer_cost(q, layer, (vptq_linear)l, &cost);
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
+            if (vptq_linear_exists(q->model.desc, layer, l))
+                all += vptq_quantizer_cost(q, layer, l, &cost);
     return all;
 }
 
@@ -60,7 +60,7 @@ static void on_step(void *arg, const char *step, double loss)
     if (isfinite(loss))
         snprintf(value, sizeof value, ", loss %.5f", loss);
     snprintf(detail, sizeof detail, "layer %u %s: %s%s", q->layer,
-             vptq_linear_name(q->model.desc, q->linear), step, value);
+             vptq_quantizer_matrix(q, q->layer, q->linear)->name.text, step, value);
     q->steps++;
     show_progress(q, detail);
 }
@@ -94,13 +94,24 @@ static vptq_status read_weights(const vptq_quantizer *q, const vptq_quantize_row
     return st;
 }
 
+/* The linear layer of a layer after l, or their count. */
+static int next_linear(const vptq_quantizer *q, uint32_t layer, int l)
+{
+    const vptq_model_desc *d = q->model.desc;
+    do
+        l++;
+    while (l < vptq_linear_count(d) && !vptq_linear_exists(d, layer, l));
+    return l;
+}
+
 /* Lets the system read the next matrix while this one is quantized. */
 static void read_ahead(const vptq_quantizer *q)
 {
-    const bool inside = q->linear + 1 < VPTQ_LINEAR_COUNT;
+    const int next = next_linear(q, q->layer, q->linear);
+    const bool inside = next < vptq_linear_count(q->model.desc);
     const uint32_t layer = inside ? q->layer : q->layer + 1;
     if (layer <= q->last)
-        vptq_weight_ahead(&q->model.blocks[layer].linear[inside ? q->linear + 1 : 0]);
+        vptq_weight_ahead(&q->model.blocks[layer].linear[inside ? next : 0]);
 }
 
 /* Puts the weights of a method without codes into *file, in `arena`. */
@@ -189,8 +200,9 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
     vptq_arena arena;
     vptq_layer_file file;
     char name[VPTQ_NAME_MAX];
+    const vptq_model_desc *d = q->model.desc;
     vptq_encoder_input input = {.matrix_id =
-                                    row->layer * VPTQ_LINEAR_COUNT + (uint32_t)q->linear,
+                                    (uint32_t)vptq_linear_index(d, row->layer, q->linear),
                                 .out = row->rows,
                                 .in = row->columns,
                                 .on_step = on_step,
@@ -206,7 +218,7 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
     read_ahead(q);
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
-    vptq_linear_full_name(name, q->model.desc, row->layer, q->linear);
+    vptq_linear_full_name(q->model.desc, name, row->layer, q->linear);
     VPTQ_TRY(vptq_choose_codes(q, name, &input, &arena, row, &file, err));
     VPTQ_TRY(vptq_row_json(row, false, text, err));
     vptq_fold_file(q, &file);
@@ -248,7 +260,7 @@ static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vp
         st = encode(q, path, h, &row, &text, err);
     if (st) {
         char name[VPTQ_NAME_MAX];
-        vptq_linear_full_name(name, q->model.desc, q->layer, q->linear);
+        vptq_linear_full_name(q->model.desc, name, q->layer, q->linear);
         vptq_err_context(err, "%s", name);
         goto out;
     }
@@ -274,15 +286,15 @@ vptq_status vptq_quantizer_run(vptq_quantizer *q, uint32_t layer, int first, int
 {
     vptq_status st = VPTQ_OK;
     vptq_input_hessians h = {0};
+    const int end = first + count;
 
-    for (int l = first; l < first + count && !st; l++) {
+    for (int l = next_linear(q, layer, first - 1), next; l < end && !st; l = next) {
         q->layer = layer;
         q->linear = (vptq_linear)l;
-        if (vptq_linear_exists(q->model.desc, q->linear))
-            st = quantize_matrix(q, &h, err);
+        st = quantize_matrix(q, &h, err);
+        next = next_linear(q, layer, l);
         const bool last_of_input =
-            l + 1 == first + count ||
-            vptq_linear_input((vptq_linear)(l + 1)) != vptq_linear_input((vptq_linear)l);
+            next >= end || vptq_linear_input(next) != vptq_linear_input(l);
         if (h.plain && (st || last_of_input))
             q->hessians.release(&q->hessians, &h);
     }
@@ -294,7 +306,7 @@ static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 {
     const bool part = q->first > 0 || q->last + 1 < q->model.desc->layers;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        VPTQ_CHECK(vptq_quantizer_run(q, layer, 0, VPTQ_LINEAR_COUNT, err));
+        VPTQ_CHECK(vptq_quantizer_run(q, layer, 0, vptq_linear_count(q->model.desc), err));
     return vptq_rows_write(q, part, err);
 }
 
@@ -314,9 +326,9 @@ static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
                  "the predicted time leaves out output Hessians and the steps under them");
 
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
+        for (int l = 0; l < vptq_linear_count(q->model.desc) && !st; l++) {
             char *text = NULL;
-            if (!vptq_linear_exists(q->model.desc, (vptq_linear)l))
+            if (!vptq_linear_exists(q->model.desc, layer, l))
                 continue;
             vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
             if (costs && row.settings->method == VPTQ_METHOD_VPTQ)

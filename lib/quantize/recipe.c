@@ -182,13 +182,13 @@ static vptq_status apply_rule(const rule *r, const vptq_model_desc *d,
     size_t matched = 0;
 
     for (uint32_t layer = r->first; layer <= r->last; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            if (!vptq_linear_exists(d, (vptq_linear)l))
+        for (int l = 0; l < vptq_linear_count(d); l++) {
+            if (!vptq_linear_exists(d, layer, l))
                 continue;
-            vptq_linear_full_name(name, d, layer, (vptq_linear)l);
+            vptq_linear_full_name(d, name, layer, (vptq_linear)l);
             if (!vptq_recipe_match(r->pattern, name))
                 continue;
-            VPTQ_CHECK(set_all(r, &rows[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l], err));
+            VPTQ_CHECK(set_all(r, &rows[vptq_linear_index(d, layer, l)], err));
             matched++;
         }
     if (matched)
@@ -257,20 +257,23 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d,
                                   const vptq_text_file *recipe, vptq_arena *arena,
                                   vptq_matrix_settings **rows, json_t **rules, vptq_err *err)
 {
-    size_t count = (size_t)d->layers * VPTQ_LINEAR_COUNT;
+    const size_t per_layer = (size_t)vptq_linear_count(d), count = d->layers * per_layer;
     vptq_matrix_settings *made = vptq_arena_alloc(arena, count, sizeof *made, err);
 
     *rules = NULL;
     if (!made)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < count; i++)
-        made[i] = (vptq_matrix_settings){.layer = (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                                         .linear = (vptq_linear)(i % VPTQ_LINEAR_COUNT),
+        made[i] = (vptq_matrix_settings){.layer = (uint32_t)(i / per_layer),
+                                         .linear = (vptq_linear)(i % per_layer),
                                          .settings = *defaults};
+    for (size_t i = 0; i < count; i++)
+        made[i].name = vptq_linear_name(d, made[i].linear);
     *rows = made;
     if (recipe)
         VPTQ_CHECK(apply_recipe(recipe, d, made, rules, err));
     for (size_t i = 0; i < count; i++)
-        fit_groups(d, &made[i]);
+        if (vptq_linear_exists(d, made[i].layer, made[i].linear))
+            fit_groups(d, &made[i]);
     return VPTQ_OK;
 }

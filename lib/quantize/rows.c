@@ -13,7 +13,7 @@ enum { KEY = 64 };
 vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_linear l)
 {
     vptq_quantize_row row = {.layer = layer,
-                             .name = vptq_linear_name(q->model.desc, l),
+                             .name = vptq_quantizer_matrix(q, layer, l)->name.text,
                              .settings = &vptq_quantizer_matrix(q, layer, l)->settings,
                              .diagonal = q->hessians.diagonal,
                              .awq_alpha = (double)NAN};
@@ -33,8 +33,8 @@ vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_li
         row.uniform = vptq_uniform_shape_of(&s, row.rows, row.columns);
         row.bits = vptq_uniform_count_bits(&row.uniform);
     }
-    row.predicted = q->predicted ? q->predicted[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l]
-                                 : (double)NAN;
+    row.predicted =
+        q->predicted ? q->predicted[vptq_linear_index(q->model.desc, layer, l)] : (double)NAN;
     return row;
 }
 
@@ -353,7 +353,9 @@ static vptq_status report_everything(vptq_quantizer *q, vptq_err *err)
 
     vptq_buf_clear(&q->report);
     for (uint32_t layer = 0; layer < q->model.desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
+            if (!vptq_linear_exists(q->model.desc, layer, l))
+                continue;
             VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
             if (vptq_path_exists(path))
                 VPTQ_CHECK(report_file(q, path, err));

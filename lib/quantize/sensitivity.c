@@ -104,7 +104,7 @@ static vptq_status take_rows(meter *t, json_t *old, vptq_err *err)
     if (!t->save && n < all)
         return VPTQ_OK;
     for (size_t i = 0; taken < n; i++)
-        if (vptq_linear_exists(d, (vptq_linear)(i % VPTQ_LINEAR_COUNT)))
+        if (vptq_linear_exists(d, 0, (vptq_linear)(i % VPTQ_LINEAR_DENSE)))
             VPTQ_CHECK(read_row(json_array_get(rows, taken++), t->opt->file, &t->rows[i], err));
     t->done = (uint32_t)(n / each);
     json_t *ours = json_object_get(t->doc, "rows");
@@ -147,13 +147,12 @@ static vptq_status resume(meter *t, vptq_err *err)
 static vptq_status save_layer(meter *t, uint32_t layer, vptq_err *err)
 {
     json_t *rows = json_object_get(t->doc, "rows");
-    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        const vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_COUNT + l];
-        if (!vptq_linear_exists(t->m->desc, (vptq_linear)l))
+    for (uint32_t l = 0; l < VPTQ_LINEAR_DENSE; l++) {
+        const vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_DENSE + l];
+        if (!vptq_linear_exists(t->m->desc, 0, (vptq_linear)l))
             continue;
         json_t *row = json_pack("{s:i, s:s, s:f, s:f}", "layer", (int)layer, "name",
-                                vptq_linear_name(t->m->desc, (vptq_linear)l), "loss", s->loss,
-                                "norm", s->norm);
+                                t->m->names[l].text, "loss", s->loss, "norm", s->norm);
         if (row && t->opt->text &&
             (json_object_set_new(row, "kld", json_real(s->kld)) ||
              json_object_set_new(row, "kld_stderr", json_real(s->kld_stderr)))) {
@@ -173,7 +172,7 @@ static uint32_t position_of(const meter *t, uint32_t l)
 {
     uint32_t count = 0;
     while (l-- > 0)
-        count += vptq_linear_exists(t->m->desc, (vptq_linear)l);
+        count += vptq_linear_exists(t->m->desc, 0, (vptq_linear)l);
     return count;
 }
 
@@ -182,8 +181,7 @@ static void progress(const meter *t, uint32_t layer, uint32_t l, const char *wha
     char detail[96];
     const vptq_model_desc *d = t->m->desc;
     const uint64_t each = vptq_linear_total(d, 0, 0);
-    snprintf(detail, sizeof detail, "layer %u %s: %s", layer,
-             vptq_linear_name(d, (vptq_linear)l), what);
+    snprintf(detail, sizeof detail, "layer %u %s: %s", layer, t->m->names[l].text, what);
     vptq_progress(t->dev->ctx, "sensitivity", "matrices", layer * each + position_of(t, l),
                   d->layers * each, detail);
 }
@@ -194,8 +192,8 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
 {
     vptq_status st = VPTQ_OK;
     const vptq_weight *weight = &t->m->blocks[layer].linear[l];
-    vptq_sensitivity *row = &t->rows[layer * VPTQ_LINEAR_COUNT + (uint32_t)l];
-    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+    vptq_sensitivity *row = &t->rows[layer * VPTQ_LINEAR_DENSE + (uint32_t)l];
+    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_DENSE + (uint32_t)l,
                                 .out = (uint32_t)weight->rows,
                                 .in = (uint32_t)weight->cols};
     vptq_encoder_result result;
@@ -216,7 +214,7 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
         vptq_rate_probe(input.out, input.in, t->opt->seed, t->opt->storage);
     VPTQ_TRY(vptq_encode_matrix(t->dev, &probe, &input, arena, &result, err));
     *out = (vptq_packed_matrix){
-        .name = vptq_linear_name(t->m->desc, l), .vq = result.vq, .storage = probe.storage};
+        .name = t->m->names[l].text, .vq = result.vq, .storage = probe.storage};
     VPTQ_TRY(vptq_device_decode(t->dev, &out->vq, 0, weight->rows, what, weight->cols, err));
     input.lower = input.metric ? input.metric : input.lower;
     VPTQ_TRY(vptq_encoder_measure(t->dev, &input, what, &loss, err));
@@ -231,7 +229,7 @@ out:
 static bool is_own(const meter *t, int l)
 {
     const vptq_ctx *ctx = t->dev->ctx;
-    return vptq_linear_exists(t->m->desc, (vptq_linear)l) &&
+    return vptq_linear_exists(t->m->desc, 0, (vptq_linear)l) &&
            l % vptq_comm_size(ctx) == vptq_comm_rank(ctx);
 }
 
@@ -243,13 +241,12 @@ static vptq_status encode_input(meter *t, uint32_t layer, vptq_input input, vptq
     vptq_input_hessians h = {0};
     vptq_status st = VPTQ_OK;
     VPTQ_CHECK(source->load(source, layer, input, vptq_input_size(t->m->desc, input), &h, err));
-    for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE && !st; l++) {
         if (vptq_linear_input((vptq_linear)l) != input || !is_own(t, l))
             continue;
         st = encode(t, layer, (vptq_linear)l, &h, arena, &out[l], err);
         if (st)
-            vptq_err_context(err, "layer %u %s", layer,
-                             vptq_linear_name(t->m->desc, (vptq_linear)l));
+            vptq_err_context(err, "layer %u %s", layer, t->m->names[l].text);
     }
     source->release(source, &h);
     return st;
@@ -281,6 +278,22 @@ out:
     return st;
 }
 
+/* The blocks of the changed model, with matrices of their own. */
+static vptq_status copy_blocks(meter *t, vptq_arena *arena, vptq_err *err)
+{
+    const vptq_model_desc *d = t->m->desc;
+    const size_t count = (size_t)vptq_linear_count(d);
+    for (uint32_t layer = 0; layer < d->layers; layer++) {
+        vptq_block *b = &t->changed.blocks[layer];
+        *b = t->m->blocks[layer];
+        b->linear = vptq_arena_alloc(arena, count, sizeof *b->linear, err);
+        if (!b->linear)
+            return VPTQ_E_NOMEM;
+        memcpy(b->linear, t->m->blocks[layer].linear, count * sizeof *b->linear);
+    }
+    return VPTQ_OK;
+}
+
 /* Computes the original's hidden states before block 0 and after the last block. */
 static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
 {
@@ -294,7 +307,7 @@ static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
     t->scores = vptq_arena_alloc(arena, t->tokens, each * sizeof *t->scores, err);
     if (!t->changed.blocks || !t->hidden || !t->final || !t->variants || !t->scores)
         return VPTQ_E_NOMEM;
-    memcpy(t->changed.blocks, t->m->blocks, d->layers * sizeof *t->changed.blocks);
+    VPTQ_CHECK(copy_blocks(t, arena, err));
     VPTQ_CHECK(vptq_forward_open(t->m, t->dev, t->opt->length, &t->base, err));
     VPTQ_CHECK(vptq_forward_open(&t->changed, t->dev, t->opt->length, &t->variant, err));
     VPTQ_CHECK(vptq_forward_embed(t->base, t->ids.data, t->tokens, t->hidden, err));
@@ -328,7 +341,7 @@ static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
 static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l,
                              const vptq_kld_token *k, vptq_err *err)
 {
-    vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_COUNT + l];
+    vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_DENSE + l];
     const double n = (double)t->tokens;
     double sum = 0, sq = 0;
     for (size_t i = 0; i < t->tokens; i++)
@@ -341,7 +354,7 @@ static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l,
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "layer %u %s: the model's output is not finite with this matrix "
                          "quantized",
-                         layer, vptq_linear_name(t->m->desc, (vptq_linear)l));
+                         layer, t->m->names[l].text);
     return VPTQ_OK;
 }
 
@@ -356,7 +369,7 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
                           .all = vptq_linear_total(t->m->desc, 0, 0),
                           .hidden_base = t->final,
                           .hidden = t->variants};
-    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (uint32_t l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (is_own(t, (int)l))
             VPTQ_CHECK(run_variant(t, layer, l, &matrices[l],
                                    t->variants + args.variants++ * floats, err));
@@ -364,7 +377,7 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
         return VPTQ_OK;
     VPTQ_CHECK(vptq_eval_kld_rows(t->dev->ctx, &args, t->scores, err));
     const vptq_kld_token *k = t->scores;
-    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (uint32_t l = 0; l < VPTQ_LINEAR_DENSE; l++)
         if (is_own(t, (int)l)) {
             VPTQ_CHECK(summarize(t, layer, l, k, err));
             k += t->tokens;
@@ -379,10 +392,10 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
  */
 static vptq_status share_layer(meter *t, uint32_t layer, vptq_err *err)
 {
-    enum { NUMBERS = VPTQ_LINEAR_COUNT * sizeof(vptq_sensitivity) / sizeof(double) };
+    enum { NUMBERS = VPTQ_LINEAR_DENSE * sizeof(vptq_sensitivity) / sizeof(double) };
     const vptq_ctx *ctx = t->dev->ctx;
     double own[NUMBERS], all[NUMBERS] = {0};
-    vptq_sensitivity *rows = &t->rows[layer * VPTQ_LINEAR_COUNT];
+    vptq_sensitivity *rows = &t->rows[layer * VPTQ_LINEAR_DENSE];
     if (vptq_comm_size(ctx) == 1)
         return VPTQ_OK;
     memcpy(own, rows, sizeof own);
@@ -395,7 +408,7 @@ static vptq_status share_layer(meter *t, uint32_t layer, vptq_err *err)
 static vptq_status share_file(meter *t, vptq_err *err)
 {
     const vptq_ctx *ctx = t->dev->ctx;
-    const size_t count = (size_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
+    const size_t count = (size_t)t->m->desc->layers * VPTQ_LINEAR_DENSE;
     VPTQ_CHECK(vptq_comm_same(ctx, "the text for measuring sensitivities", t->text, err));
     if (vptq_comm_rank(ctx) == 0)
         VPTQ_CHECK(resume(t, err));
@@ -408,13 +421,13 @@ static vptq_status share_file(meter *t, vptq_err *err)
 static vptq_status measure_layers(meter *t, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_packed_matrix matrices[VPTQ_LINEAR_COUNT];
+    vptq_packed_matrix matrices[VPTQ_LINEAR_DENSE];
     vptq_arena arena;
     const uint64_t all = vptq_linear_total(t->m->desc, 0, t->m->desc->layers - 1);
     vptq_arena_init(&arena, t->dev->ctx->mem);
     for (uint32_t layer = 0; layer < t->m->desc->layers; layer++) {
         if (layer >= t->done) {
-            for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+            for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
                 VPTQ_TRY(encode_input(t, layer, (vptq_input)i, &arena, matrices, err));
             if (t->opt->text)
                 VPTQ_TRY(measure_block(t, layer, matrices, err));
@@ -443,7 +456,7 @@ vptq_status vptq_sensitivity_measure(vptq_device *dev, const vptq_model *m,
     vptq_arena_init(&work, dev->ctx->mem);
     vptq_ids_init(&t.ids, dev->ctx->mem);
     t.rows =
-        vptq_arena_zalloc(arena, (size_t)d->layers * VPTQ_LINEAR_COUNT, sizeof *t.rows, err);
+        vptq_arena_zalloc(arena, (size_t)d->layers * VPTQ_LINEAR_DENSE, sizeof *t.rows, err);
     if (!t.rows)
         VPTQ_TRY(VPTQ_E_NOMEM);
     if (opt->text)

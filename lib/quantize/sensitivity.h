@@ -29,7 +29,7 @@ typedef struct vptq_sensitivity {
     double kld, kld_stderr; /* nats per token; 0 without a text */
 } vptq_sensitivity;
 
-/* Measures rows [layers * VPTQ_LINEAR_COUNT] in `arena`, layer by layer.  Several ranks share
+/* Measures rows [layers * VPTQ_LINEAR_DENSE] in `arena`, layer by layer.  Several ranks share
  * the matrices of a layer, and rank 0 has the file.  The result is the same for any thread
  * count and number of ranks, and after any interruption.  VPTQ_E_NUMERIC with the matrix whose
  * replacement makes the output not finite. */

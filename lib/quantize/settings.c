@@ -110,10 +110,10 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
 {
     char name[VPTQ_NAME_MAX];
 
-    for (size_t i = 0; i < (size_t)d->layers * VPTQ_LINEAR_COUNT; i++) {
-        uint32_t out, in;
-        if (!vptq_linear_exists(d, rows[i].linear))
+    for (size_t i = 0; i < vptq_linear_index(d, d->layers, 0); i++) {
+        if (!vptq_linear_exists(d, rows[i].layer, rows[i].linear))
             continue;
+        uint32_t out, in;
         vptq_linear_shape(d, rows[i].linear, &out, &in);
         vptq_status st = vptq_encoder_check(&rows[i].settings, out, in, err);
         if (!st && vptq_method_is_additive(rows[i].settings.method))
@@ -121,7 +121,7 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
         if (!st)
             st = check_layout(&rows[i].settings, err);
         if (st) {
-            vptq_linear_full_name(name, d, rows[i].layer, rows[i].linear);
+            vptq_linear_full_name(d, name, rows[i].layer, rows[i].linear);
             return vptq_err_context(err, "%s", name);
         }
     }

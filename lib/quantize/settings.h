@@ -18,6 +18,7 @@ typedef struct vptq_matrix_settings {
     uint32_t layer;
     vptq_linear linear;
     bool pinned; /* a recipe rule sets something that is stored: allocation skips the row */
+    vptq_short_name name; /* of the linear layer */
     vptq_encoder_settings settings;
 } vptq_matrix_settings;
 
@@ -31,7 +32,7 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
 
 enum { VPTQ_RECIPE_LIMIT = 1 << 20 }; /* bytes */
 
-/* Makes rows [layers * VPTQ_LINEAR_COUNT] in `arena`, row layer * VPTQ_LINEAR_COUNT + linear:
+/* Makes rows [layers * vptq_linear_count] in `arena`, row vptq_linear_index:
  * the defaults, changed by the rules of a recipe (NULL = none; docs/formats/work.md), with
  * group sizes that fit the columns where fit_groups is set.
  * *rules = its list of rules, NULL without a recipe; the caller releases it with

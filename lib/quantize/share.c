@@ -18,17 +18,13 @@ typedef struct unit {
 } unit;
 
 typedef struct vptq_share {
-    double *seconds; /* [layers * VPTQ_LINEAR_COUNT] of matrices that were made; 0 = reused */
+    double *seconds; /* [vptq_linear_index] of matrices that were made; 0 = reused */
+    bool *left;      /* [vptq_linear_count] of the present layer: its matrices to make */
     unit *units;     /* of the present queue */
     size_t count;
     uint64_t done; /* matrices of earlier queues, and their cost */
     double cost;
 } share;
-
-static size_t index_of(uint32_t layer, vptq_linear l)
-{
-    return (size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l;
-}
 
 /* ---- what was done ---- */
 
@@ -37,14 +33,16 @@ void vptq_share_note(vptq_quantizer *q, const vptq_quantize_row *row)
     /* a matrix that took no time was made all the same */
     const double least = 1e-9, seconds = row->report.seconds;
     if (!row->reused)
-        q->share->seconds[index_of(row->layer, q->linear)] = seconds > least ? seconds : least;
+        q->share->seconds[vptq_linear_index(q->model.desc, row->layer, q->linear)] =
+            seconds > least ? seconds : least;
 }
 
 void vptq_share_recall(const vptq_quantizer *q, vptq_quantize_row *row)
 {
     if (!q->share)
         return;
-    const double seconds = q->share->seconds[index_of(row->layer, q->linear)];
+    const double seconds =
+        q->share->seconds[vptq_linear_index(q->model.desc, row->layer, q->linear)];
     row->reused = !(seconds > 0);
     row->report.seconds = seconds;
 }
@@ -69,8 +67,8 @@ uint32_t vptq_share_count_files(const vptq_quantizer *q)
     char path[PATH_MAX];
     uint32_t n = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-            n += vptq_linear_exists(q->model.desc, (vptq_linear)l) &&
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
+            n += vptq_linear_exists(q->model.desc, layer, l) &&
                  !vptq_matrix_path(q, layer, (vptq_linear)l, path, NULL) &&
                  vptq_path_exists(path);
     return n;
@@ -197,7 +195,7 @@ static void add_unit(vptq_quantizer *q, uint32_t layer, int first, int count)
     vptq_encoder_report cost;
     unit u = {.layer = layer, .first = first, .count = count};
     for (int l = first; l < first + count; l++)
-        if (vptq_linear_exists(q->model.desc, (vptq_linear)l)) {
+        if (vptq_linear_exists(q->model.desc, layer, l)) {
             u.matrices++;
             u.cost += vptq_quantizer_cost(q, layer, (vptq_linear)l, &cost);
         }
@@ -240,14 +238,13 @@ static vptq_status run_units(vptq_quantizer *q, vptq_err *err)
 
 /* left[l] = whether matrix l of the layer has no usable file, as rank 0 sees it: another may
  * see a new file later. */
-static vptq_status find_left(const vptq_quantizer *q, uint32_t layer,
-                             bool left[VPTQ_LINEAR_COUNT], vptq_err *err)
+static vptq_status find_left(const vptq_quantizer *q, uint32_t layer, bool *left, vptq_err *err)
 {
     char path[PATH_MAX];
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
         char *text = NULL;
         left[l] = false;
-        if (!vptq_linear_exists(q->model.desc, (vptq_linear)l))
+        if (!vptq_linear_exists(q->model.desc, layer, l))
             continue;
         vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
         VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
@@ -258,25 +255,26 @@ static vptq_status find_left(const vptq_quantizer *q, uint32_t layer,
     return VPTQ_OK;
 }
 
-static vptq_status share_left(const vptq_quantizer *q, uint32_t layer,
-                              bool left[VPTQ_LINEAR_COUNT], vptq_err *err)
+static vptq_status share_left(const vptq_quantizer *q, uint32_t layer, bool *left,
+                              vptq_err *err)
 {
     const vptq_ctx *ctx = q->dev->ctx;
     const bool first = vptq_comm_rank(ctx) == 0;
     VPTQ_CHECK(vptq_comm_agree(ctx, first ? find_left(q, layer, left, err) : VPTQ_OK, err));
-    return vptq_comm_broadcast(ctx, 0, left, VPTQ_LINEAR_COUNT * sizeof *left, err);
+    return vptq_comm_broadcast(ctx, 0, left,
+                               (size_t)vptq_linear_count(q->model.desc) * sizeof *left, err);
 }
 
 /* ---- Hessians that are there ---- */
 
 /* Adds the matrices of a layer of which one is left.  Scales of columns are found once for a
  * layer. */
-static void add_layer(vptq_quantizer *q, uint32_t layer, const bool left[VPTQ_LINEAR_COUNT])
+static void add_layer(vptq_quantizer *q, uint32_t layer, const bool *left)
 {
     const bool whole = vptq_fold_applies(q, layer);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
         if (left[l] && whole) {
-            add_unit(q, layer, 0, VPTQ_LINEAR_COUNT);
+            add_unit(q, layer, 0, vptq_linear_count(q->model.desc));
             return;
         } else if (left[l]) {
             add_unit(q, layer, l, 1);
@@ -285,7 +283,7 @@ static void add_layer(vptq_quantizer *q, uint32_t layer, const bool left[VPTQ_LI
 
 static vptq_status run_all(vptq_quantizer *q, vptq_err *err)
 {
-    bool left[VPTQ_LINEAR_COUNT];
+    bool *left = q->share->left;
     for (uint32_t layer = q->first; layer <= q->last; layer++) {
         VPTQ_CHECK(share_left(q, layer, left, err));
         add_layer(q, layer, left);
@@ -308,12 +306,12 @@ static vptq_status load(const vptq_quantizer *q, uint32_t layer, vptq_input inpu
 
 /* The matrices of the inputs [first, end) of a layer. */
 static vptq_status run_inputs(vptq_quantizer *q, uint32_t layer, int first, int end,
-                              const bool left[VPTQ_LINEAR_COUNT], vptq_err *err)
+                              const bool *left, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     for (int i = first; i < end && !st; i++) {
         const size_t before = q->share->count;
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
             if (left[l] && vptq_linear_input((vptq_linear)l) == (vptq_input)i)
                 add_unit(q, layer, l, 1);
         if (q->share->count > before)
@@ -321,8 +319,8 @@ static vptq_status run_inputs(vptq_quantizer *q, uint32_t layer, int first, int 
     }
     VPTQ_CHECK(vptq_comm_agree(q->dev->ctx, st, err));
     VPTQ_CHECK(run_units(q, err));
-    for (int l = 0; q->opt->no_shared_dir && l < VPTQ_LINEAR_COUNT; l++)
-        if (vptq_linear_exists(q->model.desc, (vptq_linear)l) &&
+    for (int l = 0; q->opt->no_shared_dir && l < vptq_linear_count(q->model.desc); l++)
+        if (vptq_linear_exists(q->model.desc, layer, l) &&
             (int)vptq_linear_input((vptq_linear)l) >= first &&
             (int)vptq_linear_input((vptq_linear)l) < end)
             VPTQ_CHECK(spread_file(q, layer, (vptq_linear)l, err));
@@ -332,11 +330,12 @@ static vptq_status run_inputs(vptq_quantizer *q, uint32_t layer, int first, int 
 /* A sequential calibration needs the matrices of an input before it goes on. */
 static vptq_status run_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
 {
-    bool left[VPTQ_LINEAR_COUNT];
+    bool *left = q->share->left;
+    const int inputs = vptq_input_count(&q->model.desc->experts);
     VPTQ_CHECK(share_left(q, layer, left, err));
     if (!q->opt->calibrate->sequential)
-        return run_inputs(q, layer, 0, VPTQ_INPUT_COUNT, left, err);
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+        return run_inputs(q, layer, 0, inputs, left, err);
+    for (int i = 0; i < inputs; i++)
         VPTQ_CHECK(run_inputs(q, layer, i, i + 1, left, err));
     return VPTQ_OK;
 }
@@ -355,13 +354,17 @@ static vptq_status run_layers(vptq_quantizer *q, vptq_err *err)
 vptq_status vptq_share_matrices(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_ctx *ctx = q->dev->ctx;
-    const size_t all = (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT;
+    const vptq_model_desc *d = q->model.desc;
+    const size_t all = vptq_linear_index(d, d->layers, 0);
     share *s = vptq_arena_zalloc(&q->arena, 1, sizeof *s, err);
     double *ours = s ? vptq_arena_zalloc(&q->arena, all, sizeof *ours, err) : NULL;
     double *sums = ours ? vptq_arena_zalloc(&q->arena, all, sizeof *sums, err) : NULL;
     if (sums)
         s->units = vptq_arena_alloc(&q->arena, all, sizeof *s->units, err);
-    if (!sums || !s->units)
+    if (sums && s->units)
+        s->left =
+            vptq_arena_alloc(&q->arena, (size_t)vptq_linear_count(d), sizeof *s->left, err);
+    if (!sums || !s->units || !s->left)
         return VPTQ_E_NOMEM;
     s->seconds = ours;
     q->share = s;

@@ -32,7 +32,7 @@ static void hash_from(const vptq_tuner *t, const char *manifest, char hex[17])
     const vptq_student *s = &t->student;
     uint64_t h = vptq_hash(manifest, strlen(manifest), 0);
     h = vptq_hash(s->original, s->count * sizeof *s->original, h);
-    for (size_t i = 0; i < (size_t)t->model.desc->layers * VPTQ_LINEAR_COUNT; i++)
+    for (size_t i = 0; i < (size_t)t->model.desc->layers * VPTQ_LINEAR_DENSE; i++)
         if (s->weight[i].packed)
             h = hash_indices(&s->matrix[i].vq, h);
     snprintf(hex, 17, "%016" PRIx64, h);
@@ -234,8 +234,9 @@ static vptq_status matrix_path(const vptq_tuner *t, size_t i, char path[PATH_MAX
                                vptq_err *err)
 {
     char name[VPTQ_LAYER_FILE_NAME_MAX];
-    vptq_layer_file_name(name, (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                         vptq_linear_name(t->model.desc, (vptq_linear)(i % VPTQ_LINEAR_COUNT)));
+    vptq_layer_file_name(
+        name, (uint32_t)(i / VPTQ_LINEAR_DENSE),
+        vptq_linear_name(t->model.desc, (vptq_linear)(i % VPTQ_LINEAR_DENSE)).text);
     return vptq_path_join(path, PATH_MAX, t->opt->work, name, err);
 }
 
@@ -295,7 +296,7 @@ vptq_status vptq_tuner_write_result(const vptq_tuner *t, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_buf report;
     vptq_buf_init(&report, t->dev->ctx->mem);
-    for (size_t i = 0; i < (size_t)t->model.desc->layers * VPTQ_LINEAR_COUNT; i++)
+    for (size_t i = 0; i < (size_t)t->model.desc->layers * VPTQ_LINEAR_DENSE; i++)
         if (t->student.weight[i].packed)
             VPTQ_TRY(write_matrix(t, i, &report, err));
     st = write_report(t, &report, err);
@@ -336,7 +337,7 @@ vptq_status vptq_tuner_find_result(const vptq_tuner *t, bool *finished, vptq_err
     vptq_buf report;
     vptq_buf_init(&report, t->dev->ctx->mem);
     *finished = true;
-    for (size_t i = 0; *finished && i < (size_t)t->model.desc->layers * VPTQ_LINEAR_COUNT; i++)
+    for (size_t i = 0; *finished && i < (size_t)t->model.desc->layers * VPTQ_LINEAR_DENSE; i++)
         if (t->student.weight[i].packed)
             VPTQ_TRY(find_matrix(t, i, &report, finished, err));
     if (*finished)

@@ -75,7 +75,7 @@ static vptq_status choose(vptq_device *dev, const vptq_encoder_settings *s,
                           const vptq_encoder_input *input, vptq_arena *arena, vptq_uniform *u,
                           float *what, vptq_encoder_report *report, vptq_err *err)
 {
-    const vptq_linear linear = (vptq_linear)(input->matrix_id % VPTQ_LINEAR_COUNT);
+    const vptq_linear linear = (vptq_linear)(input->matrix_id % VPTQ_LINEAR_DENSE);
     vptq_uniform_settings settings = vptq_uniform_settings_of(s);
     double damping = 0;
     vptq_uniform_input matrix = {.out = input->out,

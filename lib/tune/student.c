@@ -37,12 +37,12 @@ static part part_of(const vptq_vq *q, vptq_train_kind kind)
 
 static size_t matrices_of(const vptq_model *m)
 {
-    return (size_t)m->desc->layers * VPTQ_LINEAR_COUNT;
+    return (size_t)m->desc->layers * VPTQ_LINEAR_DENSE;
 }
 
 static const vptq_weight *weight_of(const vptq_model *m, size_t i)
 {
-    return &m->blocks[i / VPTQ_LINEAR_COUNT].linear[i % VPTQ_LINEAR_COUNT];
+    return &m->blocks[i / VPTQ_LINEAR_DENSE].linear[i % VPTQ_LINEAR_DENSE];
 }
 
 static void count_all(vptq_student *s)
@@ -93,9 +93,9 @@ static void take_matrix(vptq_student *s, size_t i, size_t *tensor, size_t *at)
             memcpy(s->original + *at, p.from, p.groups * p.count * sizeof *p.from);
         for (size_t g = 0; g < p.groups; g++, *at += p.count)
             s->tensors[(*tensor)++] = (vptq_trainable){
-                .layer = (uint32_t)(i / VPTQ_LINEAR_COUNT),
+                .layer = (uint32_t)(i / VPTQ_LINEAR_DENSE),
                 .group = (uint32_t)g,
-                .linear = (vptq_linear)(i % VPTQ_LINEAR_COUNT),
+                .linear = (vptq_linear)(i % VPTQ_LINEAR_DENSE),
                 .kind = (vptq_train_kind)k,
                 .at = *at,
                 .count = p.count,
@@ -171,7 +171,7 @@ void vptq_student_round(vptq_student *s, const vptq_tensor_range *range)
     memcpy(s->stored + range->at, s->master + range->at, range->count * sizeof *s->stored);
     for (size_t i = range->first; i < range->end; i++) {
         const vptq_trainable *t = &s->tensors[i];
-        const size_t matrix = (size_t)t->layer * VPTQ_LINEAR_COUNT + (size_t)t->linear;
+        const size_t matrix = (size_t)t->layer * VPTQ_LINEAR_DENSE + (size_t)t->linear;
         vptq_round_to_n(s->matrix[matrix].storage, s->stored + t->at, t->count);
         if (t->grid)
             round_to_grid(s, t, s->matrix[matrix].storage);
@@ -189,7 +189,7 @@ double vptq_student_changed(const vptq_student *s)
 vptq_stored_gradients vptq_student_gradients(const vptq_student *s, uint32_t layer,
                                              vptq_linear l, double *all)
 {
-    const size_t i = (size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l;
+    const size_t i = (size_t)layer * VPTQ_LINEAR_DENSE + (size_t)l;
     double *at = all + s->first[i], *of[KINDS];
     for (int k = 0; k < KINDS; k++) {
         const part p = part_of(&s->matrix[i].vq, (vptq_train_kind)k);
@@ -207,7 +207,7 @@ void vptq_trainable_name(const vptq_model_desc *d, const vptq_trainable *t,
     static const char *const kinds[KINDS] = {"centroids", "residual centroids",
                                              "outlier centroids", "scale", "bias"};
     snprintf(name, VPTQ_TRAINABLE_NAME_MAX, "layer %u %s: %s", t->layer,
-             vptq_linear_name(d, t->linear), kinds[t->kind]);
+             vptq_linear_name(d, t->linear).text, kinds[t->kind]);
     if (t->kind <= VPTQ_TRAIN_RES_CENTROIDS) {
         const size_t used = strlen(name);
         snprintf(name + used, VPTQ_TRAINABLE_NAME_MAX - used, " of group %u", t->group);

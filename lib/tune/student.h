@@ -37,10 +37,10 @@ typedef struct vptq_tensor_range {
 typedef struct vptq_student {
     const vptq_model *m;
     vptq_arena arena;
-    vptq_weight *weight; /* [layers * VPTQ_LINEAR_COUNT]; plain ones are the model's */
+    vptq_weight *weight; /* [layers * VPTQ_LINEAR_DENSE]; plain ones are the model's */
     vptq_packed_matrix
         *matrix;   /* the packed ones of them, reading `stored`; name NULL: plain */
-    size_t *first; /* [layers * VPTQ_LINEAR_COUNT] first number of a matrix */
+    size_t *first; /* [layers * VPTQ_LINEAR_DENSE] first number of a matrix */
     vptq_trainable *tensors;
     size_t tensor_count, count;        /* tensors; numbers */
     float *master, *stored, *original; /* [count]; original: as the model has them */

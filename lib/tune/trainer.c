@@ -11,7 +11,7 @@
 
 const vptq_weight *vptq_trainer_weights(const vptq_trainer *t, uint32_t layer)
 {
-    return t->student->weight + (size_t)layer * VPTQ_LINEAR_COUNT;
+    return t->student->weight + (size_t)layer * VPTQ_LINEAR_DENSE;
 }
 
 /* Adds a linear layer's part of the group's gradient. */
@@ -260,7 +260,7 @@ static vptq_status allocate(vptq_trainer *t, vptq_err *err)
 
 static vptq_status open_stored(vptq_trainer *t, vptq_err *err)
 {
-    const size_t matrices = (size_t)t->student->m->desc->layers * VPTQ_LINEAR_COUNT;
+    const size_t matrices = (size_t)t->student->m->desc->layers * VPTQ_LINEAR_DENSE;
     size_t count = 0;
     const vptq_vq **list = vptq_arena_alloc(&t->arena, matrices, sizeof *list, err);
     if (!list)

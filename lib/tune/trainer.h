@@ -104,7 +104,7 @@ vptq_status vptq_trainer_set_state(vptq_trainer *t, const void *state,
 
 /* ---- for the loss ---- */
 
-/* The student's weights of a block, [VPTQ_LINEAR_COUNT]. */
+/* The student's weights of a block, [VPTQ_LINEAR_DENSE]. */
 const vptq_weight *vptq_trainer_weights(const vptq_trainer *t, uint32_t layer);
 /* vptq_backward_block with the student's weights, adding the gradients of what they store. */
 vptq_status vptq_trainer_backward(vptq_trainer *t, uint32_t layer, const float *hidden,

@@ -81,7 +81,7 @@ static void open_all(bench *b, const char *model, const char *ids)
     bench_need(vptq_forward_open(&b->m, &b->dev, b->tokens, &b->f, &err), &err);
     vptq_forward_use_bf16(b->f, b->bf16);
     bench_need(vptq_backward_open(b->f, b->tokens, 1, &b->b, &err), &err);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         uint32_t out, in;
         vptq_linear_shape(b->m.desc, (vptq_linear)l, &out, &in);
         largest = (size_t)out * in > largest ? (size_t)out * in : largest;

@@ -26,9 +26,9 @@ typedef struct bench {
 
 static vptq_linear find_linear(const vptq_model_desc *d, const char *name)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        if (vptq_linear_exists(d, (vptq_linear)l) &&
-            !strcmp(vptq_linear_name(d, (vptq_linear)l), name))
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
+        if (vptq_linear_exists(d, 0, (vptq_linear)l) &&
+            !strcmp(vptq_linear_name(d, (vptq_linear)l).text, name))
             return (vptq_linear)l;
     fprintf(stderr, "benchmark: there is no linear '%s'\n", name);
     exit(1);
@@ -65,7 +65,7 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l, uint32_t rows)
     bench_need(vptq_hessian_dir_load(b->hessians, layer, vptq_linear_input(l),
                                      (uint32_t)w->cols, b->ctx.mem, &h, &err),
                &err);
-    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_DENSE + (uint32_t)l,
                                 .out = rows,
                                 .in = (uint32_t)w->cols,
                                 .w = x,
@@ -79,8 +79,8 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l, uint32_t rows)
         s.v = rate[i].v;
         s.k = rate[i].k;
         s.k_res = rate[i].k_res;
-        printf("%u %s %u %zu %u %u %u %.9g %.9g\n", layer, vptq_linear_name(b->m.desc, l), rows,
-               w->cols, s.v, s.k, s.k_res, base, encode(b, &s, &input));
+        printf("%u %s %u %zu %u %u %u %.9g %.9g\n", layer, vptq_linear_name(b->m.desc, l).text,
+               rows, w->cols, s.v, s.k, s.k_res, base, encode(b, &s, &input));
         fflush(stdout);
     }
     vptq_hessian_file_release(&h);

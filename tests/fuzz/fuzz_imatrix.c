@@ -11,7 +11,7 @@ static void use(const vptq_imatrix *im)
             if (!(e->mean_square[c] >= 0) || (e->mean && e->mean[c] != e->mean[c]))
                 abort();
         if (vptq_imatrix_layer(e->name, &layer))
-            for (int input = 0; input < VPTQ_INPUT_COUNT; input++)
+            for (int input = 0; input < VPTQ_INPUT_DENSE; input++)
                 (void)vptq_imatrix_find(im, layer, (vptq_input)input);
     }
 }

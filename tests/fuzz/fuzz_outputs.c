@@ -30,7 +30,7 @@ static void check(const vptq_outputs *o)
 {
     if (!o->windows || !o->tokens)
         abort();
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         const float *k = vptq_outputs_load(o, 0, (vptq_linear)l);
         const size_t n = vptq_output_entries(&desc, (vptq_linear)l);
         for (size_t i = 0; i < n; i++)

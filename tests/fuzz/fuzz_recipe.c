@@ -40,7 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     vptq_arena_init(&arena, NULL);
     if (!vptq_settings_resolve(&d, &usual, &recipe, &arena, &rows, &rules, &err)) {
-        for (size_t i = 0; i < (size_t)LAYERS * VPTQ_LINEAR_COUNT; i++)
+        for (size_t i = 0; i < (size_t)LAYERS * VPTQ_LINEAR_DENSE; i++)
             use(&rows[i]);
         vptq_status st = vptq_settings_check(&d, rows, &err);
         if (st != VPTQ_OK && st != VPTQ_E_ARG && st != VPTQ_E_SHAPE)

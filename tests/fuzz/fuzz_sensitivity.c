@@ -5,7 +5,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    enum { LAYERS = 2, ROWS = LAYERS * VPTQ_LINEAR_COUNT };
+    enum { LAYERS = 2, ROWS = LAYERS * VPTQ_LINEAR_DENSE };
     static const vptq_family gated = {.model_type = "llama"};
     static const vptq_model_desc desc = {.family = &gated, .layers = LAYERS};
     char path[FUZZ_PATH_MAX];
@@ -27,7 +27,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         !vptq_json_save_sealed(path, object, &err) && !resume(&t, &err)) {
         if (t.done > LAYERS)
             abort();
-        for (uint32_t i = 0; i < t.done * VPTQ_LINEAR_COUNT; i++)
+        for (uint32_t i = 0; i < t.done * VPTQ_LINEAR_DENSE; i++)
             if (!(rows[i].loss >= 0) || !(rows[i].norm >= 0) || !(rows[i].kld >= 0))
                 abort();
     }

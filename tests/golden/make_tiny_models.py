@@ -17,9 +17,10 @@ import torch
 import transformers
 from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM,
                           Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Starcoder2Config,
-                          Starcoder2ForCausalLM)
+                          MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Phi3Config,
+                          Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig,
+                          Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM, Starcoder2Config, Starcoder2ForCausalLM)
 
 COMMON = dict(vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
               num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
@@ -55,10 +56,23 @@ FAMILIES = {
                         sliding_attention=dict(rope_type="default", rope_theta=100.0),
                         full_attention=dict(rope_type="linear", factor=4.0,
                                             rope_theta=10000.0)))),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, torch.bfloat16,
+                dict(intermediate_size=24, num_local_experts=4, num_experts_per_tok=2,
+                     tie_word_embeddings=False)),
+    "qwen2moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, torch.bfloat16,
+                 dict(num_hidden_layers=4, num_experts=4, num_experts_per_tok=3,
+                      moe_intermediate_size=16, shared_expert_intermediate_size=24,
+                      mlp_only_layers=[1], decoder_sparse_step=1, norm_topk_prob=False,
+                      tie_word_embeddings=True)),
+    "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, torch.bfloat16,
+                 dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+                      decoder_sparse_step=2, norm_topk_prob=True, head_dim=8,
+                      tie_word_embeddings=True)),
     "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM, torch.bfloat16,
                    dict(sliding_window=8, norm_epsilon=0.05)),
 }
 SEEDS = {family: i + 1 for i, family in enumerate(FAMILIES)}
+SEEDS["starcoder2"] = 9
 SHORT = {"phi4": 20}
 TOKENS = 40
 
@@ -69,8 +83,8 @@ def randomize(model, generator):
         x = torch.randn(p.shape, generator=generator, dtype=torch.float32)
         if "embed" in name and gemma:
             x *= 0.15  # multiplied by the root of the hidden size
-        elif p.ndim == 2 and "embed" not in name:
-            x *= (2.0 if "q_proj" in name or "k_proj" in name else 1.2) / p.shape[1] ** 0.5
+        elif p.ndim >= 2 and "embed" not in name:
+            x *= (2.0 if "q_proj" in name or "k_proj" in name else 1.2) / p.shape[-1] ** 0.5
         elif name.endswith("bias"):
             x *= 0.5
         elif p.ndim == 1:

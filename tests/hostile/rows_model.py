@@ -85,6 +85,34 @@ for key, value in [
     config.row(f"{key[:20]} {json.dumps(value)[:40]}", setting(**{key: value}), harmless)
 config.row("context 10^12, generating", setting(max_position_embeddings=10**12), refused("max_position"), GENERATE)
 config.row("context 2^31 - 1, generating", setting(max_position_embeddings=2**31 - 1), harmless, GENERATE)
+MIXTRAL = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+QWEN2_MOE = {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 4}
+QWEN2_MOE.update(num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=8)
+for family, key, value, words in [
+    (MIXTRAL, "num_local_experts", 0, "number of experts is 0"),
+    (MIXTRAL, "num_local_experts", 1 << 31, "number of experts is 2147"),
+    (MIXTRAL, "num_local_experts", 1 << 62, "num_local_experts"),
+    (MIXTRAL, "num_local_experts", 512, "experts.0"),
+    (MIXTRAL, "num_experts_per_tok", 9, "experts per token is 9"),
+    (MIXTRAL, "num_experts_per_tok", 0, "experts per token is 0"),
+    (MIXTRAL, "num_hidden_layers", 257, "number of layers is 257"),
+    (MIXTRAL, "vocab_size", 1, "embed_tokens"),
+    (QWEN2_MOE, "num_experts", -1, "num_experts"),
+    (QWEN2_MOE, "moe_intermediate_size", 1 << 31, "intermediate size of experts"),
+    (QWEN2_MOE, "shared_expert_intermediate_size", 0, "intermediate size of the shared expert"),
+    (QWEN2_MOE, "decoder_sparse_step", 0, "decoder_sparse_step"),
+    (QWEN2_MOE, "decoder_sparse_step", 1 << 62, "decoder_sparse_step"),
+    (QWEN2_MOE, "mlp_only_layers", [2], "mlp_only_layers"),
+    (QWEN2_MOE, "mlp_only_layers", [1 << 62], "mlp_only_layers"),
+    (QWEN2_MOE, "mlp_only_layers", [BAD], "mlp_only_layers"),
+    (QWEN2_MOE, "mlp_only_layers", {"0": 1}, "mlp_only_layers"),
+    (QWEN2_MOE, "mlp_only_layers", [0] * 100000, "experts.0|bias"),
+    (QWEN2_MOE, "norm_topk_prob", "yes", "norm_topk_prob"),
+    (QWEN2_MOE, "use_sliding_window", True, "use_sliding_window"),
+    (QWEN2_MOE, "hidden_size", 16, "bias"),
+]:
+    name = f"{family['model_type']} {key} {json.dumps(value)[:30]}"
+    config.row(name, setting(**{**family, key: value}), refused(words))
 for name, text in [
     ("numbers of 100,000 digits", '{"hidden_size": ' + "9" * 100000 + "}"),
     ("1e999", '{"hidden_size": 1e999}'),

@@ -160,6 +160,13 @@ for name, values in [
     ("factor as text", {"weights_factor": "1"}),
     ("format 2", {"format": 2}),
     ("format as text", {"format": BAD}),
+    ("experts a list", {"experts": [4]}),
+    ("0 experts", {"experts": {"count": 0, "dense_layers": []}}),
+    ("2^31 experts", {"experts": {"count": 1 << 31, "dense_layers": []}}),
+    ("layers without experts missing", {"experts": {"count": 2}}),
+    ("a layer without experts as text", {"experts": {"count": 2, "dense_layers": [BAD]}}),
+    ("a layer without experts beyond the model", {"experts": {"count": 2, "dense_layers": [2]}}),
+    ("a layer without experts 2^62", {"experts": {"count": 2, "dense_layers": [1 << 62]}}),
 ]:
     kind.row(f"hessian.json: {name}", settings(**values), refused("hessian.json"))
 kind.row("hessian.json: diagonal", settings(diagonal=True), shown("only the diagonals"), MEASURE)

@@ -75,7 +75,7 @@ static void keep_term(vcalib_moments *m, vptq_calibrator *c, vptq_part part, vpt
 static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err *err)
 {
     vcalib_moments *m = arg;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         const size_t n = c->sum[i].n;
         if (c->opt.sequential && i != (int)c->next)
             continue;
@@ -88,7 +88,7 @@ static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
         m->shift[part][i] = vcalib_room(c->model->desc->hidden, n);
         VPTQ_CHECK(vptq_calibrator_shift(c, m->shift[part][i], err));
     }
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         keep_term(m, c, part, (vptq_linear)l);
     return VPTQ_OK;
 }
@@ -96,12 +96,12 @@ static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
 void vcalib_free(vcalib_moments *m)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
             free(m->h[part][i]);
             free(m->range[part][i]);
             free(m->shift[part][i]);
         }
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
             free(m->term[part][l]);
             free(m->term_shift[part][l]);
         }
@@ -117,9 +117,9 @@ void vcalib_run(vptq_calibrator *c, const vptq_weight *linear, vcalib_moments *m
         assert_ok(vptq_calibrator_run(c, keep, m, &err), &err);
         return;
     }
-    for (int i = 0; i <= VPTQ_INPUT_COUNT; i++) {
-        vptq_weight mixed[VPTQ_LINEAR_COUNT];
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int i = 0; i <= VPTQ_INPUT_DENSE; i++) {
+        vptq_weight mixed[VPTQ_LINEAR_DENSE];
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             mixed[l] = (int)vptq_linear_input((vptq_linear)l) < i
                            ? linear[l]
                            : c->model->blocks[layer].linear[l];
@@ -137,12 +137,12 @@ static void expect_same_lower(const double *a, const double *b, size_t n)
 void vcalib_expect_same(const vcalib *r, const vcalib_moments *a, const vcalib_moments *b)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
             const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i);
             expect_same_lower(a->h[part][i], b->h[part][i], n);
             assert_memory_equal(a->range[part][i], b->range[part][i], 3 * n * sizeof(float));
         }
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
             const size_t n = vptq_input_size(r->v.m.desc, vptq_linear_input((vptq_linear)l));
             assert_int_equal(a->term[part][l] != NULL, b->term[part][l] != NULL);
             if (a->term[part][l])
@@ -185,7 +185,7 @@ static void coarse_matrix(vcalib *r, const vptq_weight *w, vptq_arena *arena,
 void vcalib_coarse(vcalib *r, uint32_t layer, vptq_arena *arena, vptq_packed_matrix *coarse,
                    vptq_weight *linear)
 {
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         const vptq_weight *w = &r->v.m.blocks[layer].linear[l];
         coarse_matrix(r, w, arena, &coarse[l]);
         linear[l] = (vptq_weight){w->rows, w->cols, NULL, &coarse[l]};
@@ -196,7 +196,7 @@ static void expect_same_term_shifts(const vcalib *r, const vcalib_moments *a,
                                     const vcalib_moments *b)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
             const size_t n = vptq_input_size(r->v.m.desc, vptq_linear_input((vptq_linear)l));
             if (a->term_shift[part][l])
                 assert_same_f32(a->term_shift[part][l], b->term_shift[part][l],
@@ -208,7 +208,7 @@ void vcalib_expect_same_shifts(const vcalib *r, const vcalib_moments *a,
                                const vcalib_moments *b)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
             const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i) * r->v.m.desc->hidden;
             assert_same_f32(a->shift[part][i], b->shift[part][i], n);
         }

@@ -30,10 +30,10 @@ void vcalib_start(vcalib *r, const char *dir, vptq_token_weights weights, bool s
 /* All moments of one block, for both parts of the windows, those of x and terms as packed lower
  * triangles; NULL = none. */
 typedef struct vcalib_moments {
-    double *h[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT], *term[VPTQ_PART_COUNT][VPTQ_LINEAR_COUNT];
-    float *range[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT]; /* abs_mean, min and max [3, n] */
-    float *shift[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT]; /* or drift */
-    float *term_shift[VPTQ_PART_COUNT][VPTQ_LINEAR_COUNT];
+    double *h[VPTQ_PART_COUNT][VPTQ_INPUT_DENSE], *term[VPTQ_PART_COUNT][VPTQ_LINEAR_DENSE];
+    float *range[VPTQ_PART_COUNT][VPTQ_INPUT_DENSE]; /* abs_mean, min and max [3, n] */
+    float *shift[VPTQ_PART_COUNT][VPTQ_INPUT_DENSE]; /* or drift */
+    float *term_shift[VPTQ_PART_COUNT][VPTQ_LINEAR_DENSE];
 } vcalib_moments;
 void vcalib_free(vcalib_moments *m);
 
@@ -52,7 +52,7 @@ float *vcalib_room(size_t rows, size_t columns);
 /* Makes W a quantized matrix without any loss: every weight has its own centroid. */
 void vcalib_exact(vcalib *r, const vptq_weight *w, vptq_arena *arena, vptq_packed_matrix *out);
 /* Makes the linear layers of a block quantized matrices that lose something: `coarse` and
- * `linear` [VPTQ_LINEAR_COUNT]. */
+ * `linear` [VPTQ_LINEAR_DENSE]. */
 void vcalib_coarse(vcalib *r, uint32_t layer, vptq_arena *arena, vptq_packed_matrix *coarse,
                    vptq_weight *linear);
 

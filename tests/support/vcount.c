@@ -66,7 +66,7 @@ size_t vcount_block_weights(const vptq_model *m)
 {
     size_t bytes = 0;
     for (uint32_t layer = 0; layer < m->desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             bytes += m->blocks[layer].linear[l].tensor->bytes;
     return bytes;
 }

@@ -10,7 +10,8 @@
 #include "tests/support/vtest.h"
 
 const char *const vrig_families[VRIG_ALL_FAMILIES] = {
-    "llama3", "mistral", "qwen2", "qwen3", "phi3", "phi4", "gemma2", "gemma3", "starcoder2"};
+    "llama3", "mistral", "qwen2",      "qwen3",   "phi3",     "phi4",
+    "gemma2", "gemma3",  "starcoder2", "mixtral", "qwen2moe", "qwen3moe"};
 
 static void open_rig(vrig *r, const char *path, const char *tokenizer, bool need_tokenizer,
                      const char *backend, int threads)

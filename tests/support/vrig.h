@@ -5,11 +5,12 @@
 #include "lib/model/forward.h"
 
 /* The tiny models of tests/golden: one of each family, the first VRIG_FAMILIES with packed
- * models, gradients and the hidden size below, and others. */
+ * models, gradients and the hidden size below; those after the first VRIG_DEVICE_FAMILIES run
+ * on devices that work in host memory only. */
 #define VRIG_TINY_OF(family) "tests/golden/tiny_" family
 #define VRIG_TINY            VRIG_TINY_OF("mistral")
 enum { VRIG_VOCAB = 48, VRIG_HIDDEN = 32, VRIG_TOKENS = 40, VRIG_FAMILIES = 4 };
-enum { VRIG_ALL_FAMILIES = 9, VRIG_MAX_HIDDEN = 48 };
+enum { VRIG_DEVICE_FAMILIES = 9, VRIG_ALL_FAMILIES = 12, VRIG_MAX_HIDDEN = 48 };
 extern const char *const vrig_families[VRIG_ALL_FAMILIES];
 
 /* Must not be moved after opening: the device points into it. */

@@ -63,6 +63,9 @@ while read -r family want architecture; do
 done <<'ROWS'
 phi3 79.787662 MistralForCausalLM
 phi4 85543123.569166 Phi3ForCausalLM
+mixtral 107.588250 MixtralForCausalLM
+qwen2moe 571866.255842 Qwen2MoeForCausalLM
+qwen3moe 24139641.147805 Qwen3MoeForCausalLM
 gemma2 137.017717 Gemma2ForCausalLM
 gemma3 61.893848 Gemma3ForCausalLM
 starcoder2 14004318.936900 Starcoder2ForCausalLM

@@ -62,7 +62,7 @@ static void check_error_row(vrig *q, vrig *base, const vptq_error_row *row, vptq
     for (size_t i = 0; i < w->rows * w->cols; i++)
         a[i] = b[i] - a[i];
     double mse = trace(a, w->rows, w->cols, NULL) / norm;
-    assert_string_equal(row->name, vptq_linear_name(base->m.desc, l));
+    assert_string_equal(row->name, vptq_linear_name(base->m.desc, l).text);
     assert_int_equal(row->rows, w->rows);
     assert_int_equal(row->columns, w->cols);
     assert_close_f64(&row->relative_mse, &mse, 1, 0, 1e-6);
@@ -126,7 +126,8 @@ static void test_error(void **state)
     assert_ok(vptq_eval_error(&q.dev, &q.m, &base.m, &third, log_error, &weighted, &err), &err);
     assert_int_equal(weighted.count, 7);
     for (size_t i = 0; i < 7; i++) {
-        vptq_hessian_file_name(name, 2, vptq_input_name(vptq_linear_input((vptq_linear)i)));
+        vptq_hessian_file_name(name, 2,
+                               vptq_input_name(vptq_linear_input((vptq_linear)i)).text);
         vtest_path(file, sizeof file, hdir, name);
         assert_ok(vptq_hessian_file_read(file, 0, &base.mem, &h, &err), &err);
         check_error_row(&q, &base, &weighted.rows[i], (vptq_linear)i, h.lower);

@@ -133,7 +133,7 @@ static void test_family_from_architecture(void **state)
     refuse("gpt_neox", "GPTNeoXForCausalLM", "", VPTQ_E_UNSUPPORTED,
            "architecture 'GPTNeoXForCausalLM' of model type 'gpt_neox' is not supported, "
            "expected a causal language model of one of: llama, mistral, qwen2, qwen3, phi3, "
-           "gemma2, gemma3_text, starcoder2");
+           "gemma2, gemma3_text, starcoder2, mixtral, qwen2_moe, qwen3_moe");
     /* similar shapes with different arithmetic */
     static const char *const others[][2] = {{"phi", "PhiForCausalLM"},
                                             {"gemma", "GemmaForCausalLM"},
@@ -278,6 +278,77 @@ static void test_gemma2(void **state)
            "the model's soft cap of scores is -1, expected more than 0");
     refuse(type, g, ",\"query_pre_attn_scalar\":-2", VPTQ_E_FORMAT,
            "the model's query_pre_attn_scalar is -2, expected more than 0");
+}
+
+#define MIXTRAL(more) "mixtral", "MixtralForCausalLM", more
+
+static void test_mixtral(void **state)
+{
+    (void)state;
+    vptq_model_desc d = parse(MIXTRAL(""));
+    assert_int_equal(d.experts.count, 8);
+    assert_int_equal(d.experts.used, 2);
+    assert_int_equal(d.experts.intermediate, d.intermediate);
+    assert_int_equal(d.experts.shared, 0);
+    assert_true(d.experts.normalized && d.window == 0 && d.norm_eps == 1e-5F);
+    assert_true(vptq_layer_has_experts(&d.experts, 0));
+    d = parse(
+        MIXTRAL(",\"num_local_experts\":3,\"num_experts_per_tok\":3,\"sliding_window\":9"));
+    assert_int_equal(d.experts.count, 3);
+    assert_int_equal(d.experts.used, 3);
+    assert_int_equal(d.window, 9);
+    refuse(MIXTRAL(",\"num_local_experts\":0"), VPTQ_E_FORMAT,
+           "the model's number of experts is 0, expected 1 to 512");
+    refuse(MIXTRAL(",\"num_local_experts\":513"), VPTQ_E_FORMAT,
+           "the model's number of experts is 513, expected 1 to 512");
+    refuse(MIXTRAL(",\"num_experts_per_tok\":9"), VPTQ_E_FORMAT,
+           "the model's number of experts per token is 9, expected 1 to 8");
+    refuse(MIXTRAL(",\"num_experts_per_tok\":0"), VPTQ_E_FORMAT,
+           "the model's number of experts per token is 0, expected 1 to 8");
+}
+
+#define QWEN2_MOE(more) "qwen2_moe", "Qwen2MoeForCausalLM", ",\"num_key_value_heads\":2" more
+#define QWEN3_MOE(more) "qwen3_moe", "Qwen3MoeForCausalLM", ",\"num_key_value_heads\":2" more
+
+static void test_qwen_moe(void **state)
+{
+    (void)state;
+    vptq_model_desc d = parse(QWEN2_MOE(""));
+    assert_int_equal(d.experts.count, 60);
+    assert_int_equal(d.experts.used, 4);
+    assert_int_equal(d.experts.intermediate, 1408);
+    assert_int_equal(d.experts.shared, 5632);
+    assert_true(!d.experts.normalized && d.qkv_bias && !d.o_bias);
+    d = parse(QWEN2_MOE(",\"mlp_only_layers\":[2],\"norm_topk_prob\":true,\"qkv_bias\":false"));
+    assert_true(d.experts.normalized && !d.qkv_bias);
+    for (uint32_t l = 0; l < 4; l++)
+        assert_int_equal(vptq_layer_has_experts(&d.experts, l), l != 2);
+    d = parse(QWEN3_MOE(",\"decoder_sparse_step\":2,\"mlp_only_layers\":[3,3]"));
+    assert_int_equal(d.experts.count, 128);
+    assert_int_equal(d.experts.used, 8);
+    assert_int_equal(d.experts.intermediate, 768);
+    assert_int_equal(d.experts.shared, 0);
+    assert_int_equal(d.head_dim, d.hidden / d.heads);
+    assert_true(d.family->qk_norm);
+    for (uint32_t l = 0; l < 4; l++)
+        assert_int_equal(vptq_layer_has_experts(&d.experts, l), l == 1);
+    assert_int_equal(parse(QWEN3_MOE(",\"num_local_experts\":16")).experts.count, 16);
+    d = parse(QWEN3_MOE(",\"num_local_experts\":16,\"num_experts\":20"));
+    assert_int_equal(d.experts.count, 20);
+    refuse(QWEN2_MOE(",\"decoder_sparse_step\":0"), VPTQ_E_FORMAT,
+           "'decoder_sparse_step' is 0, expected a positive number");
+    refuse(QWEN2_MOE(",\"mlp_only_layers\":3"), VPTQ_E_FORMAT,
+           "'mlp_only_layers' is not a list of layers");
+    refuse(QWEN2_MOE(",\"mlp_only_layers\":[0,4]"), VPTQ_E_FORMAT,
+           "entry 1 of 'mlp_only_layers' is not one of the layers 0 to 3");
+    refuse(QWEN2_MOE(",\"mlp_only_layers\":[-1]"), VPTQ_E_FORMAT,
+           "entry 0 of 'mlp_only_layers' is not one of the layers 0 to 3");
+    refuse(QWEN2_MOE(",\"use_sliding_window\":true"), VPTQ_E_UNSUPPORTED,
+           "'use_sliding_window' is true, which is not supported for qwen2_moe");
+    refuse(QWEN2_MOE(",\"shared_expert_intermediate_size\":0"), VPTQ_E_FORMAT,
+           "the model's intermediate size of the shared expert is 0, expected 1 to 1048576");
+    refuse(QWEN3_MOE(",\"moe_intermediate_size\":0"), VPTQ_E_FORMAT,
+           "the model's intermediate size of experts is 0, expected 1 to 1048576");
 }
 
 static void test_gemma3(void **state)
@@ -554,6 +625,7 @@ VTEST_MAIN(cmocka_unit_test(test_defaults), cmocka_unit_test(test_common_keys),
            cmocka_unit_test(test_windows), cmocka_unit_test(test_phi3),
            cmocka_unit_test(test_longrope), cmocka_unit_test(test_gemma2),
            cmocka_unit_test(test_gemma3), cmocka_unit_test(test_starcoder2),
+           cmocka_unit_test(test_mixtral), cmocka_unit_test(test_qwen_moe),
            cmocka_unit_test(test_rope_spellings), cmocka_unit_test(test_yarn),
            cmocka_unit_test(test_bad_values), cmocka_unit_test(test_missing_and_nested),
            cmocka_unit_test(test_make), cmocka_unit_test(test_made_text),

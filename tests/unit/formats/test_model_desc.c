@@ -25,8 +25,8 @@ static void test_families(void **state)
     assert_null(vptq_family_by_architecture("LlamaForSequenceClassification"));
     assert_null(vptq_family_by_gguf_arch(""));
     vptq_family_names(names, sizeof names);
-    assert_string_equal(names,
-                        "llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3_text, starcoder2");
+    assert_string_equal(names, "llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3_text, "
+                               "starcoder2, mixtral, qwen2_moe, qwen3_moe");
     vptq_family_names(little, sizeof little);
     assert_string_equal(little, "llama, ");
 }
@@ -79,7 +79,7 @@ static void test_linears(void **state)
     static const struct {
         const char *name, *input;
         uint32_t out, in;
-    } want[VPTQ_LINEAR_COUNT] = {
+    } want[VPTQ_LINEAR_DENSE] = {
         {"self_attn.q_proj", "qkv", 768, 512}, {"self_attn.k_proj", "qkv", 192, 512},
         {"self_attn.v_proj", "qkv", 192, 512}, {"self_attn.o_proj", "o", 512, 768},
         {"mlp.gate_proj", "up", 1536, 512},    {"mlp.up_proj", "up", 1536, 512},
@@ -88,20 +88,20 @@ static void test_linears(void **state)
     vptq_model_desc d = smollm2();
     d.hidden = 512;
     d.heads = 12; /* heads * head_dim differs from hidden, as in Qwen3 */
-    for (vptq_linear l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (vptq_linear l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         char name[VPTQ_NAME_MAX], full[VPTQ_NAME_MAX];
         uint32_t out, in;
         vptq_linear_shape(&d, l, &out, &in);
         assert_int_equal(out, want[l].out);
         assert_int_equal(in, want[l].in);
-        assert_string_equal(vptq_linear_path(&d, l), want[l].name);
-        assert_string_equal(vptq_linear_name(&d, l), strchr(want[l].name, '.') + 1);
-        assert_string_equal(vptq_input_name(vptq_linear_input(l)), want[l].input);
+        assert_string_equal(vptq_linear_name(&d, l).text, strchr(want[l].name, '.') + 1);
+        assert_string_equal(vptq_linear_kind_name(&d, l), strchr(want[l].name, '.') + 1);
+        assert_string_equal(vptq_input_name(vptq_linear_input(l)).text, want[l].input);
         assert_int_equal(vptq_input_size(&d, vptq_linear_input(l)), want[l].in);
         snprintf(full, sizeof full, "model.layers.12.%s", want[l].name);
-        vptq_linear_full_name(name, &d, 12, l);
+        vptq_linear_full_name(&d, name, 12, l);
         assert_string_equal(name, full);
-        vptq_linear found = VPTQ_LINEAR_COUNT;
+        vptq_linear found = VPTQ_LINEAR_DENSE;
         assert_true(vptq_linear_of_module(&d, name, strlen(name), &found));
         assert_int_equal(found, l);
     }
@@ -116,9 +116,9 @@ static void test_plain_mlp(void **state)
     vptq_linear l;
     char name[VPTQ_NAME_MAX];
     plain.family = vptq_family_by_model_type("starcoder2");
-    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
-        assert_true(vptq_linear_exists(&gated, (vptq_linear)i));
-        assert_int_equal(vptq_linear_exists(&plain, (vptq_linear)i), i != VPTQ_LINEAR_GATE);
+    for (int i = 0; i < VPTQ_LINEAR_DENSE; i++) {
+        assert_true(vptq_linear_exists(&gated, 7, (vptq_linear)i));
+        assert_int_equal(vptq_linear_exists(&plain, 7, (vptq_linear)i), i != VPTQ_LINEAR_GATE);
     }
     assert_int_equal(vptq_linear_total(&gated, 0, 29), 210);
     assert_int_equal(vptq_linear_total(&plain, 3, 4), 12);
@@ -126,14 +126,14 @@ static void test_plain_mlp(void **state)
     assert_int_equal(out, 0);
     vptq_linear_shape(&plain, VPTQ_LINEAR_UP, &out, &in);
     assert_int_equal(out, 1536);
-    vptq_linear_full_name(name, &plain, 7, VPTQ_LINEAR_UP);
+    vptq_linear_full_name(&plain, name, 7, VPTQ_LINEAR_UP);
     assert_string_equal(name, "model.layers.7.mlp.c_fc");
-    assert_string_equal(vptq_linear_name(&plain, VPTQ_LINEAR_DOWN), "c_proj");
-    assert_string_equal(vptq_linear_name(&plain, VPTQ_LINEAR_O), "o_proj");
+    assert_string_equal(vptq_linear_name(&plain, VPTQ_LINEAR_DOWN).text, "c_proj");
+    assert_string_equal(vptq_linear_name(&plain, VPTQ_LINEAR_O).text, "o_proj");
     assert_true(vptq_linear_of_module(&plain, name, strlen(name), &l));
     assert_int_equal(l, VPTQ_LINEAR_UP);
-    for (int i = VPTQ_LINEAR_GATE; i < VPTQ_LINEAR_COUNT; i++) {
-        vptq_linear_full_name(name, &gated, 7, (vptq_linear)i);
+    for (int i = VPTQ_LINEAR_GATE; i < VPTQ_LINEAR_DENSE; i++) {
+        vptq_linear_full_name(&gated, name, 7, (vptq_linear)i);
         assert_false(vptq_linear_of_module(&plain, name, strlen(name), &l));
     }
 }
@@ -152,16 +152,111 @@ static void test_modules(void **state)
                                          "model.layers.1mlp.up_proj",
                                          "model.layers.30.mlp.up_proj"};
     const vptq_model_desc d = smollm2();
-    vptq_linear l = VPTQ_LINEAR_COUNT;
+    vptq_linear l = VPTQ_LINEAR_DENSE;
     assert_int_equal(d.layers, 30);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         assert_false(vptq_linear_of_module(&d, others[i], strlen(others[i]), &l));
-    assert_int_equal(l, VPTQ_LINEAR_COUNT);
+    assert_int_equal(l, VPTQ_LINEAR_DENSE);
     assert_true(vptq_linear_of_module(&d, "model.layers.29.mlp.up_proj.bias", 27, &l));
     assert_int_equal(l, VPTQ_LINEAR_UP);
     assert_false(vptq_linear_of_module(&d, "model.layers.29.mlp.up_proj.bias", 26, &l));
     assert_string_equal(vptq_name_in_block(&d, "model.layers.0.x"), "x");
     assert_null(vptq_name_in_block(&d, "model.layers.30.x"));
+}
+
+/* Four experts and a shared one in all layers but layer 1. */
+static vptq_model_desc with_experts(const char *family)
+{
+    vptq_model_desc d = smollm2();
+    d.family = vptq_family_by_model_type(family);
+    d.experts = (vptq_experts){.count = 4, .used = 2, .intermediate = 24, .shared = 48};
+    vptq_layer_set_dense(&d.experts, 1);
+    return d;
+}
+
+static void check_linear(const vptq_model_desc *d, vptq_linear l, const char *full,
+                         const char *name, const char *input)
+{
+    char got[VPTQ_NAME_MAX];
+    vptq_linear found = VPTQ_LINEAR_NONE;
+    vptq_linear_full_name(d, got, 0, l);
+    assert_string_equal(got, full);
+    assert_string_equal(vptq_linear_name(d, l).text, name);
+    assert_string_equal(vptq_input_name(vptq_linear_input(l)).text, input);
+    assert_int_equal(vptq_linear_of_module(d, full, strlen(full), &found),
+                     vptq_linear_exists(d, 0, l));
+    assert_int_equal(found, vptq_linear_exists(d, 0, l) ? l : VPTQ_LINEAR_NONE);
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    vptq_model_desc d = with_experts("qwen2_moe");
+    uint32_t out, in;
+    int layer0 = 0, inputs0 = 0;
+    assert_int_equal(vptq_linear_count(&d), 22);
+    assert_int_equal(vptq_input_count(&d.experts), 13);
+    for (int l = 0; l < vptq_linear_count(&d); l++) {
+        layer0 += vptq_linear_exists(&d, 0, l);
+        assert_int_equal(vptq_linear_exists(&d, 1, l), l < VPTQ_LINEAR_DENSE);
+    }
+    for (int i = 0; i < vptq_input_count(&d.experts); i++) {
+        inputs0 += vptq_input_exists(&d.experts, 0, i);
+        assert_int_equal(vptq_input_exists(&d.experts, 1, i), i < VPTQ_INPUT_DENSE);
+    }
+    assert_int_equal(layer0, 4 + 3 + 4 * 3);
+    assert_int_equal(inputs0, 3 + 1 + 4 * 2);
+    assert_int_equal(vptq_linear_total(&d, 0, 1), layer0 + 7);
+    check_linear(&d, VPTQ_LINEAR_SHARED, "model.layers.0.mlp.shared_expert.gate_proj",
+                 "shared_expert.gate_proj", "up");
+    check_linear(&d, VPTQ_LINEAR_SHARED + 2, "model.layers.0.mlp.shared_expert.down_proj",
+                 "shared_expert.down_proj", "shared_down");
+    check_linear(&d, vptq_expert_linear(3, VPTQ_LINEAR_UP),
+                 "model.layers.0.mlp.experts.3.up_proj", "experts.3.up_proj", "expert3_up");
+    check_linear(&d, vptq_expert_linear(0, VPTQ_LINEAR_DOWN),
+                 "model.layers.0.mlp.experts.0.down_proj", "experts.0.down_proj",
+                 "expert0_down");
+    check_linear(&d, VPTQ_LINEAR_GATE, "model.layers.0.mlp.gate_proj", "gate_proj", "up");
+    vptq_linear_shape(&d, vptq_expert_linear(1, VPTQ_LINEAR_GATE), &out, &in);
+    assert_true(out == 24 && in == d.hidden);
+    vptq_linear_shape(&d, vptq_expert_linear(1, VPTQ_LINEAR_DOWN), &out, &in);
+    assert_true(out == d.hidden && in == 24);
+    vptq_linear_shape(&d, VPTQ_LINEAR_SHARED + 2, &out, &in);
+    assert_true(out == d.hidden && in == 48);
+    assert_int_equal(vptq_linear_expert(vptq_expert_linear(2, VPTQ_LINEAR_UP)), 2);
+    assert_int_equal(vptq_linear_expert(VPTQ_LINEAR_SHARED), -1);
+    assert_int_equal(vptq_input_expert(vptq_expert_input(2, VPTQ_INPUT_DOWN)), 2);
+    assert_int_equal(vptq_widest_intermediate(&d), d.intermediate);
+    d = with_experts("mixtral");
+    d.experts.shared = 0;
+    check_linear(&d, vptq_expert_linear(2, VPTQ_LINEAR_DOWN),
+                 "model.layers.0.block_sparse_moe.experts.2.w2", "experts.2.w2",
+                 "expert2_down");
+    check_linear(&d, vptq_expert_linear(2, VPTQ_LINEAR_UP),
+                 "model.layers.0.block_sparse_moe.experts.2.w3", "experts.2.w3", "expert2_up");
+    assert_false(vptq_linear_exists(&d, 0, VPTQ_LINEAR_SHARED));
+    assert_string_equal(vptq_router_path(d.family), "block_sparse_moe.gate");
+}
+
+static void test_expert_modules(void **state)
+{
+    (void)state;
+    static const char *const others[] = {
+        "model.layers.0.mlp.experts.4.up_proj",
+        "model.layers.0.mlp.experts.03.up_proj",
+        "model.layers.0.mlp.experts.-1.up_proj",
+        "model.layers.0.mlp.experts..up_proj",
+        "model.layers.0.mlp.experts.3.w1",
+        "model.layers.1.mlp.experts.3.up_proj",
+        "model.layers.0.mlp.experts.99999999999999999999.up_proj",
+        "model.layers.0.mlp.gate",
+        "model.layers.0.mlp.shared_expert_gate",
+        "model.layers.0.mlp.experts.3",
+        "model.layers.0.block_sparse_moe.experts.3.up_proj"};
+    const vptq_model_desc d = with_experts("qwen2_moe");
+    vptq_linear l;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_false(vptq_linear_of_module(&d, others[i], strlen(others[i]), &l));
 }
 
 static void refuse(vptq_model_desc d, const char *part)
@@ -184,6 +279,10 @@ static void test_check(void **state)
         refuse(d, part);                                                                       \
     } while (0)
     REFUSE(d.hidden = 0, "hidden size is 0");
+    REFUSE((d = with_experts("qwen2_moe"), d.layers = 257),
+           "number of layers is 257, expected 1 to 256");
+    REFUSE((d = with_experts("mixtral"), d.experts.used = 5),
+           "number of experts per token is 5, expected 1 to 4");
     REFUSE(d.hidden = 1 << 21, "hidden size is 2097152, expected 1 to 1048576");
     REFUSE(d.intermediate = UINT32_MAX, "intermediate size is 4294967295");
     REFUSE(d.layers = 0, "number of layers is 0");
@@ -267,5 +366,6 @@ static void test_rope_tables(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_norm_paths),
            cmocka_unit_test(test_linears), cmocka_unit_test(test_plain_mlp),
-           cmocka_unit_test(test_modules), cmocka_unit_test(test_check),
+           cmocka_unit_test(test_modules), cmocka_unit_test(test_experts),
+           cmocka_unit_test(test_expert_modules), cmocka_unit_test(test_check),
            cmocka_unit_test(test_rope_tables))

@@ -17,7 +17,7 @@ static void start(vcalib *r, const char *dir, bool sequential, uint32_t wanted,
 static void expect_no_shift(const vcalib *r, const vcalib_moments *m)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
             const size_t n = vptq_input_size(r->v.m.desc, (vptq_input)i) * r->v.m.desc->hidden;
             for (size_t j = 0; j < n; j++)
                 assert_true(m->shift[part][i][j] == 0);
@@ -37,9 +37,9 @@ static void test_exact_blocks_shift_nothing(void **state)
     start(&r, *state, false, 0, &one);
     start(&r, *state, true, 0, &two);
     for (uint32_t layer = 0; layer < r.v.m.desc->layers; layer++) {
-        vptq_packed_matrix exact[VPTQ_LINEAR_COUNT];
-        vptq_weight linear[VPTQ_LINEAR_COUNT];
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        vptq_packed_matrix exact[VPTQ_LINEAR_DENSE];
+        vptq_weight linear[VPTQ_LINEAR_DENSE];
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
             const vptq_weight *w = &r.v.m.blocks[layer].linear[l];
             vcalib_exact(&r, w, &arena, &exact[l]);
             linear[l] = (vptq_weight){w->rows, w->cols, NULL, &exact[l]};
@@ -63,7 +63,7 @@ static void test_exact_blocks_shift_nothing(void **state)
  * that each token receives. */
 typedef struct stream {
     const vptq_model_desc *d;
-    float *x[VPTQ_INPUT_COUNT], *after[2];
+    float *x[VPTQ_INPUT_DENSE], *after[2];
     float weight[VCALIB_IDS];
 } stream;
 
@@ -114,8 +114,8 @@ static void run_by_hand(vcalib *r, const vptq_weight *first, const vptq_weight *
     assert_ok(vptq_forward_open(&r->v.m, &r->v.dev, VCALIB_LENGTH, &f, &err), &err);
     assert_ok(vptq_forward_embed(f, r->ids, VCALIB_IDS, h, &err), &err);
     assert_ok(vptq_forward_block_with(f, 0, starts, VCALIB_WINDOWS, h, &hooks, &err), &err);
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        vptq_weight mixed[VPTQ_LINEAR_COUNT];
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
+        vptq_weight mixed[VPTQ_LINEAR_DENSE];
         const bool attention = i <= VPTQ_INPUT_O;
         hook t = {s, &r->v.dev, (vptq_input)i};
         vptq_block_hooks half = {.hook = record,
@@ -123,7 +123,7 @@ static void run_by_hand(vcalib *r, const vptq_weight *first, const vptq_weight *
                                  .arg = &t,
                                  .linear = mixed,
                                  .half = VPTQ_BLOCK_ATTENTION};
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             mixed[l] = second && (int)vptq_linear_input((vptq_linear)l) < i
                            ? second[l]
                            : r->v.m.blocks[1].linear[l];
@@ -148,7 +148,7 @@ static void run_by_hand(vcalib *r, const vptq_weight *first, const vptq_weight *
 
 static void stream_free(stream *s)
 {
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         free(s->x[i]);
     free(s->after[0]);
     free(s->after[1]);
@@ -209,7 +209,7 @@ static void check_input(const stream *x, const stream *passed, vptq_input input,
 static void skip_layer(vptq_calibrator *c, const vptq_weight *linear)
 {
     vptq_err err = {0};
-    for (int i = 0; i <= VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i <= VPTQ_INPUT_DENSE; i++)
         assert_ok(vptq_calibrator_step(c, linear, NULL, NULL, &err), &err);
     assert_int_equal(c->layer, 1);
 }
@@ -221,8 +221,8 @@ static void check_shift(const char *dir, const char *backend)
     vptq_arena arena;
     vcalib_moments m, again;
     stream x, passed;
-    vptq_packed_matrix coarse[2][VPTQ_LINEAR_COUNT];
-    vptq_weight linear[2][VPTQ_LINEAR_COUNT];
+    vptq_packed_matrix coarse[2][VPTQ_LINEAR_DENSE];
+    vptq_weight linear[2][VPTQ_LINEAR_DENSE];
     vcalib_open(&r, dir, backend);
     vptq_arena_init(&arena, NULL);
     for (uint32_t layer = 0; layer < 2; layer++)
@@ -234,7 +234,7 @@ static void check_shift(const char *dir, const char *backend)
     vptq_calibrator_checkpoint(&c);
     vcalib_run(&c, linear[1], &m);
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
             check_input(&x, &passed, (vptq_input)i, part, &m);
     vptq_calibrator_release(&c);
     /* continues from the checkpoint before layer 1, which a one-stream calibration does not
@@ -243,7 +243,7 @@ static void check_shift(const char *dir, const char *backend)
     assert_int_equal(c.layer, 1);
     vcalib_run(&c, linear[1], &again);
     vcalib_expect_same(&r, &m, &again);
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         const size_t n = vptq_input_size(r.v.m.desc, (vptq_input)i) * r.v.m.desc->hidden;
         assert_same_f32(m.shift[0][i], again.shift[0][i], n);
     }
@@ -296,8 +296,8 @@ static void test_weighted_shift(void **state)
     vptq_calibrator c;
     vptq_arena arena;
     stream x, passed;
-    vptq_packed_matrix coarse[VPTQ_LINEAR_COUNT];
-    vptq_weight linear[VPTQ_LINEAR_COUNT];
+    vptq_packed_matrix coarse[VPTQ_LINEAR_DENSE];
+    vptq_weight linear[VPTQ_LINEAR_DENSE];
     vcalib_open(&r, *state, "cpu");
     vptq_arena_init(&arena, NULL);
     vcalib_coarse(&r, 0, &arena, coarse, linear);
@@ -335,7 +335,7 @@ static float quantile(const float *x, size_t n)
 
 /* Weights of all tokens at the linear layers of layer 1: s / mean s, clipped at its quantile
  * 0.95; a mean over tokens is one over windows too. */
-static void guided_weights(vcalib *r, const char *dir, float *weight[VPTQ_LINEAR_COUNT])
+static void guided_weights(vcalib *r, const char *dir, float *weight[VPTQ_LINEAR_DENSE])
 {
     enum { MAIN = (VCALIB_WINDOWS - VCALIB_HELD) * VCALIB_LENGTH };
     vptq_err err = {0};
@@ -351,7 +351,7 @@ static void guided_weights(vcalib *r, const char *dir, float *weight[VPTQ_LINEAR
                                      .fingerprint = "0123456789abcdef",
                                      .dir = dir};
     assert_ok(vptq_saliency_collect(&r->v.dev, &o, &s, &err), &err);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         double mean = 0;
         weight[l] = vcalib_room(VCALIB_WINDOWS, VCALIB_LENGTH);
         for (size_t w = 0; w < VCALIB_WINDOWS; w++) {
@@ -408,9 +408,9 @@ static void test_guided(void **state)
     vptq_arena arena;
     vcalib_moments m;
     stream x, passed;
-    vptq_packed_matrix coarse[2][VPTQ_LINEAR_COUNT];
-    vptq_weight linear[2][VPTQ_LINEAR_COUNT];
-    float *weight[VPTQ_LINEAR_COUNT];
+    vptq_packed_matrix coarse[2][VPTQ_LINEAR_DENSE];
+    vptq_weight linear[2][VPTQ_LINEAR_DENSE];
+    float *weight[VPTQ_LINEAR_DENSE];
     vcalib_open(&r, *state, "cpu");
     vptq_arena_init(&arena, NULL);
     for (uint32_t layer = 0; layer < 2; layer++)
@@ -421,7 +421,7 @@ static void test_guided(void **state)
     vcalib_start(&r, *state, VPTQ_WEIGHTS_GUIDED, true, 0, &c);
     skip_layer(&c, linear[0]);
     vcalib_run(&c, linear[1], &m);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         check_guided(&x, &passed, (vptq_linear)l, weight[l], &m);
         free(weight[l]);
     }

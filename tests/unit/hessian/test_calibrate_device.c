@@ -11,7 +11,7 @@ static vptq_status finish_sums(void *arg, vptq_calibrator *c, vptq_part part, vp
 {
     size_t *bytes = arg;
     (void)part;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         const size_t n = c->sum[i].n;
         if (c->opt.sequential && i != (int)c->next)
             continue;
@@ -53,7 +53,7 @@ static void test_uploads_of_one_stream(void **state)
         assert_int_equal(after.downloaded - before.downloaded,
                          sums + (fits ? 0 : layers * hidden));
         assert_int_equal(after.downloads - before.downloads,
-                         layers * (size_t)(VPTQ_PART_COUNT * (2 * VPTQ_INPUT_COUNT + !fits)));
+                         layers * (size_t)(VPTQ_PART_COUNT * (2 * VPTQ_INPUT_DENSE + !fits)));
         vptq_calibrator_release(&c);
         vcalib_close(&r);
     }
@@ -65,8 +65,8 @@ static void run_two(vcalib *r, vptq_calibrator *c, vcalib_moments *m)
     vptq_arena arena;
     vptq_arena_init(&arena, NULL);
     for (uint32_t layer = 0; layer < r->v.m.desc->layers; layer++) {
-        vptq_packed_matrix coarse[VPTQ_LINEAR_COUNT];
-        vptq_weight linear[VPTQ_LINEAR_COUNT];
+        vptq_packed_matrix coarse[VPTQ_LINEAR_DENSE];
+        vptq_weight linear[VPTQ_LINEAR_DENSE];
         vcalib_coarse(r, layer, &arena, coarse, linear);
         vcalib_run(c, linear, &m[layer]);
     }

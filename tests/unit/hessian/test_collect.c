@@ -211,10 +211,10 @@ static void expect_same_parts(const char *one, const char *two)
     vtest_path(b, sizeof b, two, "holdout");
     vcollect_expect_same(a, b);
     for (uint32_t layer = 0; layer < VCOLLECT_LAYERS; layer++)
-        for (int i = 0; i <= VPTQ_INPUT_COUNT; i++) {
+        for (int i = 0; i <= VPTQ_INPUT_DENSE; i++) {
             char name[64];
             vptq_hessian_file_name(
-                name, layer, i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : "kv");
+                name, layer, i < VPTQ_INPUT_DENSE ? vptq_input_name((vptq_input)i).text : "kv");
             vtest_expect_same_in(one, two, name);
         }
     vtest_expect_same_in(one, two, "hessian.json");

@@ -21,8 +21,8 @@ static void age(const char *dir)
     assert_ok(vptq_hessian_dir_save(dir, &d, settings, &err), &err);
     json_decref(settings);
     for (uint32_t layer = 0; layer < VCOLLECT_LAYERS; layer++)
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            vptq_hessian_file_name(name, layer, vptq_input_name((vptq_input)i));
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
+            vptq_hessian_file_name(name, layer, vptq_input_name((vptq_input)i).text);
             vtest_path(path, sizeof path, dir, name);
             if (!vptq_path_exists(path))
                 continue;
@@ -131,8 +131,8 @@ static void test_merging_ranges(void **state)
         assert_ok(vptq_hessian_merge(&r.ctx, dirs, 2, out, aged, &err), &err);
         assert_ok(vptq_hessian_dir_open(out, &d, &err), &err);
         assert_int_equal(d.channel_ranges, !aged);
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            vptq_hessian_file_name(name, 1, vptq_input_name((vptq_input)i));
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
+            vptq_hessian_file_name(name, 1, vptq_input_name((vptq_input)i).text);
             vtest_path(path, sizeof path, part, name);
             assert_ok(vptq_hessian_file_read(path, 0, NULL, &all, &err), &err);
             vtest_path(path, sizeof path, out, name);

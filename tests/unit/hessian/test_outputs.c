@@ -143,7 +143,7 @@ static void check_file(rig *r, const size_t *windows, size_t count)
     assert_int_equal(o.windows, count);
     assert_int_equal(o.tokens, count * (LENGTH - 1));
     for (uint32_t layer = 0; layer < d->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
             const size_t n = vptq_output_entries(d, (vptq_linear)l);
             float most = 0;
             for (size_t i = 0; i < n; i++)

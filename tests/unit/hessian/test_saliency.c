@@ -91,7 +91,7 @@ static int32_t label_of(const float *logits, size_t vocab, double u)
 
 typedef struct by_hand {
     const rig *r;
-    float *want; /* [layers * VPTQ_LINEAR_COUNT, LENGTH] of a window */
+    float *want; /* [layers * VPTQ_LINEAR_DENSE, LENGTH] of a window */
 } by_hand;
 
 static vptq_status square(void *arg, uint32_t layer, vptq_linear l, size_t rows, const float *x,
@@ -119,7 +119,7 @@ static void check_window(const rig *r, size_t w, const float *got)
     vptq_backward *b;
     const vptq_model_desc *d = r->v.m.desc;
     const size_t size = (size_t)LENGTH * d->hidden;
-    const size_t rows = (size_t)d->layers * VPTQ_LINEAR_COUNT;
+    const size_t rows = (size_t)d->layers * VPTQ_LINEAR_DENSE;
     float *states = malloc((d->layers + 1) * size * sizeof *states);
     float *embedded = malloc(size * sizeof *embedded), *dh = malloc(size * sizeof *dh);
     float *logits = malloc((size_t)LENGTH * d->vocab * sizeof *logits);

@@ -90,8 +90,8 @@ enum { WINDOWS = 20, LENGTH = 16 };
 
 /* Sums of all inputs of block 0. */
 typedef struct sums {
-    double *sum[VPTQ_INPUT_COUNT];
-    size_t n[VPTQ_INPUT_COUNT];
+    double *sum[VPTQ_INPUT_DENSE];
+    size_t n[VPTQ_INPUT_DENSE];
 } sums;
 
 static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err *err)
@@ -99,7 +99,7 @@ static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
     sums *s = arg;
     (void)part;
     (void)err;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         const vptq_total *t = &c->sum[i].total;
         s->n[i] = t->n;
         s->sum[i] = vtest_alloc(t->n, sizeof *s->sum[i]);
@@ -110,7 +110,7 @@ static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
 
 static void free_sums(sums *s)
 {
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         free(s->sum[i]);
 }
 
@@ -141,7 +141,7 @@ static void test_calibration_adds_chunks(void **state)
     calibrate(&r, path, 0, WINDOWS, &all);
     for (size_t k = 0; k < 3; k++)
         calibrate(&r, path, k * 8, k < 2 ? 8 : 4, &chunk[k]);
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         for (size_t j = 0; j < all.n[i]; j++) {
             const double sum = chunk[0].sum[i][j] + chunk[1].sum[i][j];
             assert_true(all.sum[i][j] == sum + chunk[2].sum[i][j]);

@@ -18,8 +18,8 @@ typedef struct gradients {
     double loss[TOKENS];
     float input[TOKENS * HIDDEN];
     struct {
-        double weight[VPTQ_LINEAR_COUNT][MAX_SIDE * MAX_SIDE],
-            bias[VPTQ_LINEAR_COUNT][MAX_SIDE];
+        double weight[VPTQ_LINEAR_DENSE][MAX_SIDE * MAX_SIDE],
+            bias[VPTQ_LINEAR_DENSE][MAX_SIDE];
         double norm[4][HIDDEN]; /* input, post, q, k */
     } layer[LAYERS];
     double final_norm[HIDDEN];
@@ -186,10 +186,10 @@ static void compare(const gradients *g, const vptq_model_desc *d, const vtest_np
     take(want, &at, "loss", TOKENS, g->loss);
     take(want, &at, "input", TOKENS * HIDDEN, input);
     for (int l = 0; l < LAYERS; l++) {
-        for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+        for (int i = 0; i < VPTQ_LINEAR_DENSE; i++) {
             uint32_t out, in;
             vptq_linear_shape(d, (vptq_linear)i, &out, &in);
-            take(want, &at, vptq_linear_name(d, (vptq_linear)i), (size_t)out * in,
+            take(want, &at, vptq_linear_name(d, (vptq_linear)i).text, (size_t)out * in,
                  g->layer[l].weight[i]);
         }
         for (int i = 0; d->qkv_bias && i <= VPTQ_LINEAR_V; i++) {
@@ -327,11 +327,11 @@ static void test_demo_block(void **state)
         got[i] = (double)dhidden[i];
     size_t at = 2 * SIZE, own = SIZE;
     take(&want, &at, "input", SIZE, got);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         uint32_t out, in;
         vptq_linear_shape(r.m.desc, (vptq_linear)l, &out, &in);
-        take(&want, &at, vptq_linear_name(r.m.desc, (vptq_linear)l), out, got + own);
-        take(&want, &at, vptq_linear_name(r.m.desc, (vptq_linear)l), in, got + own + out);
+        take(&want, &at, vptq_linear_name(r.m.desc, (vptq_linear)l).text, out, got + own);
+        take(&want, &at, vptq_linear_name(r.m.desc, (vptq_linear)l).text, in, got + own + out);
         own += out + in;
     }
     take(&want, &at, "input norm", DIM, norms);
@@ -355,7 +355,7 @@ typedef struct several {
     double loss[WINDOWS * TOKENS];
     float dhidden[WINDOWS * TOKENS * HIDDEN];
     double norm[HIDDEN];                     /* of k, in the first layer */
-    double sum_x, sum_dz[VPTQ_LINEAR_COUNT]; /* of squares */
+    double sum_x, sum_dz[VPTQ_LINEAR_DENSE]; /* of squares */
 } several;
 
 static double squares(vptq_device *dev, const float *x, size_t n)
@@ -432,7 +432,7 @@ static void check_windows(const char *family)
         ids[i] = one[i % TOKENS * (i / TOKENS + 1) % TOKENS];
     assert_ok(vptq_backward_open(r.f, TOKENS, WINDOWS, &b, &err), &err);
     several *all = run_several(&r, b, ids, 0, WINDOWS);
-    double norm[HIDDEN] = {0}, sum_x = 0, sum_dz[VPTQ_LINEAR_COUNT] = {0};
+    double norm[HIDDEN] = {0}, sum_x = 0, sum_dz[VPTQ_LINEAR_DENSE] = {0};
     for (size_t w = 0; w < WINDOWS; w++) {
         several *single = run_several(&r, b, ids, w, 1);
         assert_memory_equal(single->loss, all->loss + w * TOKENS, TOKENS * sizeof(double));
@@ -441,7 +441,7 @@ static void check_windows(const char *family)
         for (int i = 0; i < HIDDEN; i++)
             norm[i] += single->norm[i];
         sum_x += single->sum_x;
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             sum_dz[l] += single->sum_dz[l];
         free(single);
     }
@@ -452,7 +452,7 @@ static void check_windows(const char *family)
     for (size_t i = 0; i < r.m.desc->head_dim; i++)
         assert_true(fabs(norm[i] - all->norm[i]) <= 1e-6 * largest);
     assert_true(fabs(sum_x - all->sum_x) <= 1e-12 * sum_x);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         assert_true(sum_dz[l] > 0 && fabs(sum_dz[l] - all->sum_dz[l]) <= 1e-12 * sum_dz[l]);
     free(all);
     vptq_backward_close(b);

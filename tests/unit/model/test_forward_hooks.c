@@ -13,8 +13,8 @@ enum { TOKENS = VRIG_TOKENS, HIDDEN = VRIG_HIDDEN };
 enum { MAX_DIM = 64 };
 typedef struct record {
     const vptq_model *m;
-    size_t rows[VPTQ_INPUT_COUNT], calls[VPTQ_INPUT_COUNT];
-    float x[VPTQ_INPUT_COUNT][TOKENS * MAX_DIM];
+    size_t rows[VPTQ_INPUT_DENSE], calls[VPTQ_INPUT_DENSE];
+    float x[VPTQ_INPUT_DENSE][TOKENS * MAX_DIM];
 } record;
 
 static const size_t starts[3] = {0, 13, TOKENS};
@@ -105,7 +105,7 @@ static void test_hooks(void **state)
             x[c] = (float)h[c];
         assert_close(after + i * HIDDEN, x, HIDDEN, 1e-5, 1e-5);
     }
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
         assert_int_equal(seen->calls[i], 2);
     free(seen);
     vrig_close(&r);
@@ -120,7 +120,7 @@ static void test_halves(void **state)
     vptq_err err = {0};
     float whole[TOKENS * HIDDEN], halves[TOKENS * HIDDEN], before[TOKENS * HIDDEN];
     record *all = run_recorded(&r, halves, whole), *part = vtest_alloc(1, sizeof *part);
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+    for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
         const size_t count = TOKENS * vptq_input_size(r.m.desc, (vptq_input)i);
         vptq_block_hooks hooks = {
             .hook = record_hook, .arg = part, .stop = true, .last = (vptq_input)i};
@@ -130,7 +130,7 @@ static void test_halves(void **state)
         assert_ok(vptq_forward_block_with(r.f, 0, starts, 2, halves, &hooks, &err), &err);
         assert_same_f32(halves, before, TOKENS * HIDDEN);
         assert_same_f32(part->x[i], all->x[i], count);
-        for (int later = i + 1; later < VPTQ_INPUT_COUNT; later++)
+        for (int later = i + 1; later < VPTQ_INPUT_DENSE; later++)
             assert_int_equal(part->calls[later], 0);
         hooks.stop = false;
         hooks.hook = NULL;

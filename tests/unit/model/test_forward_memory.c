@@ -162,7 +162,7 @@ static void test_arrays_are_in_device_memory(void **state)
 {
     (void)state;
     const vptq_backend checked = checked_backend();
-    for (int i = 0; i < VRIG_ALL_FAMILIES; i++) {
+    for (int i = 0; i < VRIG_DEVICE_FAMILIES; i++) {
         results host = {.last = {0}}, device = host;
         run_all(vrig_families[i], NULL, &host);
         run_all(vrig_families[i], &checked, &device);

@@ -26,8 +26,8 @@ static size_t tensor_bytes(const vptq_tensor *t)
 static size_t block_bytes(const vptq_model *m, uint32_t layer)
 {
     size_t bytes = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        if (vptq_linear_exists(m->desc, (vptq_linear)l))
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
+        if (vptq_linear_exists(m->desc, layer, (vptq_linear)l))
             bytes += tensor_bytes(m->blocks[layer].linear[l].tensor);
     return bytes;
 }
@@ -63,7 +63,7 @@ static void test_generation_uploads_the_model_once(void **state)
 {
     (void)state;
     assert_string_equal(vptq_backend_emu()->name, "emu"); /* links the backend */
-    for (int i = 0; i < VRIG_ALL_FAMILIES; i++) {
+    for (int i = 0; i < VRIG_DEVICE_FAMILIES; i++) {
         vrig r;
         char path[128];
         int32_t ids[LENGTH];

@@ -211,7 +211,7 @@ static void test_undeclared_biases(void **state)
                "'model.layers.0.self_attn.q_proj.bias', 'model.layers.1.mlp.down_proj.bias', "
                "'model.layers.1.self_attn.o_proj.bias'\n",
                &m);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
         assert_true(!m.blocks[0].linear_bias[l] && !m.blocks[1].linear_bias[l]);
     for (int i = 0; i < 3; i++)
         assert_null(vptq_tensor_find(&m.ckpt.set, names[i]));
@@ -426,7 +426,7 @@ static void test_reading_in_steps(void **state)
     vptq_model m;
     vwork_make(*state);
     open_model_in(state, "work", &m);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
         const vptq_weight *w = &m.blocks[l == VPTQ_LINEAR_DOWN].linear[l];
         float expected[MAX_WEIGHTS], found[MAX_WEIGHTS];
         for (int i = 0; i < 6; i++) {
@@ -455,7 +455,7 @@ static void test_quantized_kinds_read_the_same(void **state)
     for (int k = 0; k < 3; k++)
         open_model_in(state, names[k], &m[k]);
     for (uint32_t layer = 0; layer < m[0].desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
             float expected[MAX_WEIGHTS], found[MAX_WEIGHTS];
             const vptq_weight *w = &m[0].blocks[layer].linear[l];
             read_all(w, &dev, w->rows, expected);

@@ -141,12 +141,12 @@ static void write_layer(const char *work, uint32_t layer, vptq_linear linear,
         scale[i] = 1 + (float)i / 16;
         bias[i] = (float)i / 8;
     }
-    vptq_linear_full_name(name, d, layer, linear);
+    vptq_linear_full_name(d, name, layer, linear);
     m.vq.indices = indices;
     m.vq.centroids = codebooks;
     m.vq.scale = scale;
     m.vq.bias = bias;
-    vptq_layer_file_name(file, layer, vptq_linear_name(d, linear));
+    vptq_layer_file_name(file, layer, vptq_linear_name(d, linear).text);
     vtest_path(path, sizeof path, work, file);
     assert_ok(vptq_layer_file_write(path,
                                     &(vptq_layer_file){.matrix = m,
@@ -170,10 +170,10 @@ static void make_work(const char *work, bool all)
     assert_ok(vptq_checkpoint_open(&ctx, TINY, NULL, &c, &err), &err);
     assert_ok(vptq_checkpoint_fingerprint(&c, &ctx, hex, &err), &err);
     for (uint32_t layer = 0; layer < (all ? c.desc.layers : 1); layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             if (all || l == VPTQ_LINEAR_Q || l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_DOWN)
                 write_layer(work, layer, (vptq_linear)l, &c.desc);
-    vwork_report(work, all ? (size_t)c.desc.layers * VPTQ_LINEAR_COUNT : 3);
+    vwork_report(work, all ? (size_t)c.desc.layers * VPTQ_LINEAR_DENSE : 3);
     vptq_checkpoint_release(&c);
     json_t *manifest = json_pack("{s:s, s:s, s:s, s:n}", "base_model", TINY, "base_fingerprint",
                                  hex, "dtype", "f16", "tokenizer");

@@ -47,7 +47,7 @@ static vptq_status resolve(const char *recipe, vptq_mem *mem, resolved *r, vptq_
 
 static const vptq_matrix_settings *row(const resolved *r, uint32_t layer, vptq_linear l)
 {
-    const vptq_matrix_settings *m = &r->rows[layer * VPTQ_LINEAR_COUNT + (uint32_t)l];
+    const vptq_matrix_settings *m = &r->rows[layer * VPTQ_LINEAR_DENSE + (uint32_t)l];
     assert_int_equal(m->layer, layer);
     assert_int_equal(m->linear, l);
     return m;
@@ -251,10 +251,10 @@ static void test_check(void **state)
     assert_ok(resolve(NULL, NULL, &r, &err), &err);
     assert_null(r.rules);
     assert_ok(vptq_settings_check(&d, r.rows, &err), &err);
-    r.rows[2 * VPTQ_LINEAR_COUNT + VPTQ_LINEAR_DOWN].settings.groups = 5;
+    r.rows[2 * VPTQ_LINEAR_DENSE + VPTQ_LINEAR_DOWN].settings.groups = 5;
     assert_fails(vptq_settings_check(&d, r.rows, &err), VPTQ_E_ARG, &err,
                  "model.layers.2.mlp.down_proj: groups is 5, which does not divide 192");
-    r.rows[VPTQ_LINEAR_COUNT + VPTQ_LINEAR_K].settings.k = 100;
+    r.rows[VPTQ_LINEAR_DENSE + VPTQ_LINEAR_K].settings.k = 100;
     assert_fails(vptq_settings_check(&d, r.rows, &err), VPTQ_E_ARG, &err,
                  "model.layers.1.self_attn.k_proj: centroids is '100', must be a power of two");
     r.rows[VPTQ_LINEAR_Q].settings.k_res = 512;

@@ -87,8 +87,8 @@ static void make_hessians(const char *dir, int part, const char *model, bool wit
     assert_ok(vptq_hessian_dir_save(dir, &h, details, &err), &err);
     json_decref(details);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            vptq_hessian_file_name(name, layer, vptq_input_name((vptq_input)i));
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
+            vptq_hessian_file_name(name, layer, vptq_input_name((vptq_input)i).text);
             write_moments(dir, name, columns_of((vptq_input)i),
                           seed_of(part, layer, (vptq_input)i), false);
         }
@@ -121,8 +121,8 @@ static void make_directory(const char *dir, char h[PATH])
 /* ---- runs ---- */
 
 typedef struct rows {
-    vptq_quantize_row row[LAYERS * VPTQ_LINEAR_COUNT];
-    char *json[LAYERS * VPTQ_LINEAR_COUNT];
+    vptq_quantize_row row[LAYERS * VPTQ_LINEAR_DENSE];
+    char *json[LAYERS * VPTQ_LINEAR_DENSE];
     size_t count;
 } rows;
 
@@ -196,8 +196,8 @@ static void expect_same_work(const char *a, const char *b)
     vtest_expect_same_in(a, b, "quantize.json");
     vtest_expect_same_in(a, b, "report.jsonl");
     for (uint32_t layer = 0; layer < LAYERS; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            vptq_layer_file_name(name, layer, vptq_linear_name(&d, (vptq_linear)l));
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
+            vptq_layer_file_name(name, layer, vptq_linear_name(&d, (vptq_linear)l).text);
             vtest_expect_same_in(a, b, name);
         }
 }
@@ -288,7 +288,7 @@ static void check_file(const char *work, uint32_t layer, vptq_linear l,
 
     vptq_mem_init(&mem, 0);
     const vptq_model_desc d = {.family = vptq_family_by_model_type("llama")};
-    vptq_layer_file_name(name, layer, vptq_linear_name(&d, l));
+    vptq_layer_file_name(name, layer, vptq_linear_name(&d, l).text);
     vtest_path(path, sizeof path, work, name);
     assert_ok(vptq_layer_file_read(path, &mem, &f, &err), &err);
     const vptq_vq_shape *got = &f.matrix.vq.shape;
@@ -337,7 +337,7 @@ static void check_matrix(vptq_device *dev, const vptq_model *m, const char *work
     assert_ok(vptq_weight_read(&m->blocks[layer].linear[l], dev, 0, out, w, &err), &err);
     for (uint32_t i = 0; i < in * (in + 1) / 2; i++)
         term[i] = (float)((double)lower[i] + factor * (double)term[i]);
-    vptq_encoder_input q = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+    vptq_encoder_input q = {.matrix_id = layer * VPTQ_LINEAR_DENSE + (uint32_t)l,
                             .out = out,
                             .in = in,
                             .w = w,
@@ -376,16 +376,16 @@ static void test_every_matrix(void **state)
     vptq_quantize_options opt = options(h, work);
     opt.recipe = recipe;
     assert_ok(run_plain(&opt, &r, &err), &err);
-    assert_int_equal(r.count, LAYERS * VPTQ_LINEAR_COUNT);
+    assert_int_equal(r.count, LAYERS * VPTQ_LINEAR_DENSE);
 
     assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
     assert_ok(vptq_model_open(&ctx, TINY, &copt, false, &m, &err), &err);
     for (uint32_t i = 0; i < r.count; i++) {
         json_t *doc = parse(r.json[i]);
-        vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_COUNT);
+        vptq_linear l = (vptq_linear)(i % VPTQ_LINEAR_DENSE);
         assert_string_equal(json_string_value(json_object_get(doc, "name")),
-                            vptq_linear_name(m.desc, l));
-        check_matrix(&dev, &m, work, i / VPTQ_LINEAR_COUNT, l, doc);
+                            vptq_linear_name(m.desc, l).text);
+        check_matrix(&dev, &m, work, i / VPTQ_LINEAR_DENSE, l, doc);
         json_decref(doc);
     }
     vptq_model_release(&m);

@@ -129,7 +129,7 @@ static double encode(rig *r, uint32_t layer, vptq_linear l, float *what)
     vptq_input_hessians h = {0};
     vptq_encoder_result result;
     const vptq_weight *w = &r->m.blocks[layer].linear[l];
-    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_DENSE + (uint32_t)l,
                                 .out = (uint32_t)w->rows,
                                 .in = (uint32_t)w->cols};
     vptq_encoder_settings s = vptq_rate_probe(input.out, input.in, r->opt.seed, VPTQ_F16);
@@ -160,11 +160,14 @@ static void check_matrix(rig *r, uint32_t layer, vptq_linear l, const size_t *at
     vptq_model changed = r->m;
     vptq_tensor t = *w->tensor;
     vptq_block blocks[8];
+    vptq_weight linear[VPTQ_LINEAR_DENSE];
     assert_true(changed.desc->layers <= 8);
     memcpy(blocks, r->m.blocks, changed.desc->layers * sizeof *blocks);
     t.type = VPTQ_F32;
     t.data = (const uint8_t *)what;
-    blocks[layer].linear[l].tensor = &t;
+    memcpy(linear, blocks[layer].linear, sizeof linear);
+    linear[l].tensor = &t;
+    blocks[layer].linear = linear;
     changed.blocks = blocks;
     for (size_t i = 0; i < WINDOWS; i++) {
         logits(r, &r->m, ids + at[i], z);
@@ -201,9 +204,9 @@ static void test_by_hand(void **state)
               &err);
     assert_int_equal(count, WINDOWS);
     for (uint32_t layer = 0; layer < r.m.desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             check_matrix(&r, layer, (vptq_linear)l, at,
-                         &rows[layer * VPTQ_LINEAR_COUNT + (uint32_t)l]);
+                         &rows[layer * VPTQ_LINEAR_DENSE + (uint32_t)l]);
     vptq_corpus_release(&c);
     vptq_arena_release(&arena);
     rig_close(&r);
@@ -219,7 +222,7 @@ static void measure(rig *r, vptq_sensitivity *out)
     vptq_arena_init(&arena, &r->mem);
     r->loads = 0;
     assert_ok(vptq_sensitivity_measure(&r->dev, &r->m, &r->opt, &arena, &rows, &err), &err);
-    memcpy(out, rows, r->m.desc->layers * VPTQ_LINEAR_COUNT * sizeof *out);
+    memcpy(out, rows, r->m.desc->layers * VPTQ_LINEAR_DENSE * sizeof *out);
     vptq_arena_release(&arena);
 }
 
@@ -242,10 +245,10 @@ static void test_resume(void **state)
     vptq_sensitivity want[64], got[64];
     size_t n;
     rig_open(&r, *state, 2);
-    const size_t all = r.m.desc->layers * VPTQ_LINEAR_COUNT, bytes = all * sizeof *want;
+    const size_t all = r.m.desc->layers * VPTQ_LINEAR_DENSE, bytes = all * sizeof *want;
     assert_true(all <= 64);
     measure(&r, want);
-    assert_int_equal(r.loads, r.m.desc->layers * VPTQ_INPUT_COUNT);
+    assert_int_equal(r.loads, r.m.desc->layers * VPTQ_INPUT_DENSE);
     char *whole = vtest_read_file(r.file, &n);
 
     /* A complete file: nothing is measured again, and the file is unchanged. */
@@ -273,13 +276,13 @@ static void test_losses(void **state)
     vptq_sensitivity want[64], got[64];
     size_t n;
     rig_open(&r, *state, 2);
-    const size_t all = r.m.desc->layers * VPTQ_LINEAR_COUNT;
+    const size_t all = r.m.desc->layers * VPTQ_LINEAR_DENSE;
     measure(&r, want);
     char *whole = vtest_read_file(r.file, &n);
     r.opt.text = NULL;
     measure(&r, got);
     assert_int_equal(r.loads, 0);
-    cut_file(r.file, VPTQ_LINEAR_COUNT);
+    cut_file(r.file, VPTQ_LINEAR_DENSE);
     free(whole);
     whole = vtest_read_file(r.file, &n);
     measure(&r, got);
@@ -303,14 +306,14 @@ static void test_measured_again(void **state)
     rig r;
     vptq_sensitivity want[64], got[64];
     rig_open(&r, *state, 2);
-    const size_t all = r.m.desc->layers * VPTQ_LINEAR_COUNT;
+    const size_t all = r.m.desc->layers * VPTQ_LINEAR_DENSE;
     measure(&r, want);
     r.opt.base_fingerprint = "00000000000000cc";
     measure(&r, got);
-    assert_int_equal(r.loads, r.m.desc->layers * VPTQ_INPUT_COUNT);
+    assert_int_equal(r.loads, r.m.desc->layers * VPTQ_INPUT_DENSE);
     r.opt.windows--;
     measure(&r, got);
-    assert_int_equal(r.loads, r.m.desc->layers * VPTQ_INPUT_COUNT);
+    assert_int_equal(r.loads, r.m.desc->layers * VPTQ_INPUT_DENSE);
     r.opt.windows++;
     static const char *const bad[] = {"", "{", "[]", "{\"rows\": 7}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

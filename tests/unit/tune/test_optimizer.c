@@ -63,9 +63,9 @@ static void test_student(void **state)
     }
     assert_int_equal(at, t.s.count);
     for (uint32_t l = 0; l < t.r.m.desc->layers; l++)
-        for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+        for (int i = 0; i < VPTQ_LINEAR_DENSE; i++) {
             const vptq_weight *own = &t.r.m.blocks[l].linear[i];
-            const vptq_weight *copy = &t.s.weight[l * VPTQ_LINEAR_COUNT + (size_t)i];
+            const vptq_weight *copy = &t.s.weight[l * VPTQ_LINEAR_DENSE + (size_t)i];
             const size_t size = own->rows * own->cols;
             float *a = vtest_alloc(size, sizeof *a), *b = vtest_alloc(size, sizeof *b);
             vptq_err err;
