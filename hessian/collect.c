@@ -526,6 +526,8 @@ static vptq_status collect(collector *c, vptq_lock *lock, vptq_collect_result *r
     if (!st && is_first(c))
         st = prepare(c, lock, err);
     st = share_state(c, st, err);
+    if (!st) /* others would write their files elsewhere */
+        st = vptq_comm_see(ctx, c->dir[VPTQ_PART_MAIN], "", err);
     if (!st)
         st = run_missing(c, r, err);
     VPTQ_CHECK(vptq_comm_agree(ctx, st, err));

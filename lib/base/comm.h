@@ -93,6 +93,11 @@ vptq_status vptq_comm_agree(const vptq_ctx *ctx, vptq_status st, vptq_err *err) 
 vptq_status vptq_comm_same(const vptq_ctx *ctx, const char *what, const char *text,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Agrees that all ranks see the directory of rank 0, which exists; else VPTQ_E_IO, with `advice`
+ * at the end of its sentence. */
+vptq_status vptq_comm_see(const vptq_ctx *ctx, const char *dir, const char *advice,
+                          vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Copies data from rank `root` to all. */
 vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_t size,
                                 vptq_err *err) VPTQ_MUST_CHECK;

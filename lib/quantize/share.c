@@ -3,8 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "lib/base/file.h"
 #include "lib/quantize/internal.h"
@@ -75,46 +73,6 @@ uint32_t vptq_share_count_files(const vptq_quantizer *q)
 }
 
 /* ---- the directory ---- */
-
-/* Other ranks look for a file that rank 0 has just written, with the given text. */
-static bool sees_file(const char *path, const char *text)
-{
-    enum { TRIES = 100 }; /* a network may take seconds to show it */
-    for (int i = 0; i < TRIES; i++) {
-        const struct timespec t = {.tv_nsec = 100000000};
-        vptq_map map;
-        bool same = false;
-        if (vptq_path_exists(path) && !vptq_map_open(path, &map, NULL)) {
-            same = map.size == strlen(text) && !memcmp(map.data, text, map.size);
-            vptq_map_release(&map);
-        }
-        if (same)
-            return true;
-        (void)nanosleep(&t, NULL);
-    }
-    return false;
-}
-
-static vptq_status check_shared(const vptq_quantizer *q, vptq_err *err)
-{
-    static const char name[] = "ranks";
-    const vptq_ctx *ctx = q->dev->ctx;
-    const bool first = vptq_comm_rank(ctx) == 0;
-    char path[PATH_MAX], text[64];
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, name, err));
-    snprintf(text, sizeof text, "%ld %.9f\n", (long)getpid(), vptq_seconds());
-    vptq_status st = first ? vptq_file_replace(path, text, strlen(text), err) : VPTQ_OK;
-    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
-    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, text, sizeof text, err));
-    if (!first && !sees_file(path, text))
-        st = vptq_fail(err, VPTQ_E_IO,
-                       "does not see the directory '%s' of rank 0; put it where all see it, or "
-                       "give --no-shared-dir",
-                       q->opt->work);
-    st = vptq_comm_agree(ctx, st, err);
-    const vptq_status removed = first ? vptq_file_remove(path, st ? NULL : err) : VPTQ_OK;
-    return st ? st : removed;
-}
 
 /* The start of a message with a matrix; its file follows. */
 typedef struct file_head {
@@ -343,7 +301,8 @@ static vptq_status run_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
 static vptq_status run_layers(vptq_quantizer *q, vptq_err *err)
 {
     if (!q->opt->no_shared_dir)
-        VPTQ_CHECK(check_shared(q, err));
+        VPTQ_CHECK(
+            vptq_comm_see(q->dev->ctx, q->opt->work, ", or give --no-shared-dir", err));
     if (!q->opt->calibrate)
         return run_all(q, err);
     for (uint32_t layer = q->first; layer <= q->last; layer++)

@@ -79,6 +79,11 @@ done
 expect_exit 1 ranks 2 "$hessian" "${args[@]}" --seed 3 -o whole >out.txt 2>err.txt
 expect_line err.txt "'whole' holds hessians of another text, seed or window length: key "
 [ "$(grep -c '^vptq-hessian: ' err.txt)" = 1 ] || fail "more than one sentence: $(cat err.txt)"
+# A process that does not see the directory.
+printf '#!/bin/sh\nmkdir -p "at-%s" && cd "at-%s" && exec "%s" "$@" -o unseen\n' "$RANK" "$RANK" "$hessian" >apart.sh
+chmod +x apart.sh
+expect_exit 1 ranks 2 ./apart.sh "${args[@]}" >out.txt 2>err.txt
+expect_line err.txt "rank 1: does not see the directory 'unseen' of rank 0; put it where all see it"
 # A process whose options differ.
 printf '#!/bin/sh\nexec "%s" "$@" --seed "%s"\n' "$hessian" "$RANK" >other.sh
 chmod +x other.sh
