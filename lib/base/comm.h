@@ -93,8 +93,8 @@ vptq_status vptq_comm_agree(const vptq_ctx *ctx, vptq_status st, vptq_err *err) 
 vptq_status vptq_comm_same(const vptq_ctx *ctx, const char *what, const char *text,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Agrees that all ranks see the directory of rank 0, which exists; else VPTQ_E_IO, with `advice`
- * at the end of its sentence. */
+/* Agrees that all ranks see the directory of rank 0, which exists; else VPTQ_E_IO, with
+ * `advice` at the end of its sentence. */
 vptq_status vptq_comm_see(const vptq_ctx *ctx, const char *dir, const char *advice,
                           vptq_err *err) VPTQ_MUST_CHECK;
 

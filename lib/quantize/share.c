@@ -301,8 +301,7 @@ static vptq_status run_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
 static vptq_status run_layers(vptq_quantizer *q, vptq_err *err)
 {
     if (!q->opt->no_shared_dir)
-        VPTQ_CHECK(
-            vptq_comm_see(q->dev->ctx, q->opt->work, ", or give --no-shared-dir", err));
+        VPTQ_CHECK(vptq_comm_see(q->dev->ctx, q->opt->work, ", or give --no-shared-dir", err));
     if (!q->opt->calibrate)
         return run_all(q, err);
     for (uint32_t layer = q->first; layer <= q->last; layer++)
