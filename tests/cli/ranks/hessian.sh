@@ -55,7 +55,7 @@ args=(-m "$model" --tokenizer "$tok" -c "$text" -n 40 -l 256 --holdout 0.2 -t 1 
 next=(3 1 2 4)
 for n in 2 4 1 3; do
     rm -rf cut
-# shellcheck disable=SC2154 # needs_ranks sets it
+    # shellcheck disable=SC2154 # needs_ranks sets it
     "${launch[@]}" -n "$n" "$hessian" "${args[@]}" -o cut >out.txt 2>err.txt &
     pid=$!
     wait_for 60 test -e cut/layer_001_down.safetensors

@@ -7,7 +7,7 @@ model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
 "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 8 -l 128 -o h -q
-args=(-m "$model" --tokenizer "$tok" -qq -H h -v 8 -k 256 -r 64)
+args=(-m "$model" --tokenizer "$tok" -qq -H h -v 8 -k 1024 -r 256)
 "$BIN/vptq-quantize" "${args[@]}" -o one >/dev/null
 submit() { sbatch --parsable --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 "$@"; }
 is_over() { ! squeue -h -j "$1" 2>/dev/null | grep -q .; }
