@@ -30,7 +30,7 @@ expect_exit 1 on_rank 1 'set -- "$@" --mem 4M' "${eval[@]}" kld -q -t 1 -m "$pac
 expect_line err.txt '^vptq-eval: rank 1: '
 
 # ---- refused ----
-expect_exit 2 ranks 2 "${eval[@]}" ppl -q -m "$model" --text - --context 256 <"$text" >out.txt 2>err.txt
+expect_exit 2 ranks 2 "${eval[@]}" ppl -q -m "$model" --text - --context 256 >out.txt 2>err.txt
 expect_line err.txt 'vptq-eval: --text -: standard input reaches one of 2 processes only; give a file$'
 expect_exit 2 ranks 2 "${eval[@]}" generate -m "$model" -n 4 >out.txt 2>err.txt
 expect_line err.txt 'vptq-eval: this command runs in one process, not in 2'

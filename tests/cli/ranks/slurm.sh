@@ -1,6 +1,7 @@
 # shellcheck disable=SC2016 # inner shells expand
 # scripts/slurm/job.sh on a cluster that runs here: the bytes of one process, also after a stop and a requeue.
 needs_ranks
+case $("$BIN/vptq-quantize" --version) in *ompi*) ;; *) skip "mpirun is Open MPI's" ;; esac
 command -v sbatch >/dev/null || skip "needs Slurm (slurm-wlm)"
 timeout 10 sinfo -h -t idle,mix -o %n 2>/dev/null | grep -q . || skip "no Slurm cluster runs here"
 model=$(data models/stories260K/stories260K.bin)
