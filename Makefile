@@ -562,6 +562,7 @@ check-long:
 	+$(Q)VPTQ_LONG=1 $(MAKE) check-cli T='common/limits'
 	+$(Q)VPTQ_LONG=1 TEST_TIMEOUT=3600 $(MAKE) check-cli T='common/bit_rot'
 	+$(Q)VPTQ_SIGNAL_MOMENTS=100 TEST_TIMEOUT=3600 $(MAKE) check-cli T='common/signals'
+	+$(Q)pkg-config --exists ompi-c || exit 0; VPTQ_RANK_MOMENTS=20 TEST_TIMEOUT=3600 $(MAKE) MPI=ompi-c check-ranks
 
 # Needs packages from PyPI; not part of check.
 interop: tools $(B)/tests/interop/logits

@@ -9,9 +9,10 @@ text=$(data text/tinystories/tiny.utf8)
 args=(-m "$model" --tokenizer "$tok" -t 1 -q -H h -v 8 -k 256 -r 64)
 "$BIN/vptq-quantize" "${args[@]}" -o one >/dev/null
 
-# kill -9 of rank I of 3 once J matrices are finished.
-for moment in "0 1" "1 3" "2 8" "1 15" "0 24" "2 30"; do
-    read -r victim files <<<"$moment"
+# kill -9 of a rank of 3 once some matrices are finished, at seeded moments (VPTQ_RANK_MOMENTS=20 takes more).
+RANDOM=24
+for ((moment = 0; moment < ${VPTQ_RANK_MOMENTS:-6}; moment++)); do
+    victim=$((RANDOM % 3)) files=$((1 + RANDOM % 33))
     rm -rf killed pids
     mkdir pids
     ranks 3 sh -c "echo \$\$ >pids/$RANK; "'exec "$@"' sh "$BIN/vptq-quantize" "${args[@]}" -o killed >out.txt 2>&1 &
