@@ -484,7 +484,8 @@ static vptq_target_moments moments_of(vptq_linear l, const vptq_quantize_row *ro
                                       const float *w, const float *plain,
                                       const vptq_input_shifts *s)
 {
-    const bool mixed = s->mixed[l] != NULL;
+    /* experts have no terms */
+    const bool mixed = l < VPTQ_LINEAR_DENSE && s->mixed[l] != NULL;
     const float *shift = mixed && s->shift ? s->mixed_shift[l] : s->shift;
     const float *drift = mixed && s->drift ? s->mixed_shift[l] : s->drift;
     return (vptq_target_moments){.out = row->rows,
