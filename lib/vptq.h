@@ -139,8 +139,8 @@ VPTQ_CALL vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **
 VPTQ_API void vptq_ctx_close(vptq_ctx *ctx);
 
 /* This process among those that share the work, from 0, and their number: 0 and 1 for one
- * alone. Functions return the same on all; only rank 0 calls vptq_output.write and other
- * callbacks for results. */
+ * alone. Functions return the same on all.  Each process writes to its vptq_output, but only
+ * what rank 0 writes is complete: a caller shows that alone. */
 VPTQ_API void vptq_ctx_ranks(const vptq_ctx *ctx, int *rank, int *size);
 /* Waits for all at the end, and whenever a caller has done something that may fail on some
  * only: VPTQ_OK if `st` is on all, else the failure of one of them, on all.  Afterwards a

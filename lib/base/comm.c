@@ -1,14 +1,12 @@
 /* The queue of units, agreement and ordered sums of several ranks (comm.h). */
 #include "lib/base/comm.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "lib/base/text.h"
 #ifdef VPTQ_MPI
 #include "lib/base/comm_mpi.h"
 #endif
@@ -379,8 +377,11 @@ void vptq_comm_take(const vptq_ctx *ctx, vptq_take_fn take, void *arg)
 vptq_status vptq_comm_post(const vptq_ctx *ctx, const void *data, size_t size, vptq_err *err)
 {
     const uint64_t bytes = size;
-    VPTQ_CHECK(send_to(ctx, NULL, TAG_POST, 0, &bytes, sizeof bytes, err));
-    return send_to(ctx, NULL, TAG_POST, 0, data, size, err);
+    vptq_err trouble = {0};
+    VPTQ_CHECK(vptq_check_cancel(ctx, err));
+    /* rank 0 waits for the content once it has the size: nothing may interrupt these two */
+    VPTQ_CHECK(send_to(ctx, &trouble, TAG_POST, 0, &bytes, sizeof bytes, err));
+    return send_to(ctx, &trouble, TAG_POST, 0, data, size, err);
 }
 
 vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_t size,

@@ -30,7 +30,6 @@ typedef vptq_status (*vptq_wait_fn)(void *arg, vptq_err *err);
 /* The carrier of messages.  A tag is a small number; messages of one tag between two ranks keep
  * their order. */
 typedef struct vptq_transport {
-    const char *name; /* "MPI" */
     /* Sends `data` to rank `to` and receives `got` from rank `from`, sizes in bytes, at the
      * same time; -1 = neither.  What arrives has exactly that size. */
     vptq_status (*exchange)(void *state, int tag, int to, const void *data, size_t size,
@@ -71,22 +70,23 @@ int vptq_comm_rank(const vptq_ctx *ctx);
 int vptq_comm_size(const vptq_ctx *ctx);
 /* The rank among those on this machine, which share its GPUs. */
 int vptq_comm_local_rank(const vptq_ctx *ctx);
-/* From now on, or until now, this rank works on its own: for an operation that could share its
- * work, but is itself a unit.  Rank and size are 0 and 1, so that nothing below communicates,
+/* Begins or ends work of this rank on its own: for an operation that could share its work, but
+ * is itself a unit.  Rank and size are 0 and 1, so that nothing below communicates,
  * while vptq_check_cancel still answers other ranks and sees that they stop. */
 void vptq_comm_alone(const vptq_ctx *ctx, bool alone);
 
-/* *unit = the next of `count` units that no rank has taken since the last agreement, or
- * `count`: all are taken. */
+/* Of several ranks: *unit = the next of `count` units that none has taken since the last
+ * agreement, or `count`: all are taken. */
 vptq_status vptq_comm_next(const vptq_ctx *ctx, uint64_t count, uint64_t *unit,
                            vptq_err *err) VPTQ_MUST_CHECK;
-/* Rank 0: units handed out since the last agreement, at most `count`, for a progress line. */
+/* Rank 0 of several: units handed out since the last agreement, at most `count`, for a progress
+ * line. */
 uint64_t vptq_comm_given(const vptq_ctx *ctx, uint64_t count);
 
-/* Waits for all ranks.  Returns VPTQ_OK on all if `st` is VPTQ_OK on all, else on all the
- * failure of the lowest rank that has one other than VPTQ_E_CANCELLED, its sentence naming the
- * rank.  The run is over then: later agreements return `st` at once, and everything else
- * VPTQ_E_CANCELLED. */
+/* Waits for all ranks.  Returns on all VPTQ_OK if `st` is VPTQ_OK on all, else the failure of
+ * the lowest rank that has one other than VPTQ_E_CANCELLED, its sentence naming the rank.  The
+ * run is over then: later agreements return `st` at once, and everything else VPTQ_E_CANCELLED.
+ */
 vptq_status vptq_comm_agree(const vptq_ctx *ctx, vptq_status st, vptq_err *err) VPTQ_MUST_CHECK;
 /* Agrees whether `text` is the same on all ranks; VPTQ_E_MISMATCH naming `what` ("the model")
  * and both texts. */
@@ -106,7 +106,7 @@ vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_
 vptq_status vptq_comm_sum(const vptq_ctx *ctx, int parts, const double *part, double *total,
                           size_t n, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Rank 0: what is done with messages posted from now on, when it polls. */
+/* Rank 0 of several: handles messages posted from now on when it polls; NULL: they fail. */
 void vptq_comm_take(const vptq_ctx *ctx, vptq_take_fn take, void *arg);
 /* Other ranks: hands a message to rank 0.  It is taken before the next agreement ends, which
  * fails if it could not be. */

@@ -98,8 +98,7 @@ static void close_mpi(void *state)
     free(w);
 }
 
-static const vptq_transport mpi = {
-    .name = "MPI", .exchange = exchange, .probe = probe, .close = close_mpi};
+static const vptq_transport mpi = {.exchange = exchange, .probe = probe, .close = close_mpi};
 
 /* Without a launcher MPI would start helpers of its own for nothing. */
 static bool is_launched(void)

@@ -41,6 +41,18 @@ wait "$job" || status=$?
 wait_for 60 sh -c '"$@" >/dev/null 2>&1' sh "$BIN/vptq-quantize" "${args[@]}" -o term
 expect_same one term
 
+# The same while ranks send their matrices to the first one.
+for files in 1 6 14; do
+    rm -rf sent
+    ranks 3 "$BIN/vptq-quantize" "${args[@]}" -o sent --no-shared-dir >out.txt 2>err.txt &
+    job=$!
+    wait_for 60 sh -c '[ "$(ls sent/*.safetensors 2>/dev/null | wc -l)" -ge "$1" ]' sh "$files"
+    pkill -TERM -P "$job" || true
+    wait "$job" || [ $? -ne 124 ] || fail "hangs after SIGTERM: $(cat err.txt)"
+done
+wait_for 60 sh -c '"$@" >/dev/null 2>&1' sh "$BIN/vptq-quantize" "${args[@]}" -o sent
+expect_same one sent
+
 # A rank whose disk is full.
 [ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"
 expect_exit 1 ranks 3 sh -c "[ $RANK = 2 ] && export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:1-; "'exec "$@"' sh \

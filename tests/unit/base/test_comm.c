@@ -92,10 +92,8 @@ static void memory_close(void *state)
     (void)state;
 }
 
-static const vptq_transport memory = {.name = "memory",
-                                      .exchange = memory_exchange,
-                                      .probe = memory_probe,
-                                      .close = memory_close};
+static const vptq_transport memory = {
+    .exchange = memory_exchange, .probe = memory_probe, .close = memory_close};
 
 /* ---- ranks ---- */
 
