@@ -1,18 +1,14 @@
-/* Parsing of a command line by its option table, the run context with signals and log, and the
- * exit code. */
+/* Parsing of a command line by its option table, messages, and the exit code. */
 #include "cmd/cli/cli.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cmd/cli/internal.h"
@@ -20,76 +16,9 @@
 #include "cmd/cli/value.h"
 
 enum {
-    LONG_ONLY = 256,    /* getopt's value of entry i is LONG_ONLY + i, letter or not */
-    MAX_THREADS = 4096, /* more is certainly a typing error */
-    STDOUT_BUFFER = 64 * 1024
+    LONG_ONLY = 256,   /* getopt's value of entry i is LONG_ONLY + i, letter or not */
+    MAX_THREADS = 4096 /* more is certainly a typing error */
 };
-
-/* --- surroundings ------------------------------------------------------------------------ */
-
-/* Reading and writing them fails, as it did while they were closed.  A file opened in their
- * place would get what is printed. */
-static void hold_closed_streams(void)
-{
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/", O_RDONLY | O_DIRECTORY) < 0)
-            _exit(CLI_FAILED);
-}
-
-void vptq_cli_start(void)
-{
-    hold_closed_streams();
-    vptq_cli_restore_environment();
-    signal(SIGXFSZ, SIG_IGN); /* writing too much is an error like a full disk */
-}
-
-/* --- signals ----------------------------------------------------------------------------- */
-
-/* Static because a signal handler takes no argument. */
-static volatile sig_atomic_t cancelled; /* the signal that asked to stop */
-
-static void on_signal(int sig)
-{
-    if (cancelled)
-        _exit(CLI_SIGNALLED + sig);
-    cancelled = sig;
-}
-
-static char lost_map[160]; /* the sentence of on_bus_error */
-
-/* Memory whose file is shorter than it was, or on a disk that fails.  Any other reason is an
- * error of the program: the access is repeated and ends it. */
-static void on_bus_error(int sig, siginfo_t *info, void *context)
-{
-    (void)context;
-    if (info->si_code != BUS_ADRERR && info->si_code != BUS_OBJERR) {
-        signal(sig, SIG_DFL);
-        if (info->si_code <= 0) /* sent by a process */
-            raise(sig);
-        return;
-    }
-    const ssize_t ignored = write(STDERR_FILENO, lost_map, strlen(lost_map));
-    (void)ignored;
-    _exit(CLI_FAILED);
-}
-
-/* `on_line`: a progress line may have to make way for the sentence. */
-static void catch_signals(const char *tool, bool on_line)
-{
-    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
-    sigemptyset(&sa.sa_mask);
-    sigaction(SIGINT, &sa, NULL);
-    sigaction(SIGTERM, &sa, NULL);
-    if (!sigaction(SIGHUP, NULL, &old) && old.sa_handler != SIG_IGN) /* else of nohup */
-        sigaction(SIGHUP, &sa, NULL);
-    snprintf(lost_map, sizeof lost_map,
-             "%s%s: an input file was cut short, or could no longer be read, while it was in "
-             "use\n",
-             on_line ? "\r\033[K" : "", tool);
-    sa.sa_sigaction = on_bus_error;
-    sa.sa_flags = SA_SIGINFO;
-    sigaction(SIGBUS, &sa, NULL);
-}
 
 /* --- messages ---------------------------------------------------------------------------- */
 
@@ -138,8 +67,7 @@ void vptq_cli_say(const vptq_cli *cli, const char *fmt, ...)
     va_end(ap);
 }
 
-/* Says it on stderr only if it is `shown`, and in the log in any case. */
-VPTQ_PRINTF(3, 4) static void report(const vptq_cli *cli, bool shown, const char *fmt, ...)
+void vptq_cli_report(const vptq_cli *cli, bool shown, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
@@ -186,24 +114,6 @@ int vptq_cli_missing_option(const vptq_cli *cli, const char *name)
     const char letter[] = {'-', o->letter, '/', 0};
     return vptq_cli_usage_error(cli, "missing option: %s--%s%s%s", o->letter ? letter : "",
                                 o->name, o->arg ? " " : "", o->arg ? o->arg : "");
-}
-
-static void on_log(void *user, vptq_log_level level, const char *text)
-{
-    vptq_cli *cli = user;
-    const int quiet = cli->common.quiet, most = VPTQ_LOG_INFO + cli->common.verbose;
-    const bool shown = quiet <= 1 && (int)level <= most - quiet;
-    if ((int)level > most)
-        return;
-    if (shown)
-        vptq_cli_progress_clear(&cli->state->progress);
-    report(cli, shown, "%s%s", level == VPTQ_LOG_WARN ? "warning: " : "", text);
-}
-
-static void on_progress(void *user, const vptq_progress_info *info)
-{
-    vptq_cli *cli = user;
-    vptq_cli_progress_update(&cli->state->progress, info);
 }
 
 /* --- the table of options ---------------------------------------------------------------- */
@@ -488,8 +398,7 @@ static int bad_option(const vptq_cli *cli, int c, char **argv)
                                 name ? "?" : "");
 }
 
-/* Tells whether a value of an option is standard input. */
-static bool is_stdin(const vptq_cli_option *o, const char *text)
+bool vptq_cli_is_stdin(const vptq_cli_option *o, const char *text)
 {
     if (o->type != CLI_INPUT && o->type != CLI_INPUTS)
         return false;
@@ -529,7 +438,7 @@ static int take_options(vptq_cli *cli, const spelling *sp)
             vptq_cli_say(cli, "out of memory");
             return CLI_FAILED;
         }
-        if (!is_stdin(e->option, optarg))
+        if (!vptq_cli_is_stdin(e->option, optarg))
             continue;
         if (reader)
             return vptq_cli_usage_error(cli, "--%s %s: standard input is already read by --%s",
@@ -557,67 +466,6 @@ static int take_operands(vptq_cli *cli)
         cli->args[i] = cli->argv[optind + (int)i];
     cli->arg_count = n;
     return CLI_OK;
-}
-
-/* The log of this process: of --log-dir, or of --log-file for rank 0. */
-static vptq_status open_log(vptq_cli *cli, int rank, vptq_err *err)
-{
-    char path[4096];
-    const char *dir = cli->common.log_dir;
-    vptq_cli_log **log = &cli->state->progress.log;
-    if (!dir)
-        return vptq_cli_log_open(rank ? NULL : cli->common.log_file, log, err);
-    if (cli->common.log_file)
-        return vptq_fail(err, VPTQ_E_ARG, "--log-file and --log-dir exclude each other");
-    if (mkdir(dir, 0777) && errno != EEXIST)
-        return vptq_fail(err, VPTQ_E_IO, "cannot create '%s': %s", dir, strerror(errno));
-    const int n = snprintf(path, sizeof path, "%s/rank-%d.log", dir, rank);
-    if (n < 0 || (size_t)n >= sizeof path)
-        return vptq_fail(err, VPTQ_E_ARG, "--log-dir %.80s...: the path is too long", dir);
-    return vptq_cli_log_open(path, log, err);
-}
-
-/* Only rank 0 speaks. */
-static vptq_status join_ranks(vptq_cli *cli, vptq_err *err)
-{
-    int rank, size;
-    vptq_ctx_ranks(cli->ctx, &rank, &size);
-    cli->state->hushed = rank > 0;
-    if (cli->state->hushed)
-        cli->state->progress.mode = CLI_PROGRESS_OFF;
-    if (size > 1 && !cli->ranks)
-        return vptq_fail(err, VPTQ_E_ARG, "this command runs in one process, not in %d", size);
-    for (size_t i = 0; size > 1 && i < cli->state->given_count; i++)
-        if (is_stdin(cli->state->given[i].option, cli->state->given[i].text))
-            return vptq_fail(err, VPTQ_E_ARG,
-                             "--%s %s: standard input reaches one of %d processes only; give a "
-                             "file",
-                             cli->state->given[i].option->name, cli->state->given[i].text,
-                             size);
-    return open_log(cli, rank, err);
-}
-
-static vptq_status make_context(vptq_cli *cli, vptq_err *err)
-{
-    vptq_cli_progress *p = &cli->state->progress;
-    vptq_cli_progress_init(p, cli->common.progress, cli->common.quiet, cli->common.verbose);
-    if (p->mode == CLI_PROGRESS_LINE)
-        setvbuf(stdout, NULL, _IOFBF, STDOUT_BUFFER);
-    const vptq_ctx_options options = {.threads = (int)cli->common.threads,
-                                      .memory_cap = cli->common.mem,
-                                      .backend = cli->common.backend,
-                                      .log = on_log,
-                                      .progress = on_progress,
-                                      .user = cli,
-                                      .cancel = &cancelled,
-                                      .ranks = true};
-    cli->out = (vptq_output){.format = (vptq_format)cli->common.format,
-                             .write = vptq_cli_write_stdout,
-                             .arg = cli,
-                             .width = vptq_cli_stdout_width()};
-    catch_signals(cli->tool, p->mode == CLI_PROGRESS_LINE);
-    VPTQ_CHECK(vptq_ctx_open(&options, &cli->ctx, err));
-    return join_ranks(cli, err);
 }
 
 int vptq_cli_finish_stdout(const vptq_cli *cli)
@@ -672,7 +520,7 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
         return false;
     }
     vptq_err err = {VPTQ_OK, ""};
-    if (make_context(cli, &err)) {
+    if (vptq_cli_make_context(cli, &err)) {
         *exit_code = vptq_cli_finish(cli, err.code, &err);
         return false;
     }
@@ -696,7 +544,7 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
     if (st == VPTQ_OK || vptq_cli_is_hushed(cli)) /* rank 0 has the exit code for all */
         return code;
     if (st == VPTQ_E_CANCELLED)
-        return cancelled ? CLI_SIGNALLED + cancelled : CLI_INTERRUPTED;
+        return vptq_cli_signal() ? CLI_SIGNALLED + vptq_cli_signal() : CLI_INTERRUPTED;
     return st == VPTQ_E_ARG ? CLI_USAGE : CLI_FAILED;
 }
 

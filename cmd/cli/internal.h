@@ -45,6 +45,12 @@ struct vptq_cli_state {
 void vptq_cli_start(void);
 /* Restores the environment variable that cmd/cli/spin.c replaced before main. */
 void vptq_cli_restore_environment(void);
+/* Opens cli->ctx, the log and cli->out, and catches signals (context.c). */
+vptq_status vptq_cli_make_context(vptq_cli *cli, vptq_err *err);
+/* The signal that asked to stop, or 0. */
+int vptq_cli_signal(void);
+/* As vptq_cli_say, but on stderr only if it is `shown`; in the log in any case. */
+void vptq_cli_report(const vptq_cli *cli, bool shown, const char *fmt, ...) VPTQ_PRINTF(3, 4);
 /* Whether this is a rank that prints nothing. */
 bool vptq_cli_is_hushed(const vptq_cli *cli);
 /* As vptq_write_fn; `arg` is the vptq_cli, whose progress line makes way. */
@@ -57,6 +63,8 @@ int vptq_cli_finish_stdout(const vptq_cli *cli);
 bool vptq_cli_lists(const char *list, const char *word);
 /* Tells whether an option has a value. */
 bool vptq_cli_takes_value(const vptq_cli_option *o);
+/* Tells whether the option's value is standard input. */
+bool vptq_cli_is_stdin(const vptq_cli_option *o, const char *text);
 /* Puts the options of the file that state->config names into cli->argc and cli->argv, after the
  * first word: those that were not `seen` on the command line.  CLI_OK or an exit code. */
 int vptq_cli_expand_config(vptq_cli *cli);

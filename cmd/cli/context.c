@@ -1,0 +1,167 @@
+/* Surroundings of a command and the context of its run: standard streams, signals, what the
+ * library says, log and ranks. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cmd/cli/internal.h"
+#include "cmd/cli/log.h"
+
+enum { STDOUT_BUFFER = 64 * 1024 };
+
+/* --- surroundings ------------------------------------------------------------------------ */
+
+/* Reading and writing them fails, as it did while they were closed.  A file opened in their
+ * place would get what is printed. */
+static void hold_closed_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/", O_RDONLY | O_DIRECTORY) < 0)
+            _exit(CLI_FAILED);
+}
+
+void vptq_cli_start(void)
+{
+    hold_closed_streams();
+    vptq_cli_restore_environment();
+    signal(SIGXFSZ, SIG_IGN); /* writing too much is an error like a full disk */
+}
+
+/* --- signals ----------------------------------------------------------------------------- */
+
+/* Static because a signal handler takes no argument. */
+static volatile sig_atomic_t cancelled; /* the signal that asked to stop */
+
+static void on_signal(int sig)
+{
+    if (cancelled)
+        _exit(CLI_SIGNALLED + sig);
+    cancelled = sig;
+}
+
+static char lost_map[160]; /* the sentence of on_bus_error */
+
+/* Memory whose file is shorter than it was, or on a disk that fails.  Any other reason is an
+ * error of the program: the access is repeated and ends it. */
+static void on_bus_error(int sig, siginfo_t *info, void *context)
+{
+    (void)context;
+    if (info->si_code != BUS_ADRERR && info->si_code != BUS_OBJERR) {
+        signal(sig, SIG_DFL);
+        if (info->si_code <= 0) /* sent by a process */
+            raise(sig);
+        return;
+    }
+    const ssize_t ignored = write(STDERR_FILENO, lost_map, strlen(lost_map));
+    (void)ignored;
+    _exit(CLI_FAILED);
+}
+
+/* `on_line`: a progress line may have to make way for the sentence. */
+static void catch_signals(const char *tool, bool on_line)
+{
+    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+    if (!sigaction(SIGHUP, NULL, &old) && old.sa_handler != SIG_IGN) /* else of nohup */
+        sigaction(SIGHUP, &sa, NULL);
+    snprintf(lost_map, sizeof lost_map,
+             "%s%s: an input file was cut short, or could no longer be read, while it was in "
+             "use\n",
+             on_line ? "\r\033[K" : "", tool);
+    sa.sa_sigaction = on_bus_error;
+    sa.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &sa, NULL);
+}
+
+int vptq_cli_signal(void)
+{
+    return cancelled;
+}
+
+/* --- the context ------------------------------------------------------------------------- */
+
+static void on_log(void *user, vptq_log_level level, const char *text)
+{
+    vptq_cli *cli = user;
+    const int quiet = cli->common.quiet, most = VPTQ_LOG_INFO + cli->common.verbose;
+    const bool shown = quiet <= 1 && (int)level <= most - quiet;
+    if ((int)level > most)
+        return;
+    if (shown)
+        vptq_cli_progress_clear(&cli->state->progress);
+    vptq_cli_report(cli, shown, "%s%s", level == VPTQ_LOG_WARN ? "warning: " : "", text);
+}
+
+static void on_progress(void *user, const vptq_progress_info *info)
+{
+    vptq_cli *cli = user;
+    vptq_cli_progress_update(&cli->state->progress, info);
+}
+
+/* The log of this process: of --log-dir, or of --log-file for rank 0. */
+static vptq_status open_log(vptq_cli *cli, int rank, vptq_err *err)
+{
+    char path[4096];
+    const char *dir = cli->common.log_dir;
+    vptq_cli_log **log = &cli->state->progress.log;
+    if (!dir)
+        return vptq_cli_log_open(rank ? NULL : cli->common.log_file, log, err);
+    if (cli->common.log_file)
+        return vptq_fail(err, VPTQ_E_ARG, "--log-file and --log-dir exclude each other");
+    if (mkdir(dir, 0777) && errno != EEXIST)
+        return vptq_fail(err, VPTQ_E_IO, "cannot create '%s': %s", dir, strerror(errno));
+    const int n = snprintf(path, sizeof path, "%s/rank-%d.log", dir, rank);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return vptq_fail(err, VPTQ_E_ARG, "--log-dir %.80s...: the path is too long", dir);
+    return vptq_cli_log_open(path, log, err);
+}
+
+/* Only rank 0 speaks. */
+static vptq_status join_ranks(vptq_cli *cli, vptq_err *err)
+{
+    int rank, size;
+    vptq_ctx_ranks(cli->ctx, &rank, &size);
+    cli->state->hushed = rank > 0;
+    if (cli->state->hushed)
+        cli->state->progress.mode = CLI_PROGRESS_OFF;
+    if (size > 1 && !cli->ranks)
+        return vptq_fail(err, VPTQ_E_ARG, "this command runs in one process, not in %d", size);
+    for (size_t i = 0; size > 1 && i < cli->state->given_count; i++)
+        if (vptq_cli_is_stdin(cli->state->given[i].option, cli->state->given[i].text))
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "--%s %s: standard input reaches one of %d processes only; give a "
+                             "file",
+                             cli->state->given[i].option->name, cli->state->given[i].text,
+                             size);
+    return open_log(cli, rank, err);
+}
+
+vptq_status vptq_cli_make_context(vptq_cli *cli, vptq_err *err)
+{
+    vptq_cli_progress *p = &cli->state->progress;
+    vptq_cli_progress_init(p, cli->common.progress, cli->common.quiet, cli->common.verbose);
+    if (p->mode == CLI_PROGRESS_LINE)
+        setvbuf(stdout, NULL, _IOFBF, STDOUT_BUFFER);
+    const vptq_ctx_options options = {.threads = (int)cli->common.threads,
+                                      .memory_cap = cli->common.mem,
+                                      .backend = cli->common.backend,
+                                      .log = on_log,
+                                      .progress = on_progress,
+                                      .user = cli,
+                                      .cancel = &cancelled,
+                                      .ranks = true};
+    cli->out = (vptq_output){.format = (vptq_format)cli->common.format,
+                             .write = vptq_cli_write_stdout,
+                             .arg = cli,
+                             .width = vptq_cli_stdout_width()};
+    catch_signals(cli->tool, p->mode == CLI_PROGRESS_LINE);
+    VPTQ_CHECK(vptq_ctx_open(&options, &cli->ctx, err));
+    return join_ranks(cli, err);
+}
