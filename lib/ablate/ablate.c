@@ -411,7 +411,7 @@ static bool needs_hessians(const vptq_ablation *a)
     return any;
 }
 
-/* Fails for Hessians of another model before anything is measured. */
+/* Fails for Hessians of another model before anything is measured; every rank reads them. */
 static vptq_status check_hessians(const vptq_ablation *a, vptq_err *err)
 {
     size_t i = 0;
@@ -421,7 +421,10 @@ static vptq_status check_hessians(const vptq_ablation *a, vptq_err *err)
     vptq_quantize_result r;
     o.bits = 0;
     o.dry_run = true;
-    return vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
+    vptq_comm_alone(a->dev->ctx, true);
+    const vptq_status st = vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
+    vptq_comm_alone(a->dev->ctx, false);
+    return st;
 }
 
 static vptq_status name_hessians(vptq_ablation *a, vptq_err *err)
@@ -433,6 +436,7 @@ static vptq_status name_hessians(vptq_ablation *a, vptq_err *err)
                                         "hessians", err);
 }
 
+/* All ranks collect together. */
 static vptq_status get_hessians(vptq_ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
@@ -529,18 +533,14 @@ static vptq_status read_rows(vptq_ablation *a, vptq_err *err)
     return st;
 }
 
-/* Rank 0: makes the directory and everything that several rows need. */
-static vptq_status prepare(vptq_ablation *a, vptq_lock *lock, vptq_err *err)
+/* Rank 0: takes the directory. */
+static vptq_status prepare(const vptq_ablation *a, vptq_lock *lock, vptq_err *err)
 {
     const char *dir = a->opt->dir;
     VPTQ_CHECK(vptq_dir_check_own(dir, MANIFEST, "an ablation", a->dev->ctx->mem, err));
     VPTQ_CHECK(vptq_dir_make(dir, err));
     VPTQ_CHECK(vptq_lock_take(dir, lock, err));
-    VPTQ_CHECK(make_directory(a, err));
-    vptq_comm_alone(a->dev->ctx, true);
-    const vptq_status st = get_hessians(a, err);
-    vptq_comm_alone(a->dev->ctx, false);
-    return st;
+    return make_directory(a, err);
 }
 
 /* Agrees that all ranks have the same rows and texts, whose results are files. */
@@ -559,19 +559,6 @@ static vptq_status check_same(const vptq_ablation *a, vptq_err *err)
     return vptq_comm_same(a->dev->ctx, "the table or a text", text, err);
 }
 
-/* Other ranks: fails unless they see the directory that rank 0 has made. */
-static vptq_status check_directory(const vptq_ablation *a, vptq_err *err)
-{
-    char path[PATH_MAX];
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, a->opt->dir, MANIFEST, err));
-    return vptq_path_exists(path)
-               ? VPTQ_OK
-               : vptq_fail(err, VPTQ_E_IO,
-                           "'%s': does not see the directory of rank 0; all processes need the "
-                           "same one",
-                           a->opt->dir);
-}
-
 static vptq_status run_all(vptq_ablation *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -582,7 +569,9 @@ static vptq_status run_all(vptq_ablation *a, vptq_err *err)
     VPTQ_TRY(name_hessians(a, err));
     st = first ? prepare(a, &lock, err) : VPTQ_OK;
     VPTQ_TRY(vptq_comm_agree(ctx, st, err));
-    st = first ? VPTQ_OK : check_directory(a, err);
+    st = vptq_comm_see(ctx, a->opt->dir, "", err);
+    if (!st)
+        st = get_hessians(a, err);
     if (!st)
         st = run_rows(a, err);
     VPTQ_TRY(vptq_comm_agree(ctx, st, err));

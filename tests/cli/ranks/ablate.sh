@@ -37,11 +37,17 @@ ranks 2 "${ablate[@]}" -q --dry-run --format json >plan.json
 mkdir elsewhere
 cp rows.json items.jsonl elsewhere
 expect_exit 1 on_rank 2 'cd elsewhere' "${ablate[@]}" -q -o far >out.txt 2>err.txt
-expect_line err.txt "^vptq-eval: rank 2: 'far': does not see the directory of rank 0; all processes need the same one$"
+expect_line err.txt "^vptq-eval: rank 2: does not see the directory 'far' of rank 0; put it where all see it$"
 sed 's/"centroids": 16/"centroids": 32/' rows.json >elsewhere/rows.json
 expect_exit 1 on_rank 1 'cd elsewhere' "${ablate[@]}" -q -o other >out.txt 2>err.txt
 expect_line err.txt '^vptq-eval: the table or a text differs between the processes of this run: '
 if [ -e "${FAULTS:-}" ]; then
+    # all collect the Hessians: a rank fails there, and with these finished in a row of its own
+    expect_exit 1 on_rank 1 "export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:1-" "${ablate[@]}" -q -o full \
+        >out.txt 2>err.txt
+    expect_line err.txt "^vptq-eval: rank 1: .*hessians.*: No space left on device$"
+    ranks 3 "${ablate[@]}" -q -o full --keep-packed --format json >many.json
+    rm -r full/work/* full/rows/* full/packed/*
     expect_exit 1 on_rank 1 "export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:1-" "${ablate[@]}" -q -o full \
         >out.txt 2>err.txt
     expect_line err.txt "^vptq-eval: rank 1: row '.*: No space left on device$"
