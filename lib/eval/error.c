@@ -108,7 +108,8 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
                           .name = c->base->names[l].text,
                           .rows = (uint32_t)q->rows,
                           .columns = (uint32_t)q->cols,
-                          .proxy_loss = (double)NAN};
+                          .proxy_loss = (double)NAN,
+                          .kind = vptq_linear_kind(l)};
     if (q->packed)
         row.shape = q->packed->vq.shape;
     VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));

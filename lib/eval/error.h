@@ -18,6 +18,7 @@ typedef struct vptq_error_row {
     double worst_row_mse; /* ... and that quotient */
     double bits_per_weight;
     vptq_vq_shape shape;
+    vptq_linear kind; /* vptq_linear_kind: experts count with the dense layer of their kind */
 } vptq_error_row;
 typedef vptq_status (*vptq_error_fn)(void *arg, const vptq_error_row *row, vptq_err *err);
 /* Compares the quantized matrices with their originals, both as floats, in the metric of

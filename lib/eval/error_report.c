@@ -37,17 +37,6 @@ static const char *compared_title(const writer *w)
     return w->outputs ? "output error" : "weight error";
 }
 
-static int kind_of(const writer *w, const vptq_error_row *row)
-{
-    static const char *const mixtral[] = {"w1", "w3", "w2"}; /* gate, up and down */
-    const char *dot = strrchr(row->name, '.'), *name = dot ? dot + 1 : row->name;
-    for (int k = 0; k < KINDS; k++)
-        if (!strcmp(name, vptq_linear_kind_name(w->r->desc, k)) ||
-            (k >= VPTQ_LINEAR_GATE && !strcmp(name, mixtral[k - VPTQ_LINEAR_GATE])))
-            return k;
-    return 0;
-}
-
 static void add_row(const writer *w, means *m, const vptq_error_row *row)
 {
     double x = compared(w, row);
@@ -73,7 +62,7 @@ static void average(writer *w)
     w->outputs = r->count && !isnan(r->rows[0].proxy_loss);
     for (size_t i = 0; i < r->count; i++) {
         add_row(w, &w->all, &r->rows[i]);
-        add_row(w, &w->kind[kind_of(w, &r->rows[i])], &r->rows[i]);
+        add_row(w, &w->kind[r->rows[i].kind], &r->rows[i]);
     }
     w->all.name = "all";
     divide(&w->all);
@@ -268,8 +257,7 @@ static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_e
         g->names[i] = g->texts[i];
     }
     for (size_t i = 0; i < r->count; i++) {
-        const size_t cell =
-            (r->rows[i].layer - g->first) * g->kinds + column[kind_of(w, &r->rows[i])];
+        const size_t cell = (r->rows[i].layer - g->first) * g->kinds + column[r->rows[i].kind];
         const double x = compared(w, &r->rows[i]), mean = counts[cell] ? g->values[cell] : 0;
         g->values[cell] = mean + (x - mean) / ++counts[cell];
     }

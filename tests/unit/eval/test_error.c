@@ -63,6 +63,7 @@ static void check_error_row(vrig *q, vrig *base, const vptq_error_row *row, vptq
         a[i] = b[i] - a[i];
     double mse = trace(a, w->rows, w->cols, NULL) / norm;
     assert_string_equal(row->name, vptq_linear_name(base->m.desc, l).text);
+    assert_int_equal(row->kind, vptq_linear_kind(l));
     assert_int_equal(row->rows, w->rows);
     assert_int_equal(row->columns, w->cols);
     assert_close_f64(&row->relative_mse, &mse, 1, 0, 1e-6);

@@ -21,6 +21,7 @@ static const vptq_error_row rows[] = {
      .shape = {.v = 8, .k = 16, .groups = 1}},
     {.layer = 3,
      .name = "down_proj",
+     .kind = VPTQ_LINEAR_DOWN,
      .rows = 8,
      .columns = 4,
      .proxy_loss = 0.04,
@@ -145,6 +146,7 @@ static void test_page(void **state)
         many[i] = rows[0];
         many[i].layer = i / 7;
         many[i].name = names[i % 7];
+        many[i].kind = (vptq_linear)(i % 7);
         many[i].proxy_loss = 1e-5 * (1 + i * 37 % 1000);
     }
     r = (vptq_error_report){.rows = many, .count = 7 * 90, .model = "m", .base = "b"};
