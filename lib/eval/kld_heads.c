@@ -163,14 +163,13 @@ static vptq_status alloc_heads(heads *h, size_t rows, size_t variants, vptq_aren
     return VPTQ_OK;
 }
 
-/* Rows [at, at + rows) of the hidden states of all variants, one variant after the other.  Few
- * rows of some variants are repeated to those of all: products of few rows round differently.
- */
+/* Rows [at, at + rows) of the hidden states of all variants, one variant after the other.  If
+ * the rows are few, those of some variants are repeated up to the number of all, because
+ * products of few rows may round differently. */
 static const float *stack_states(heads *h, const vptq_kld_args *a, size_t all, size_t at,
                                  size_t rows)
 {
-    enum { FEW_ROWS = 16 };
-    h->variants = h->job.variants = rows > FEW_ROWS ? a->variants : all;
+    h->variants = h->job.variants = rows > VPTQ_FORWARD_FEW ? a->variants : all;
     if (!h->stacked)
         return a->hidden + at * h->dim;
     for (size_t c = 0; c < h->variants; c++)

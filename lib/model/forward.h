@@ -30,6 +30,9 @@ typedef struct vptq_forward vptq_forward;
 
 /* Rows of a group: enough to make converting the weights cheap compared with the products. */
 enum { VPTQ_FORWARD_ROWS = 2048 };
+/* Products of at most so many rows may round differently: cuda multiplies them without tensor
+ * cores. */
+enum { VPTQ_FORWARD_FEW = 16 };
 
 /* The group that begins at sequence `first`: as many whole sequences as fit in
  * VPTQ_FORWARD_ROWS, at least one.  Returns its end (exclusive).  Callers that cut their work

@@ -6,7 +6,7 @@
 #include "lib/model/forward_internal.h"
 
 enum {
-    FEW_ROWS = 16,               /* on cuda these are multiplied without tensor cores */
+    FEW_ROWS = VPTQ_FORWARD_FEW,
     MIN_ROWS = 2 * FEW_ROWS + 1, /* if even these do not fit, the allocation fails */
     WORKING = 1 << 20 /* bytes of scratch memory of an op, in addition to an eighth */
 };
