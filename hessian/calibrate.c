@@ -71,7 +71,7 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG,
                            "output Hessians of windows of %zu tokens, expected at least 2",
                            length));
-    if (opt->outputs || opt->weights == VPTQ_WEIGHTS_GUIDED) /* which come late in a run */
+    if (opt->outputs || opt->weights == VPTQ_WEIGHTS_GUIDED) /* else it fails late */
         VPTQ_TRY(vptq_backward_check(m, err));
     VPTQ_TRY(vptq_corpus_load(dev->ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c->corpus,
                               err));
@@ -202,7 +202,7 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
 
 /* ---- running ---- */
 
-/* The last input of the block that has all tokens. */
+/* The last input of the block that every token passes. */
 static vptq_input last_of_all(const vptq_calibrator *c)
 {
     return vptq_layer_has_experts(&c->model->desc->experts, c->layer) ? VPTQ_INPUT_UP

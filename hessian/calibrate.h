@@ -58,10 +58,9 @@ typedef struct vptq_calibrator {
     vptq_arena arena;
     vptq_corpus corpus;
     size_t *window, *starts; /* [all windows] first ids; [all windows + 1] rows */
-    /* the windows that this rank runs, those of both parts: their hidden states are one after
-     * the other */
+    /* windows that this rank runs, in the order of their hidden states: main, then held out */
     size_t own[VPTQ_PART_COUNT];
-    size_t *own_window; /* [own windows] their numbers among all */
+    size_t *own_window; /* [own windows] index among all */
     vptq_forward *forward;
     vptq_hidden_states states;
     char state_path[4096];
@@ -117,7 +116,7 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
  *     E[(h - h~) x~^T]  for O and DOWN, the drift: h the hidden states after o or down, h~
  *                       those that the model's o or down computes from x~ */
 bool vptq_calibrator_drifts(vptq_input input); /* which of the two */
-bool vptq_calibrator_shifts(vptq_input input); /* one of them: not with experts after UP */
+bool vptq_calibrator_shifts(vptq_input input); /* whether it has one: not those of experts */
 vptq_status vptq_calibrator_shift(vptq_calibrator *c, float *shift,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 /* The same weighted like c->term[term], as a mean over windows. */

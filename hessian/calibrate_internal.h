@@ -12,7 +12,7 @@ static inline size_t vptq_calibrator_windows(const vptq_calibrator *c)
     return c->windows[VPTQ_PART_MAIN] + c->windows[VPTQ_PART_HELD_OUT];
 }
 
-/* Those of them that this rank runs. */
+/* The number that this rank runs. */
 static inline size_t vptq_calibrator_own_windows(const vptq_calibrator *c)
 {
     return c->own[VPTQ_PART_MAIN] + c->own[VPTQ_PART_HELD_OUT];
@@ -43,9 +43,10 @@ vptq_status vptq_calibrator_open_terms(vptq_calibrator *c, const char *dir,
 /* Clears the sums of an input and prepares its weights for the windows of a part. */
 vptq_status vptq_calibrator_begin(vptq_calibrator *c, vptq_input input, vptq_part part,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds up the chunks of a round, and ends after the last one. */
+/* Adds the chunks of a round, which the ranks 0 to parts - 1 have, to the sums of an input. */
 vptq_status vptq_calibrator_share(vptq_calibrator *c, vptq_input input, int parts,
                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* Finishes the sums of an input after the last round. */
 vptq_status vptq_calibrator_end(vptq_calibrator *c, vptq_input input, vptq_part part,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds x [tokens, dim of input] (device memory) to the sum of an input, and its first token to

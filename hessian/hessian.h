@@ -15,7 +15,7 @@ typedef struct vptq_hessian_sum {
     vptq_device *dev;
     uint32_t n;
     uint64_t tokens;
-    bool term;  /* set by the caller: of windows of a term, without a range */
+    bool term;  /* set after init: sums windows of a term, without a range */
     bool clear; /* nothing was added to the chunk: its arrays are uninitialized */
     /* of the present chunk (hessian/total.h); the last three in the memory of x */
     double *h; /* [n, n] */

@@ -17,7 +17,7 @@ typedef struct merger {
     vptq_hessian_dir pooled;
 } merger;
 
-/* Leaves out those of an expert that have no tokens; keeps one if no other has. */
+/* Moves those of an expert that have no tokens to the end; *count = the others. */
 static void drop_empty(vptq_hessian_file *parts, size_t *count)
 {
     size_t kept = 0;

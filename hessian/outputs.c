@@ -305,7 +305,7 @@ static vptq_status write_file(collector *o, const char *path, vptq_err *err)
     return vptq_outputs_write(path, &data, o->dev->ctx->mem, err);
 }
 
-/* *finished: there is a whole file of this run.  Only rank 0 looks. */
+/* *finished: a whole file of this run exists.  Only rank 0 checks. */
 static vptq_status check_old(const collector *o, const char *path, bool *finished,
                              vptq_err *err)
 {

@@ -14,8 +14,8 @@
 typedef struct vptq_saliency_options {
     const vptq_model *model;
     const int32_t *ids;
-    const size_t *window; /* first ids of windows */
-    const size_t *number; /* [windows] of those to run; NULL = 0, 1, .. */
+    const size_t *window; /* index of the first id of each window of the text */
+    const size_t *number; /* [windows] which of them to run; NULL = 0, 1, .. */
     size_t windows, length;
     uint64_t seed;
     const char *fingerprint; /* of all of these; 16 bytes */
@@ -26,9 +26,8 @@ typedef struct vptq_saliency_options {
 
 /* Row (w * layers + layer) * VPTQ_LINEAR_DENSE + l of *s [.., length] = the saliencies of the
  * w-th window at linear layer l.  Each window takes a pass forwards and one backwards; windows
- * that the checkpoint in o->dir holds are not run again.  Several ranks, which have windows of
- * their own, have no checkpoint.  The caller closes *s.  VPTQ_E_NUMERIC
- * names the window whose gradient is not finite. */
+ * that the checkpoint in o->dir holds are not run again.  Several ranks have no checkpoint. The
+ * caller closes *s.  VPTQ_E_NUMERIC names the window whose gradient is not finite. */
 vptq_status vptq_saliency_collect(vptq_device *dev, const vptq_saliency_options *o,
                                   vptq_hidden_states *s, vptq_err *err) VPTQ_MUST_CHECK;
 static inline size_t vptq_saliency_row(const vptq_model_desc *d, size_t w, uint32_t layer,

@@ -11,7 +11,7 @@ vptq_status vptq_total_init(vptq_device *dev, size_t capacity, vptq_total *t, vp
     vptq_mem *mem = dev->ctx->mem;
     void *p = NULL;
 
-    *t = (vptq_total){.dev = dev, .capacity = capacity, .clear = true};
+    *t = (vptq_total){.dev = dev, .clear = true};
     VPTQ_TRY(dev->ops->alloc(dev->state, capacity, sizeof *t->sum, &p, err));
     t->sum = p;
     if (vptq_comm_size(dev->ctx) == 1)

@@ -8,11 +8,11 @@
 #include "lib/base/comm.h"
 #include "lib/model/forward.h"
 
-/* Units that a rank takes, about: enough that all end at the same time, few enough that weights
- * are not read for one group each. */
+/* Enough that all ranks end at about the same time, and few enough that weights are not read
+ * again for every group. */
 enum { UNITS_PER_RANK = 8 };
 
-/* Sum with any x, also -0, is x. */
+/* Added to any x, also -0, it gives x. */
 static const double unfilled = -0.0;
 
 static bool is_shared(const vptq_ctx *ctx)
@@ -93,7 +93,7 @@ vptq_status vptq_units_alloc(const vptq_ctx *ctx, size_t n, vptq_arena *arena, d
     return VPTQ_OK;
 }
 
-/* Every value is of one rank, so that sums are exact. */
+/* Sums are exact: only one rank has filled each value. */
 static vptq_status add_values(const vptq_ctx *ctx, double *values, size_t n, vptq_err *err)
 {
     double *total = vptq_mem_alloc(ctx->mem, n, sizeof *total, err);

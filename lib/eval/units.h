@@ -32,18 +32,18 @@ vptq_status vptq_units_next(vptq_units *u, const vptq_ctx *ctx, size_t *first, s
 /* For a progress line: sequences that are done, about, when rank 0 begins with `first`. */
 size_t vptq_units_before(const vptq_units *u, const vptq_ctx *ctx, size_t first);
 
-/* Agree that the ranks measure the same, else VPTQ_E_MISMATCH: a model (NULL: none), and what
- * `hash` is of. */
+/* Agree that all ranks measure the same model (NULL: none), or that `hash` of what they
+ * measure, named `what`, is the same; else VPTQ_E_MISMATCH. */
 vptq_status vptq_units_same_model(const vptq_ctx *ctx, const vptq_model *m,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_units_same(const vptq_ctx *ctx, const char *what, uint64_t hash,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
-/* values [n], of which each rank fills those of its units. */
+/* Allocates values [n]; each rank fills those of its units. */
 vptq_status vptq_units_alloc(const vptq_ctx *ctx, size_t n, vptq_arena *arena, double **values,
                              vptq_err *err) VPTQ_MUST_CHECK;
 /* Agrees on `st`, the status of this rank, and gives all ranks all values, which may be NULL if
- * st is a failure.  Every run of units ends here. */
+ * st is a failure.  Call it after every run of units, also of a failed one. */
 vptq_status vptq_units_gather(const vptq_ctx *ctx, vptq_status st, double *values, size_t n,
                               vptq_err *err) VPTQ_MUST_CHECK;
 

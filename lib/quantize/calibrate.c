@@ -60,9 +60,8 @@ static int first_linear(const vptq_model_desc *d, vptq_input input)
     return e < 0 ? VPTQ_LINEAR_SHARED : vptq_expert_linear((uint32_t)e, VPTQ_LINEAR_GATE);
 }
 
-/* Fills `linear` with the finished matrices of a layer that a step for `input` needs, up to
- * those that read it, and with the original ones.  Files `file` of those that are open are to
- * be released. */
+/* linear [vptq_linear_count] = the matrices of a layer: finished ones that a step for `input`
+ * runs before it, else the originals.  The caller releases file[l] where open[l]. */
 static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input input,
                                 vptq_layer_file *file, vptq_weight *linear, bool *open,
                                 vptq_err *err)
@@ -407,7 +406,8 @@ static vptq_status open_outputs(calibration *k, vptq_err *err)
     return vptq_outputs_open(path, q->model.desc, q->dev->ctx->mem, &q->hessians.outputs, err);
 }
 
-/* All ranks load the same input together, unless all have its moments. */
+/* The first load of a layer, or sequentially of an input, runs the calibration: all ranks make
+ * it together. */
 static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err)
 {

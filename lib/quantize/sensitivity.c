@@ -233,7 +233,7 @@ static bool is_own(const meter *t, int l)
            l % vptq_comm_size(ctx) == vptq_comm_rank(ctx);
 }
 
-/* All ranks load the Hessians, which may take all of them. */
+/* All ranks load the Hessians, also of matrices of others: a calibration runs on all. */
 static vptq_status encode_input(meter *t, uint32_t layer, vptq_input input, vptq_arena *arena,
                                 vptq_packed_matrix *out, vptq_err *err)
 {
@@ -317,9 +317,7 @@ static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* x [tokens, hidden] = the hidden states after the last block with matrix l of `layer`
- * replaced.
- */
+/* x [tokens, hidden] = hidden states after the last block with matrix l of `layer` replaced. */
 static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
                                const vptq_packed_matrix *matrix, float *x, vptq_err *err)
 {
@@ -337,7 +335,7 @@ static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
     return st;
 }
 
-/* From the scores k of a matrix. */
+/* Computes mean divergence and its error from the scores k [tokens] of a matrix. */
 static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l,
                              const vptq_kld_token *k, vptq_err *err)
 {
@@ -387,9 +385,7 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
 
 /* ---- ranks ---- */
 
-/* Gives the measurements of a layer to all ranks: each has those of its own matrices, and
- * zeros.
- */
+/* Gives all ranks the measurements of a layer; each has zeros for the matrices of others. */
 static vptq_status share_layer(meter *t, uint32_t layer, vptq_err *err)
 {
     enum { NUMBERS = VPTQ_LINEAR_DENSE * sizeof(vptq_sensitivity) / sizeof(double) };
