@@ -456,7 +456,7 @@ vptq_status vptq_comm_sum(const vptq_ctx *ctx, int parts, const double *part, do
     }
     const size_t size = (size_t)ctx->comm->size, step = size * SUM_DOUBLES;
     /* the last segment takes the rest of a division */
-    const size_t stride = SUM_DOUBLES + size;
+    const size_t stride = (n < step ? n / size : (size_t)SUM_DOUBLES) + size;
     double *buffer = vptq_mem_alloc(ctx->mem, size, stride * sizeof *buffer, err);
     if (!buffer)
         return VPTQ_E_NOMEM;
