@@ -264,11 +264,11 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d,
     if (!made)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < count; i++)
-        made[i] = (vptq_matrix_settings){.layer = (uint32_t)(i / per_layer),
-                                         .linear = (vptq_linear)(i % per_layer),
-                                         .settings = *defaults};
-    for (size_t i = 0; i < count; i++)
-        made[i].name = vptq_linear_name(d, made[i].linear);
+        made[i] =
+            (vptq_matrix_settings){.layer = (uint32_t)(i / per_layer),
+                                   .linear = (vptq_linear)(i % per_layer),
+                                   .name = vptq_linear_name(d, (vptq_linear)(i % per_layer)),
+                                   .settings = *defaults};
     *rows = made;
     if (recipe)
         VPTQ_CHECK(apply_recipe(recipe, d, made, rules, err));
