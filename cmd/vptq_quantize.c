@@ -23,7 +23,7 @@ typedef struct quantize_args {
     double bits;
     int budget;     /* vptq_budget */
     int embeddings; /* index into "f16|q8|q6" */
-    int allocate;   /* vptq_allocate_mode */
+    int allocate;   /* vptq_allocate_mode; AUTO cannot be given */
     vptq_cli_strings texts, tokens;
     uint64_t windows, length;
     /* tuning */
@@ -63,15 +63,8 @@ static void take_defaults(const vptq_cli *cli, quantize_args *a)
         vptq_cli_calibrate_given(&a->calibrate))
         return;
     a->sequential = a->sequential || calibrates(cli, a);
-    if (cli->common.dry_run) { /* measuring takes a while: a plan is made without */
-        if (!vptq_cli_given(cli, "allocate") && !cli->common.quiet)
-            vptq_cli_say(cli,
-                         "a run without -H and -c will choose by --allocate kl, which this "
-                         "plan neither measures nor counts in its time");
-        return;
-    }
     if (!vptq_cli_given(cli, "allocate"))
-        a->allocate = VPTQ_ALLOCATE_KL;
+        a->allocate = VPTQ_ALLOCATE_AUTO;
 }
 
 /* Converts the options for calibrating in this run, without -H. */
@@ -346,7 +339,7 @@ static int check_allocation(const vptq_cli *cli, const quantize_args *a)
             continue;
         if (isnan(a->bits))
             return vptq_cli_usage_error(cli, "--%s needs -b BITS", names[i]);
-        if (i > 0 && a->allocate != VPTQ_ALLOCATE_KL)
+        if (i > 0 && a->allocate != VPTQ_ALLOCATE_KL && a->allocate != VPTQ_ALLOCATE_AUTO)
             return vptq_cli_usage_error(cli, "--%s needs --allocate kl", names[i]);
     }
     return CLI_OK;
@@ -372,7 +365,7 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
     if (kl && !a->hessians && !(calibrates(cli, a) && a->output))
         return vptq_cli_usage_error(cli, "--allocate kl needs -H HDIR, or -c TEXT and -o WORK "
                                          "(--allocate proxy needs neither)");
-    if (kl && (a->windows == 0 || a->length < 2))
+    if ((kl || a->allocate == VPTQ_ALLOCATE_AUTO) && (a->windows == 0 || a->length < 2))
         return vptq_cli_usage_error(cli, "--allocate kl needs windows of at least 2 tokens");
     return CLI_OK;
 }
@@ -493,7 +486,7 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "of the packed model; with --budget file and -o WORK: as vptq-pack will be given"},
         {0, "allocate", CLI_CHOICE, &a->allocate, "uniform|proxy|kl",
          "one setting for all; per matrix, by predicted loss and size, or by its effect on the "
-         "output (without -H and -c: kl)"},
+         "output (without -H and -c: kl, with experts proxy)"},
         {0, "allocate-text", CLI_INPUTS, &a->texts, "FILE",
          "text for measuring sensitivities; must differ from the evaluation text (default: the "
          "one that ships with the tools)"},

@@ -361,7 +361,8 @@ VPTQ_CALL vptq_status vptq_config_write(const char *path, const vptq_setting_tex
 typedef enum {
     VPTQ_ALLOCATE_UNIFORM, /* one setting for all matrices: the best one that fits */
     VPTQ_ALLOCATE_PROXY,   /* per matrix, by predicted losses weighted by its size */
-    VPTQ_ALLOCATE_KL       /* per matrix, by the effect of its errors on the model's output */
+    VPTQ_ALLOCATE_KL,      /* per matrix, by the effect of its errors on the model's output */
+    VPTQ_ALLOCATE_AUTO     /* KL where it can be measured, else PROXY; also in a dry run */
 } vptq_allocate_mode;
 
 /* Scope of a budget: the weights over which `bits` is an average. */
@@ -389,7 +390,7 @@ typedef struct vptq_quantize_options {
     vptq_dtype embeddings; /* VPTQ_BUDGET_FILE: in which vptq_pack will store embedding and
                               head; other plain tensors take 16 bits */
     vptq_allocate_mode allocate;
-    const vptq_corpus_options *allocate_text; /* VPTQ_ALLOCATE_KL; not the evaluation text */
+    const vptq_corpus_options *allocate_text; /* of KL and AUTO; not the evaluation text */
     size_t allocate_windows, allocate_length; /* of it, and tokens of each; e.g. 2, 512 */
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start over in a directory of other settings */

@@ -68,7 +68,7 @@ static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
 {
     const vptq_model_desc *d = a->q->model.desc;
     const vptq_linear linear = a->q->matrix[a->at[i]].linear;
-    if (a->q->opt->allocate == VPTQ_ALLOCATE_KL)
+    if (a->q->allocate == VPTQ_ALLOCATE_KL)
         return a->measured[a->at[i]].kld;
     if (vptq_linear_expert(linear) >= 0) /* reached by that share of the tokens */
         return (double)out * in * d->experts.used / d->experts.count;
@@ -140,7 +140,7 @@ static vptq_status list_matrices(allocation *a, vptq_arena *arena, vptq_err *err
     const vptq_quantizer *q = a->q;
     const vptq_model_desc *d = q->model.desc;
     size_t count = 0;
-    if (d->experts.count && q->opt->allocate == VPTQ_ALLOCATE_KL)
+    if (d->experts.count && q->allocate == VPTQ_ALLOCATE_KL)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: divergences are not measured for models of type %s; allocate by "
                          "predicted losses (--allocate proxy)",
@@ -260,7 +260,7 @@ static vptq_status choose_uniform(allocation *a, vptq_err *err)
 static vptq_status choose(allocation *a, vptq_err *err)
 {
     const uint64_t least = vptq_allocate_least(&a->problem);
-    if (a->q->opt->allocate == VPTQ_ALLOCATE_UNIFORM)
+    if (a->q->allocate == VPTQ_ALLOCATE_UNIFORM)
         return choose_uniform(a, err);
     if (a->budget < least)
         return too_small(a, least, err);
@@ -289,7 +289,7 @@ static vptq_status measure(allocation *a, vptq_err *err)
     char file[PATH_MAX];
     vptq_sensitivity_options opt = {.hessians = &q->hessians,
                                     .base_fingerprint = q->base_fingerprint,
-                                    .text = o->allocate == VPTQ_ALLOCATE_KL ? o->allocate_text
+                                    .text = q->allocate == VPTQ_ALLOCATE_KL ? o->allocate_text
                                                                             : NULL,
                                     .windows = o->allocate_windows,
                                     .length = o->allocate_length,
@@ -349,7 +349,7 @@ vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err)
     a.rates = (uint32_t)rates;
     a.choices = a.rates + MOST_BITS - LEAST_BITS + 1;
     VPTQ_TRY(list_matrices(&a, &arena, err));
-    if (vptq_allocate_measures(q->opt) && !d->experts.count)
+    if (vptq_allocate_measures(q) && !d->experts.count)
         VPTQ_TRY(measure(&a, err));
     VPTQ_TRY(list_options(&a, &arena, err));
     VPTQ_TRY(choose(&a, err));

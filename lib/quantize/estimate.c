@@ -216,7 +216,7 @@ vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err)
     if (o->calibrate && !o->predict)
         VPTQ_CHECK(add_calibration(q, e, err));
     /* with a work directory, the plan has measured and kept them */
-    if (o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL && !o->work)
+    if (o->bits > 0 && q->allocate == VPTQ_ALLOCATE_KL && !o->work)
         vptq_estimate_leave_out(e, "measuring sensitivities");
     if (o->tune)
         vptq_estimate_leave_out(e, "tuning");

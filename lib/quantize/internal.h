@@ -37,6 +37,7 @@ typedef struct vptq_quantizer {
     vptq_quantize_result *result;
     /* the plan */
     vptq_model model;
+    vptq_allocate_mode allocate; /* that of the options; of AUTO the mode for this model */
     char base_fingerprint[17];
     uint32_t first, last;         /* layers, inclusive */
     vptq_arena arena;             /* of the tables below */
@@ -102,9 +103,10 @@ vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Whether allocation measures every matrix of the model first: for its divergences, or in a dry
  * run with Hessians to predict its losses. */
-static inline bool vptq_allocate_measures(const vptq_quantize_options *o)
+static inline bool vptq_allocate_measures(const vptq_quantizer *q)
 {
-    return o->bits > 0 && (o->allocate == VPTQ_ALLOCATE_KL || (o->dry_run && o->hessians));
+    const vptq_quantize_options *o = q->opt;
+    return o->bits > 0 && (q->allocate == VPTQ_ALLOCATE_KL || (o->dry_run && o->hessians));
 }
 
 /* ---- one matrix (quantize.c) ---- */

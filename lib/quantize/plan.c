@@ -28,12 +28,37 @@ static vptq_status resolve_settings(vptq_quantizer *q, vptq_err *err)
     return st;
 }
 
+/* The mode of the options; of AUTO the one for this model and run. */
+static vptq_allocate_mode resolve_allocate(const vptq_quantizer *q)
+{
+    const vptq_quantize_options *o = q->opt;
+    if (o->allocate != VPTQ_ALLOCATE_AUTO || !(o->bits > 0))
+        return o->allocate;
+    if (q->model.desc->experts.count) {
+        vptq_log(
+            q->dev->ctx, VPTQ_LOG_INFO,
+            "%s: allocates by predicted losses (--allocate proxy), because divergences are "
+            "not measured for models of type %s",
+            o->model, q->model.desc->family->model_type);
+        return VPTQ_ALLOCATE_PROXY;
+    }
+    if (!o->dry_run)
+        return VPTQ_ALLOCATE_KL;
+    vptq_log(
+        q->dev->ctx, VPTQ_LOG_INFO,
+        "the run itself will choose by --allocate kl, which this plan neither measures nor "
+        "counts in its time");
+    return VPTQ_ALLOCATE_PROXY;
+}
+
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
     vptq_checkpoint_options copt = {.tokenizer = o->tokenizer, .quiet = o->no_size_warnings};
-    const bool measured =
-        o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL && o->allocate_text->text_count > 0;
+    const bool measured = o->bits > 0 &&
+                          (o->allocate == VPTQ_ALLOCATE_KL ||
+                           (o->allocate == VPTQ_ALLOCATE_AUTO && !o->dry_run)) &&
+                          o->allocate_text->text_count > 0;
     const bool text = measured || (o->calibrate && o->calibrate->corpus.text_count > 0);
 
     VPTQ_CHECK(vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err));
@@ -43,6 +68,7 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' is quantized already (%zu matrices)",
                          o->model, quantized);
     const vptq_model_desc *d = q->model.desc;
+    q->allocate = resolve_allocate(q);
     q->first = o->first_layer;
     q->last = o->last_layer == UINT32_MAX ? d->layers - 1 : o->last_layer;
     if (q->first > q->last || q->last >= d->layers)
@@ -124,7 +150,7 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
 
     VPTQ_CHECK(
         vptq_checkpoint_fingerprint(&q->model.ckpt, q->dev->ctx, q->base_fingerprint, err));
-    if (vptq_allocate_measures(o)) {
+    if (vptq_allocate_measures(q)) {
         first = 0;
         last = q->model.desc->layers - 1;
     }
@@ -271,7 +297,7 @@ vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err)
         st = VPTQ_E_NOMEM;
         goto out;
     }
-    bool all = vptq_allocate_measures(q->opt);
+    bool all = vptq_allocate_measures(q);
     uint32_t last = all ? q->model.desc->layers - 1 : q->last;
     const uint32_t first = all ? 0 : q->first;
     const vptq_ctx *ctx = q->dev->ctx;

@@ -430,9 +430,9 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     vptq_arena_init(&q.arena, dev->ctx->mem);
     vptq_buf_init(&q.report, dev->ctx->mem);
     VPTQ_TRY(vptq_plan_settings(&q, err));
-    if (opt->hessians || (opt->calibrate && (!opt->dry_run || vptq_allocate_measures(opt))))
+    if (opt->hessians || (opt->calibrate && (!opt->dry_run || vptq_allocate_measures(&q))))
         VPTQ_TRY(vptq_plan_hessians(&q, err));
-    if (!opt->dry_run || vptq_allocate_measures(opt))
+    if (!opt->dry_run || vptq_allocate_measures(&q))
         VPTQ_TRY(vptq_plan_weights(&q, err));
     VPTQ_TRY(vptq_plan_plain(&q, err));
     if (opt->bits > 0)

@@ -43,7 +43,7 @@ for work in *.work .work; do [ ! -e "$work" ] || fail "$work"; done
 
 # A plan does not measure, and says so.
 "$BIN/vptq-quantize" -m "$model" -b 3 -o y.vptq --dry-run >out.txt 2>err.txt
-expect_line err.txt 'a run without -H and -c will choose by --allocate kl'
+expect_line err.txt 'the run itself will choose by --allocate kl'
 [ ! -e y.vptq ] || fail "a plan wrote something"
 
 # With what an interrupted run left, the same command continues.

@@ -45,6 +45,26 @@ for module in mlp.gate mlp.shared_expert_gate; do
         fail "$module: $(cat codes_hf/config.json)"
 done
 
+# One command from a model to a packed one allocates by predicted losses, since divergences are not measured.
+mkdir named
+cp "$SRC"/tests/golden/tiny_mixtral/config.json "$SRC"/tests/golden/tiny_mixtral/model.safetensors named
+cat > named/tokenizer.json <<'TOKENIZER'
+{"model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "merges": [], "vocab":
+    {"<unk>": 0, "<s>": 1, "</s>": 2, "e": 3, "t": 4, "a": 5, "o": 6, "i": 7, "n": 8, "s": 9, "r": 10, "h": 11}},
+ "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}}
+TOKENIZER
+one() { "$BIN/vptq-quantize" -m named -b 4.5 -n 2 -l 32 -o one.vptq "$@"; }
+reason="named: allocates by predicted losses (--allocate proxy), because divergences are not measured for models of type mixtral"
+for dry in --dry-run ''; do
+    one $dry > out.txt 2> err.txt || fail "$(cat err.txt)"
+    [ "$(grep -cF "$reason" err.txt)" = 1 ] || fail "$(cat err.txt)"
+    ! grep -q "allocate kl" err.txt || fail "$(cat err.txt)"
+done
+"$BIN/vptq-pack" --check one.vptq > out.txt 2>&1 || fail "$(cat out.txt)"
+expect_error 1 "divergences are not measured for models of type mixtral; allocate by predicted losses" \
+    one -f --allocate kl -q
+
 # What experts do not go with.
 gradients="tiny_qwen2moe: gradients are not computed for models of type qwen2_moe"
 for method in awq smooth+gptq; do
