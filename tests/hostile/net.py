@@ -26,7 +26,7 @@ GROWTH = 20  # bytes of memory that a byte of a file may take: JSON of small val
 
 # Control characters, those that change the direction of text or end lines, and bytes that are not UTF-8.
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# What differs between runs: times, and the memory that a plan estimates, which counts names of tensors, too.
+# Differs between runs: times, and the estimated memory of a plan, which includes the names of tensors.
 TIMES = re.compile(r"\d+\.\d+ s\b([^,\n]*, [^,\n]* of memory)?")
 SUMS = "out/SHA256SUMS"  # differs where a file is missing
 LEFT_OVER = re.compile(r"\.(tmp|old)\.")

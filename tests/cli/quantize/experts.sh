@@ -65,7 +65,7 @@ done
 expect_error 1 "divergences are not measured for models of type mixtral; allocate by predicted losses" \
     one -f --allocate kl -q
 
-# What experts do not go with.
+# Options that are refused for models with experts.
 gradients="tiny_qwen2moe: gradients are not computed for models of type qwen2_moe"
 for method in awq smooth+gptq; do
     expect_error 1 "awq and smooth are not supported for models of type qwen2_moe, whose experts share a norm" \

@@ -71,7 +71,7 @@ gemma3 61.893848 Gemma3ForCausalLM
 starcoder2 14004318.936900 Starcoder2ForCausalLM
 ROWS
 
-# What norms, caps and activations of these families do not go with.
+# Options that are refused because of the norms, caps and activations of these families.
 while read -r family type norms; do
     model=$golden/tiny_$family
     cp "$model/ids.i32" ids
