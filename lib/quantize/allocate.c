@@ -102,14 +102,12 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     size_t n = a->first[i];
     vptq_linear_shape(a->q->model.desc, m->linear, &out, &in);
     a->weights += (uint64_t)out * in;
-    const bool exists = vptq_linear_exists(a->q->model.desc, m->layer, m->linear);
-    const bool fixed = m->pinned || !exists;
-    if (fixed) {
+    if (m->pinned) {
         const vptq_quantize_row row = vptq_row_make(a->q, m->layer, m->linear);
-        a->options[n] = (vptq_allocate_option){.bits = exists ? row.bits.total : 0};
+        a->options[n] = (vptq_allocate_option){.bits = row.bits.total};
         a->rate_of[n++] = NO_RATE;
     }
-    for (uint32_t r = 0; r < a->choices && !fixed; r++) {
+    for (uint32_t r = 0; r < a->choices && !m->pinned; r++) {
         const vptq_encoder_settings s = with_rate(a, r, &m->settings);
         uint64_t bits;
         if (!is_for(a, r, &s) || !possible(&s, out, in, &bits))
@@ -135,6 +133,7 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
         name, out, in);
 }
 
+/* Lists the matrices that exist in a->at. */
 static vptq_status list_matrices(allocation *a, vptq_arena *arena, vptq_err *err)
 {
     const vptq_quantizer *q = a->q;
@@ -349,7 +348,7 @@ vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err)
     a.rates = (uint32_t)rates;
     a.choices = a.rates + MOST_BITS - LEAST_BITS + 1;
     VPTQ_TRY(list_matrices(&a, &arena, err));
-    if (vptq_allocate_measures(q) && !d->experts.count)
+    if (vptq_allocate_measures(q))
         VPTQ_TRY(measure(&a, err));
     VPTQ_TRY(list_options(&a, &arena, err));
     VPTQ_TRY(choose(&a, err));

@@ -102,11 +102,12 @@ vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
  * vptq_allocate_measures. */
 vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Whether allocation measures every matrix of the model first: for its divergences, or in a dry
- * run with Hessians to predict its losses. */
+ * run with Hessians to predict its losses; never with experts. */
 static inline bool vptq_allocate_measures(const vptq_quantizer *q)
 {
     const vptq_quantize_options *o = q->opt;
-    return o->bits > 0 && (q->allocate == VPTQ_ALLOCATE_KL || (o->dry_run && o->hessians));
+    return o->bits > 0 && !q->model.desc->experts.count &&
+           (q->allocate == VPTQ_ALLOCATE_KL || (o->dry_run && o->hessians));
 }
 
 /* ---- one matrix (quantize.c) ---- */
