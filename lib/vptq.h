@@ -362,7 +362,7 @@ typedef enum {
     VPTQ_ALLOCATE_UNIFORM, /* one setting for all matrices: the best one that fits */
     VPTQ_ALLOCATE_PROXY,   /* per matrix, by predicted losses weighted by its size */
     VPTQ_ALLOCATE_KL,      /* per matrix, by the effect of its errors on the model's output */
-    VPTQ_ALLOCATE_AUTO     /* KL where it can be measured, else PROXY; also in a dry run */
+    VPTQ_ALLOCATE_AUTO     /* KL; PROXY for models with experts and in a dry run */
 } vptq_allocate_mode;
 
 /* Scope of a budget: the weights over which `bits` is an average. */

@@ -207,7 +207,7 @@ static vptq_status parse_gemma(source s, vptq_model_desc *d, vptq_err *err)
                      s.name);
 }
 
-/* Layers that `mlp_only_layers` or `decoder_sparse_step` leave without experts. */
+/* Marks the layers that `mlp_only_layers` or `decoder_sparse_step` leave without experts. */
 static vptq_status parse_dense_layers(source s, vptq_model_desc *d, vptq_err *err)
 {
     const json_t *list = json_object_get(s.obj, "mlp_only_layers");
@@ -235,7 +235,8 @@ static vptq_status parse_dense_layers(source s, vptq_model_desc *d, vptq_err *er
     return VPTQ_OK;
 }
 
-/* Qwen counts experts in `num_experts`, transformers 5 also writes the key of Mixtral. */
+/* Qwen counts experts in `num_experts`; transformers 5 writes Qwen3-MoE with the key of
+ * Mixtral.  128 is the default of Qwen3-MoE. */
 static vptq_status parse_experts(source s, vptq_model_desc *d, vptq_err *err)
 {
     vptq_experts *x = &d->experts;

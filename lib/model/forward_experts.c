@@ -14,7 +14,7 @@
 /* Memory for a number of rows. */
 typedef struct routing {
     float *logits;           /* [rows, count] */
-    float *x, *y, *sum;      /* [rows, hidden]: tokens of an expert, what it adds, all of it */
+    float *x, *y, *sum;      /* [rows, hidden]: tokens of an expert, its outputs, their sum */
     float *weight, *share;   /* [rows, used] of the chosen experts; [rows] of one expert */
     uint32_t *chosen, *from; /* [rows, used]; [rows] where the tokens of x come from */
 } routing;

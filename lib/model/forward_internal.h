@@ -297,10 +297,11 @@ vptq_status vptq_forward_block_linear(vptq_forward *f, const vptq_forward_pass *
 vptq_status vptq_forward_hook_rows(vptq_forward *f, const vptq_forward_pass *p,
                                    vptq_input input, const float *x,
                                    vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds what the experts of a block make of p->a->x to the hidden states. */
+/* Adds the outputs of a block's experts for p->a->x [rows, hidden] to the hidden states; runs
+ * only as far as the hooks need.  Call vptq_forward_grow before. */
 vptq_status vptq_forward_experts(vptq_forward *f, const vptq_forward_pass *p,
                                  vptq_err *err) VPTQ_MUST_CHECK;
-/* Memory that they need per row, in floats; 0 for a model without experts. */
+/* Memory that this needs per row, in floats; 0 for a model without experts. */
 size_t vptq_forward_experts_floats(const vptq_model_desc *d);
 
 #endif

@@ -18,7 +18,7 @@ static vptq_status need(const vptq_model *m, const char *name, uint64_t rows, ui
     return vptq_checkpoint_report_fault(&m->ckpt, st, err);
 }
 
-/* Finds a norm, and its bias if the family has such. */
+/* Finds a norm, and its bias if the family has one. */
 static vptq_status need_norm(const vptq_model *m, const char *module, uint64_t cols,
                              const vptq_tensor **weight, const vptq_tensor **bias,
                              vptq_err *err)
