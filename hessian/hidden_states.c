@@ -119,6 +119,19 @@ vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t 
     return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot write hidden states in '%s'", s->dir);
 }
 
+vptq_status vptq_hidden_states_spread(vptq_hidden_states *s, int root, size_t first, size_t n,
+                                      vptq_err *err)
+{
+    const bool ours = vptq_comm_rank(s->ctx) == root;
+    float *rows;
+    VPTQ_BUG_IF(s->resident);
+    if (vptq_comm_size(s->ctx) == 1)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_hidden_states_get(s, first, n, !ours, &rows, err));
+    VPTQ_CHECK(vptq_comm_broadcast(s->ctx, root, rows, n * s->dim * sizeof *rows, err));
+    return ours ? VPTQ_OK : vptq_hidden_states_keep(s, first, n, err);
+}
+
 /* ---- checkpoint: header, rows of every stream, checksum ---- */
 
 typedef struct state_header {

@@ -44,6 +44,11 @@ vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n
 vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t n,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Gives rows [first, first + n), n <= max_rows, of rank `root` to all ranks.  Not for device
+ * memory. */
+vptq_status vptq_hidden_states_spread(vptq_hidden_states *s, int root, size_t first, size_t n,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Writes a checkpoint of `count` streams of one shape atomically; `position` is the caller's.
  */
 vptq_status vptq_hidden_states_save(vptq_hidden_states *const *s, size_t count,

@@ -248,15 +248,15 @@ static vptq_status add_digest(const vptq_ctx *ctx, const char *work,
 }
 
 /* As add_digest of rank 0, on all ranks. */
-static vptq_status share_digest(const vptq_ctx *ctx, const vptq_quantize_options *o,
-                                vptq_quantize_result *result, vptq_err *err)
+static vptq_status share_digest(const vptq_ctx *ctx, const char *work,
+                                const vptq_checkpoint_options *open,
+                                char digest[VPTQ_DIGEST_SIZE], vptq_err *err)
 {
-    const vptq_checkpoint_options open = {.tokenizer = o->tokenizer, .base = o->model};
     vptq_status st = VPTQ_OK;
     if (vptq_comm_rank(ctx) == 0)
-        st = add_digest(ctx, o->work, &open, result->digest, err);
+        st = add_digest(ctx, work, open, digest, err);
     VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
-    return vptq_comm_broadcast(ctx, 0, result->digest, sizeof result->digest, err);
+    return vptq_comm_broadcast(ctx, 0, digest, VPTQ_DIGEST_SIZE, err);
 }
 
 /* Fails before any work for a model that cannot be tuned. */
@@ -270,14 +270,17 @@ static vptq_status check_gradients(const vptq_ctx *ctx, const char *path, vptq_e
     return st;
 }
 
-static vptq_status check_alone(const vptq_ctx *ctx, vptq_err *err)
+/* Makes the directory of a run with tuning, or fails before any work. */
+static vptq_status make_stage(const vptq_ctx *ctx, const vptq_quantize_options *opt,
+                              char *untuned, vptq_err *err)
 {
-    if (vptq_comm_size(ctx) == 1)
-        return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                     "tuning runs in one process, not in %d; what several quantize without "
-                     "--tune, one tunes with --from",
-                     vptq_comm_size(ctx));
+    if (opt->no_shared_dir && vptq_comm_size(ctx) > 1)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "--tune reads the quantized matrices in every process and cannot run "
+                         "with --no-shared-dir; quantize without --tune, copy the work "
+                         "directory to every machine, and tune it with --from");
+    VPTQ_CHECK(check_gradients(ctx, opt->model, err));
+    return vptq_tune_make_stage(opt->work, opt->force, ctx->mem, untuned, err);
 }
 
 /* Two runs: quantizes into work/untuned, and tunes that to `work`. */
@@ -289,8 +292,7 @@ static vptq_status quantize_and_tune(vptq_ctx *ctx, const vptq_quantize_options 
     vptq_tune_result tuned;
     vptq_quantize_options quantize = *opt;
     vptq_tune_options tune = *opt->tune;
-    VPTQ_CHECK(check_gradients(ctx, opt->model, err));
-    VPTQ_CHECK(vptq_tune_make_stage(opt->work, opt->force, ctx->mem, untuned, err));
+    VPTQ_CHECK(vptq_comm_agree(ctx, make_stage(ctx, opt, untuned, err), err));
     quantize.work = tune.from = untuned;
     quantize.tune = NULL;
     tune.model = opt->model;
@@ -310,6 +312,7 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     vptq_quantize_result own;
     const vptq_encoder_settings best = vptq_encoder_defaults();
     vptq_quantize_options o = *opt;
+    const vptq_checkpoint_options open = {.tokenizer = o.tokenizer, .base = o.model};
     if (!o.settings)
         o.settings = &best;
     if (o.calibrate && isnan(o.kv_factor)) {
@@ -319,8 +322,6 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     }
     if (!result)
         result = &own;
-    if (o.tune)
-        VPTQ_CHECK(check_alone(ctx, err));
     if (o.tune && !o.dry_run)
         return quantize_and_tune(ctx, &o, out, result, err);
     if (o.dry_run && o.predict)
@@ -329,7 +330,7 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     VPTQ_CHECK(vptq_quantize_report(dev, &o, out, result, err));
     if (o.dry_run)
         return VPTQ_OK;
-    VPTQ_CHECK(share_digest(ctx, &o, result, err));
+    VPTQ_CHECK(share_digest(ctx, o.work, &open, result->digest, err));
     return vptq_quantize_report_end(&o, result, out, err);
 }
 
@@ -343,10 +344,9 @@ vptq_status vptq_tune(vptq_ctx *ctx, const vptq_tune_options *opt, const vptq_ou
     const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
     if (!result)
         result = &own;
-    VPTQ_CHECK(check_alone(ctx, err));
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     VPTQ_CHECK(vptq_tune_report(dev, opt, out, result, err));
-    VPTQ_CHECK(add_digest(ctx, opt->work, &open, result->digest, err));
+    VPTQ_CHECK(share_digest(ctx, opt->work, &open, result->digest, err));
     return vptq_tune_report_end(opt, result, out, err);
 }
 

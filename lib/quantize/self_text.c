@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "formats/hf/safetensors.h"
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/model/batch.h"
 
@@ -147,7 +148,7 @@ static vptq_status take(writer *w, const vptq_tensor_set *set, const vptq_metada
     return VPTQ_OK;
 }
 
-/* Begins with the windows of an earlier run, if there are any. */
+/* Rank 0: begins with the windows of an earlier run, if there are any. */
 static vptq_status load(writer *w, vptq_err *err)
 {
     vptq_tensor_set set;
@@ -169,6 +170,18 @@ static vptq_status load(writer *w, vptq_err *err)
         return vptq_fail(err, st, "%s", why.text);
     vptq_log(w->a->dev->ctx, VPTQ_LOG_WARN, "%s; the text is made anew", why.text);
     return VPTQ_OK;
+}
+
+/* As load, on all ranks. */
+static vptq_status share_loaded(writer *w, vptq_err *err)
+{
+    const vptq_ctx *ctx = w->a->dev->ctx;
+    if (vptq_comm_rank(ctx) == 0)
+        VPTQ_CHECK(load(w, err));
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, &w->made, sizeof w->made, err));
+    return w->made ? vptq_comm_broadcast(ctx, 0, w->ids,
+                                         w->made * w->a->length * sizeof *w->ids, err)
+                   : VPTQ_OK;
 }
 
 /* ---- the text ---- */
@@ -193,37 +206,53 @@ static vptq_status grow(const writer *w, vptq_batch *b, size_t *sequence, vptq_e
 /* Cuts the batch's windows out of its sequences, which follow each other in a circle, from the
  * middle of one to that of the next: windows of a text do not begin with BOS either, and a
  * model trained on those that do is worse by 2 % (docs/tuning.md). */
-static void cut(writer *w, const vptq_batch *b, const size_t *sequence)
+static void cut(const writer *w, size_t batch, const vptq_batch *b, const size_t *sequence)
 {
     const size_t length = w->a->length, half = length / 2, rest = length - half;
     size_t count;
-    for (size_t i = 0; i < w->sequences; i++, w->made++) {
-        int32_t *window = w->ids + w->made * length;
+    for (size_t i = 0; i < w->sequences; i++) {
+        int32_t *window = w->ids + (batch * w->sequences + i) * length;
         const size_t next = sequence[(i + 1) % w->sequences];
         memcpy(window, vptq_batch_ids(b, sequence[i], &count) + half, rest * sizeof *window);
         memcpy(window + rest, vptq_batch_ids(b, next, &count), half * sizeof *window);
     }
 }
 
-static vptq_status make_batch(writer *w, vptq_err *err)
+static vptq_status make_batch(const writer *w, size_t batch, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_batch_options o = batch_options(w, w->made / w->sequences);
+    const vptq_batch_options o = batch_options(w, batch);
     vptq_batch *b = NULL;
     size_t sequence[MAX_SEQUENCES];
     VPTQ_TRY(vptq_batch_open(w->a->model, w->a->dev, &o, &b, err));
     VPTQ_TRY(grow(w, b, sequence, err));
-    cut(w, b, sequence);
+    cut(w, batch, b, sequence);
 out:
     vptq_batch_close(b);
     return st;
+}
+
+/* The next batches, one on each rank. */
+static vptq_status make_batches(writer *w, vptq_err *err)
+{
+    const vptq_ctx *ctx = w->a->dev->ctx;
+    const size_t first = w->made / w->sequences, left = w->count / w->sequences - first;
+    const size_t ranks = (size_t)vptq_comm_size(ctx), rank = (size_t)vptq_comm_rank(ctx);
+    const size_t parts = left < ranks ? left : ranks, size = w->sequences * w->a->length;
+    if (rank < parts)
+        VPTQ_CHECK(make_batch(w, first + rank, err));
+    for (size_t r = 0; r < parts; r++)
+        VPTQ_CHECK(vptq_comm_broadcast(ctx, (int)r, w->ids + (first + r) * size,
+                                       size * sizeof *w->ids, err));
+    w->made += parts * w->sequences;
+    return VPTQ_OK;
 }
 
 /* A file that cannot be written costs time after an interruption, nothing else. */
 static void keep(writer *w)
 {
     vptq_err why = {0};
-    if (save(w, &why))
+    if (vptq_comm_rank(w->a->dev->ctx) == 0 && save(w, &why))
         vptq_log(w->a->dev->ctx, VPTQ_LOG_WARN, "%s; the text is not kept", why.text);
     w->saved = vptq_seconds();
 }
@@ -234,7 +263,7 @@ static vptq_status make(writer *w, vptq_err *err)
     const size_t had = w->made;
     w->saved = vptq_seconds();
     while (w->made < w->count) {
-        const vptq_status st = make_batch(w, err);
+        const vptq_status st = make_batches(w, err);
         if (st == VPTQ_E_CANCELLED && w->made > had)
             keep(w);
         if (st == VPTQ_E_CANCELLED)
@@ -255,7 +284,7 @@ vptq_status vptq_self_text(const vptq_self_text_args *a, int32_t *ids, vptq_err 
     writer w = {.a = a};
     vptq_arena_init(&w.arena, a->dev->ctx->mem);
     VPTQ_TRY(plan(&w, err));
-    VPTQ_TRY(load(&w, err));
+    VPTQ_TRY(share_loaded(&w, err));
     VPTQ_TRY(make(&w, err));
     memcpy(ids, w.ids, a->windows * a->length * sizeof *ids);
 out:

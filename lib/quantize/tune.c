@@ -4,9 +4,11 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/model/backward.h"
 #include "lib/model/corpus.h"
 #include "lib/quantize/self_text.h"
@@ -267,6 +269,69 @@ static vptq_status print_step(const vptq_tuner *t, const vptq_trainer_report *r,
     return t->step_rows ? vptq_print_row(t->step_rows, &line, err) : VPTQ_OK;
 }
 
+/* ---- ranks ---- */
+
+static bool is_first(const vptq_tuner *t)
+{
+    return vptq_comm_rank(t->dev->ctx) == 0;
+}
+
+/* Goes on after the last layer of an interrupted run, and sets t->layer_state. */
+static vptq_status share_layers(vptq_tuner *t, vptq_err *err)
+{
+    const vptq_ctx *ctx = t->dev->ctx;
+    const void *saved = vptq_tuner_saved(t, 0, t->layer_state_bytes);
+    bool resumes = saved && !vptq_layerwise_set_state(t->layers, saved, NULL);
+    if (saved && !resumes)
+        vptq_tuner_warn_of_state(t);
+    vptq_layerwise_get_state(t->layers, t->layer_state);
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, &resumes, sizeof resumes, err));
+    if (!resumes)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, t->layer_state, t->layer_state_bytes, err));
+    return is_first(t) ? VPTQ_OK : vptq_layerwise_set_state(t->layers, t->layer_state, err);
+}
+
+/* Gives all ranks the steps that rank 0 has taken. */
+static vptq_status spread_steps(const vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
+{
+    const vptq_ctx *ctx = t->dev->ctx;
+    const size_t bytes = vptq_trainer_state_bytes(e2e);
+    char *state = vptq_mem_alloc(ctx->mem, bytes, 1, err);
+    if (!state)
+        return VPTQ_E_NOMEM;
+    if (is_first(t))
+        vptq_trainer_get_state(e2e, state);
+    vptq_status st = vptq_comm_broadcast(ctx, 0, state, bytes, err);
+    if (!st && !is_first(t))
+        st = vptq_trainer_set_state(e2e, state, err);
+    vptq_mem_free(ctx->mem, state);
+    return st;
+}
+
+/* Goes on after the last step of an interrupted run. */
+static vptq_status share_steps(const vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
+{
+    const vptq_ctx *ctx = t->dev->ctx;
+    const void *saved =
+        vptq_tuner_saved(t, t->layer_state_bytes, vptq_trainer_state_bytes(e2e));
+    bool resumes = saved && !vptq_trainer_set_state(e2e, saved, NULL);
+    if (saved && !resumes)
+        vptq_tuner_warn_of_state(t);
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, &resumes, sizeof resumes, err));
+    return resumes && vptq_comm_size(ctx) > 1 ? spread_steps(t, e2e, err) : VPTQ_OK;
+}
+
+/* Every rank has taken every step itself. */
+static vptq_status compare_results(const vptq_tuner *t, vptq_err *err)
+{
+    const vptq_student *s = &t->student;
+    char hash[17];
+    snprintf(hash, sizeof hash, "%016" PRIx64,
+             vptq_hash(s->master, s->count * sizeof *s->master, 0));
+    return vptq_comm_same(t->dev->ctx, "the hash of the tuned numbers", hash, err);
+}
+
 /* ---- layers ---- */
 
 static vptq_status open_layers(vptq_tuner *t, vptq_err *err)
@@ -284,11 +349,7 @@ static vptq_status open_layers(vptq_tuner *t, vptq_err *err)
     t->layer_state = vptq_arena_alloc(&t->arena, t->layer_state_bytes, 1, err);
     if (!t->layer_state)
         return VPTQ_E_NOMEM;
-    const void *saved = vptq_tuner_saved(t, 0, t->layer_state_bytes);
-    if (saved && vptq_layerwise_set_state(t->layers, saved, NULL))
-        vptq_tuner_warn_of_state(t);
-    vptq_layerwise_get_state(t->layers, t->layer_state);
-    return VPTQ_OK;
+    return share_layers(t, err);
 }
 
 /* The mean losses of the layers that have been tuned. */
@@ -318,7 +379,8 @@ static vptq_status tune_layers(vptq_tuner *t, vptq_err *err)
     while (!vptq_layerwise_done(t->layers)) {
         VPTQ_CHECK(vptq_layerwise_block(t->layers, &r, err));
         vptq_layerwise_get_state(t->layers, t->layer_state);
-        vptq_tuner_save_state(t); /* before the row: a layer that is shown is kept */
+        if (is_first(t))
+            vptq_tuner_save_state(t); /* before the row: a layer that is shown is kept */
         VPTQ_CHECK(print_layer(t, &r, err));
     }
     sum_layers(t, t->result);
@@ -337,10 +399,10 @@ static vptq_status take_steps(vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
     while (!vptq_trainer_done(e2e)) {
         const vptq_status st = vptq_trainer_step(e2e, &r, err);
         t->result->steps = e2e->optimizer.step;
-        if (st == VPTQ_E_CANCELLED)
+        if (st == VPTQ_E_CANCELLED && is_first(t))
             vptq_tuner_save_state(t);
         VPTQ_CHECK(st);
-        if (r.step % SAVED_EVERY == 0 && !vptq_trainer_done(e2e))
+        if (r.step % SAVED_EVERY == 0 && !vptq_trainer_done(e2e) && is_first(t))
             vptq_tuner_save_state(t);
         VPTQ_CHECK(print_step(t, &r, err));
         vptq_progress(t->dev->ctx, "tune", "steps", r.step, t->plan.steps, NULL);
@@ -358,10 +420,7 @@ static vptq_status tune_e2e(vptq_tuner *t, vptq_err *err)
     t->result->held_out_before = start.held_out;
     t->result->rate = e2e->optimizer.rate;
     VPTQ_CHECK(print_step(t, &start, err));
-    const void *saved =
-        vptq_tuner_saved(t, t->layer_state_bytes, vptq_trainer_state_bytes(e2e));
-    if (saved && vptq_trainer_set_state(e2e, saved, NULL))
-        vptq_tuner_warn_of_state(t);
+    VPTQ_CHECK(share_steps(t, e2e, err));
     t->result->steps = e2e->optimizer.step;
     VPTQ_CHECK(take_steps(t, e2e, err));
     t->result->held_out = vptq_trainer_best(e2e, &t->result->best_step);
@@ -389,13 +448,15 @@ static vptq_status tune(vptq_tuner *t, vptq_err *err)
 {
     VPTQ_CHECK(write_self_text(t, err));
     vptq_tuner_hash_original(t);
-    VPTQ_CHECK(vptq_tuner_map_state(t, err));
+    if (is_first(t))
+        VPTQ_CHECK(vptq_tuner_map_state(t, err));
     if (t->opt->method & VPTQ_TUNE_LAYER)
         VPTQ_CHECK(tune_layers(t, err));
     if (t->opt->method & VPTQ_TUNE_E2E)
         VPTQ_CHECK(tune_e2e(t, err));
     t->result->changed = vptq_student_changed(&t->student);
-    return vptq_tuner_write_result(t, err);
+    VPTQ_CHECK(compare_results(t, err));
+    return is_first(t) ? vptq_tuner_write_result(t, err) : VPTQ_OK;
 }
 
 /* Before the manifest there may be what a stage of this run has quantized, or the original's
@@ -428,16 +489,29 @@ vptq_status vptq_tune_make_stage(const char *work, bool force, vptq_mem *mem, ch
     return vptq_dir_make(work, err);
 }
 
+/* Rank 0 */
+static vptq_status open_work(const vptq_tuner *t, vptq_lock *lock, bool *finished,
+                             vptq_err *err)
+{
+    VPTQ_CHECK(check_own(t->opt->work, t->dev->ctx->mem, err));
+    VPTQ_CHECK(vptq_dir_make(t->opt->work, err));
+    VPTQ_CHECK(vptq_lock_take(t->opt->work, lock, err));
+    VPTQ_CHECK(vptq_tuner_open_manifest(t, err));
+    return vptq_tuner_find_result(t, finished, err);
+}
+
 static vptq_status run(vptq_tuner *t, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
-    bool finished;
-    VPTQ_TRY(check_own(t->opt->work, t->dev->ctx->mem, err));
-    VPTQ_TRY(vptq_dir_make(t->opt->work, err));
-    VPTQ_TRY(vptq_lock_take(t->opt->work, &lock, err));
-    VPTQ_TRY(vptq_tuner_open_manifest(t, err));
-    VPTQ_TRY(vptq_tuner_find_result(t, &finished, err));
+    const vptq_ctx *ctx = t->dev->ctx;
+    bool finished = false;
+    VPTQ_TRY(vptq_comm_same(ctx, "the fingerprint of matrices, text and settings",
+                            t->fingerprint, err));
+    if (is_first(t))
+        st = open_work(t, &lock, &finished, err);
+    VPTQ_TRY(vptq_comm_agree(ctx, st, err));
+    VPTQ_TRY(vptq_comm_broadcast(ctx, 0, &finished, sizeof finished, err));
     if (finished) {
         t->result->steps = t->opt->method & VPTQ_TUNE_E2E ? t->opt->steps : 0;
         vptq_log(t->dev->ctx, VPTQ_LOG_INFO, "'%s' is finished", t->opt->work);
@@ -480,14 +554,15 @@ vptq_status vptq_tune_report(vptq_device *dev, const vptq_tune_options *opt,
     vptq_status st = VPTQ_OK;
     const double unknown = (double)NAN;
     char ids[17];
+    const bool prints = out && vptq_comm_rank(dev->ctx) == 0;
     vptq_printer layer_rows = vptq_printer_make(out, VPTQ_COLUMNS(layer_columns));
     vptq_printer step_rows = vptq_printer_make(out, VPTQ_COLUMNS(step_columns));
     layer_rows.gap = step_rows.gap = 1;
     vptq_tuner t = {.dev = dev,
                     .opt = opt,
                     .result = r,
-                    .layer_rows = out ? &layer_rows : NULL,
-                    .step_rows = out ? &step_rows : NULL,
+                    .layer_rows = prints ? &layer_rows : NULL,
+                    .step_rows = prints ? &step_rows : NULL,
                     .start = vptq_seconds()};
     *r = (vptq_tune_result){.layer_loss_before = unknown,
                             .layer_loss = unknown,
@@ -509,6 +584,7 @@ out:
     r->seconds = vptq_seconds() - t.start;
     if (st == VPTQ_E_CANCELLED)
         tell_interruption(&t, err);
+    st = vptq_comm_agree(dev->ctx, st, err);
     close_all(&t);
     return st;
 }

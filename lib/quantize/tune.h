@@ -8,7 +8,7 @@
 /* Tuning as a stage of a run: quantizing writes this directory inside the one to tune to. */
 #define VPTQ_UNTUNED_DIR "untuned"
 
-/* Makes `work` and sets `untuned` [PATH_MAX] to the directory for quantizing.
+/* Makes `work` and sets `untuned` [PATH_MAX] to the directory for quantizing, on every rank.
  * VPTQ_E_MISMATCH for a directory of something else, or without `force` for one of a run
  * without this stage. */
 vptq_status vptq_tune_make_stage(const char *work, bool force, vptq_mem *mem, char *untuned,
@@ -19,7 +19,10 @@ const char *vptq_tune_method_name(vptq_tune_method m);
 
 /* Locks the work directory.  An interrupted run goes on after the last layer or step that was
  * saved, to the same bytes; a finished one is left alone.  Reports a row for each on `out` (may
- * be NULL), without the line or object at the end. */
+ * be NULL), without the line or object at the end.
+ *
+ * Ranks share the windows.  The first has the work directory and reports; all read `from`, and
+ * other ranks need `work` only under a memory cap. */
 vptq_status vptq_tune_report(vptq_device *dev, const vptq_tune_options *opt,
                              const vptq_output *out, vptq_tune_result *r,
                              vptq_err *err) VPTQ_MUST_CHECK;

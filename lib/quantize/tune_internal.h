@@ -24,11 +24,11 @@ typedef struct vptq_tuner {
     char fingerprint[17];            /* of the run */
     const char *weights_fingerprint; /* of the original's weights; in the manifest */
     char original_fingerprint[17];   /* of the original and the windows */
-    vptq_map saved; /* the state of an interrupted run; data NULL without one */
+    vptq_map saved; /* rank 0: the state of an interrupted run; data NULL without one */
     /* of the layers as they are now, which an end-to-end run begins with */
     char *layer_state;
     size_t layer_state_bytes;
-    vptq_printer *layer_rows, *step_rows; /* NULL without output */
+    vptq_printer *layer_rows, *step_rows; /* NULL without output, and on other ranks */
     double start;                         /* of the clock */
 } vptq_tuner;
 
@@ -39,11 +39,13 @@ vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 /* Makes t->original_fingerprint, when all windows are known. */
 void vptq_tuner_hash_original(vptq_tuner *t);
-/* Writes the manifest, unless the directory has it.  With `force` what another run left is
+/* Rank 0: writes the manifest, unless the directory has it.  With `force` what another run left is
  * removed. */
 vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The state: t->layer_state, then that of the end-to-end run if there is one.  One that cannot
+/* Rank 0 alone calls the following functions.
+ *
+ * The state: t->layer_state, then that of the end-to-end run if there is one.  One that cannot
  * be written costs time after an interruption, nothing else: the run goes on. */
 void vptq_tuner_save_state(const vptq_tuner *t);
 /* Maps the state of an interrupted run to t->saved, if there is one of this run. */

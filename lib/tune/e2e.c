@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/base/file.h"
 
 struct vptq_e2e {
@@ -41,22 +42,44 @@ static vptq_status teach(vptq_e2e *e, vptq_forward *f, size_t first, size_t coun
     return vptq_hidden_states_keep(&e->wanted, first * length, rows, err);
 }
 
-/* Windows [first, end), in groups. */
+/* Windows of the group that begins at `first`, at most those before `end`. */
+static size_t windows_of_group(const vptq_e2e *e, size_t first, size_t end)
+{
+    const size_t left = first < end ? end - first : 0;
+    return left < e->t.opt.group ? left : e->t.opt.group;
+}
+
+/* Gives all ranks the groups of `ranks` ranks from window `first` on, in turns. */
+static vptq_status spread(vptq_e2e *e, int ranks, size_t first, size_t end, vptq_err *err)
+{
+    const size_t length = e->t.opt.length;
+    for (int rank = 0; rank < ranks && first < end; rank++, first += e->t.opt.group)
+        VPTQ_CHECK(vptq_hidden_states_spread(&e->wanted, rank, first * length,
+                                             windows_of_group(e, first, end) * length, err));
+    return VPTQ_OK;
+}
+
+/* Windows [first, end): a round has a group for each rank. */
 static vptq_status teach_range(vptq_e2e *e, vptq_forward *f, size_t first, size_t end,
                                vptq_err *err)
 {
+    const vptq_ctx *ctx = e->t.dev->ctx;
     const size_t all = e->t.opt.windows + e->t.opt.held_out;
-    for (size_t n; first < end; first += n) {
-        n = end - first < e->t.opt.group ? end - first : e->t.opt.group;
-        VPTQ_CHECK(vptq_check_cancel(e->t.dev->ctx, err));
-        VPTQ_CHECK(teach(e, f, first, n, err));
-        vptq_progress(e->t.dev->ctx, "original", "windows", first + n, all, NULL);
+    const size_t round = (size_t)vptq_comm_size(ctx) * e->t.opt.group;
+    for (; first < end; first += round) {
+        const size_t own = first + (size_t)vptq_comm_rank(ctx) * e->t.opt.group;
+        VPTQ_CHECK(vptq_check_cancel(ctx, err));
+        if (own < end)
+            VPTQ_CHECK(teach(e, f, own, windows_of_group(e, own, end), err));
+        VPTQ_CHECK(spread(e, vptq_comm_size(ctx), first, end, err));
+        vptq_progress(ctx, "original", "windows", end - first < round ? end : first + round,
+                      all, NULL);
     }
     return VPTQ_OK;
 }
 
-/* *kept: whether the file has them. */
-static vptq_status read_kept(vptq_e2e *e, const char *path, bool *kept, vptq_err *err)
+/* *kept: whether the file has them, on rank 0. */
+static vptq_status read_file(vptq_e2e *e, const char *path, bool *kept, vptq_err *err)
 {
     vptq_hidden_states *const streams[] = {&e->wanted};
     uint64_t position;
@@ -66,6 +89,20 @@ static vptq_status read_kept(vptq_e2e *e, const char *path, bool *kept, vptq_err
     if (*kept)
         vptq_log(e->t.dev->ctx, VPTQ_LOG_MORE,
                  "the original's hidden states are read from '%s'", path);
+    return VPTQ_OK;
+}
+
+/* As read_file, on all ranks. */
+static vptq_status read_kept(vptq_e2e *e, const char *path, bool *kept, vptq_err *err)
+{
+    const vptq_ctx *ctx = e->t.dev->ctx;
+    const size_t all = e->t.opt.windows + e->t.opt.held_out;
+    *kept = false;
+    if (vptq_comm_rank(ctx) == 0)
+        VPTQ_CHECK(read_file(e, path, kept, err));
+    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, kept, sizeof *kept, err));
+    for (size_t first = 0; *kept && first < all; first += e->t.opt.group)
+        VPTQ_CHECK(spread(e, 1, first, all, err));
     return VPTQ_OK;
 }
 
@@ -99,7 +136,7 @@ static vptq_status teach_all(vptq_e2e *e, vptq_err *err)
     VPTQ_TRY(teach_range(e, f, 0, e->t.opt.windows, err));
     vptq_forward_use_bf16(f, false);
     VPTQ_TRY(teach_range(e, f, e->t.opt.windows, all, err));
-    if (e->t.opt.fingerprint)
+    if (e->t.opt.fingerprint && vptq_comm_rank(e->t.dev->ctx) == 0)
         keep(e, path);
 out:
     vptq_forward_close(f);

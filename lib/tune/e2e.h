@@ -15,15 +15,15 @@
 #include "hessian/hidden_states.h"
 #include "lib/tune/trainer.h"
 
-/* The teacher's hidden states of all windows, in opt->dir with opt->fingerprint: written as
- * soon as they are complete, read by the next run; its caller removes it. */
+/* The teacher's hidden states of all windows, in opt->dir with opt->fingerprint: written by
+ * rank 0 as soon as they are complete, read by that of the next run; its caller removes it. */
 #define VPTQ_E2E_ORIGINAL_FILE "original.state"
 
 typedef struct vptq_e2e vptq_e2e;
 
 /* teacher and student->m have the same vocabulary.  Computes the teacher's hidden states of all
  * windows, unless they are kept from before, and the held-out divergence before the first step.
- */
+ * Ranks share that work; every rank has all hidden states. */
 vptq_status vptq_e2e_open(vptq_device *dev, const vptq_model *teacher, vptq_student *student,
                           const vptq_trainer_options *opt, vptq_e2e **e,
                           vptq_trainer_report *start, vptq_err *err) VPTQ_MUST_CHECK;

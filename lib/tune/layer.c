@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
+
 struct vptq_layerwise {
     vptq_trainer t;
     const vptq_model *teacher;
@@ -148,38 +150,68 @@ static vptq_status embed(vptq_layerwise *l, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* The teacher's stream goes through block l->layer. */
-static vptq_status advance_teacher(vptq_layerwise *l, vptq_err *err)
+/* Window w of the teacher's stream goes through block l->layer. */
+static vptq_status advance_teacher_window(vptq_layerwise *l, size_t w, vptq_err *err)
 {
     const size_t dim = l->teacher->desc->hidden, size = window_size(l);
     const size_t starts[] = {0, l->t.opt.length};
-    vptq_forward_hold(l->original, true);
-    for (size_t w = 0; w < all_windows(l); w++) {
-        float *h, limit;
-        VPTQ_CHECK(get(l, &l->h, w, &h, err));
-        memcpy(l->host[0], h, size * sizeof *h);
-        VPTQ_CHECK(vptq_forward_block(l->original, l->layer, starts, 1, h, err));
-        l->change[w] = vptq_layer_distance(h + dim, l->host[0] + dim, size - dim,
-                                           l->host[1] + dim, &limit);
-        if (l->change[w] == 0) /* a block that does nothing: its error counts as it is */
-            l->change[w] = 1;
-        VPTQ_CHECK(keep(l, &l->h, w, err));
+    float *h, limit;
+    VPTQ_CHECK(get(l, &l->h, w, &h, err));
+    memcpy(l->host[0], h, size * sizeof *h);
+    VPTQ_CHECK(vptq_forward_block(l->original, l->layer, starts, 1, h, err));
+    l->change[w] = vptq_layer_distance(h + dim, l->host[0] + dim, size - dim, l->host[1] + dim,
+                                       &limit);
+    if (l->change[w] == 0) /* a block that does nothing: its error counts as it is */
+        l->change[w] = 1;
+    return keep(l, &l->h, w, err);
+}
+
+static vptq_status advance_student_window(vptq_layerwise *l, size_t w, vptq_err *err)
+{
+    float *own;
+    VPTQ_CHECK(run_block(l, w, err));
+    VPTQ_CHECK(vptq_hidden_states_get(&l->own, w * l->t.opt.length, l->t.opt.length, true, &own,
+                                      err));
+    memcpy(own, l->host[0], window_size(l) * sizeof *own);
+    return keep(l, &l->own, w, err);
+}
+
+/* Runs all windows of a stream, which ranks take in turns and give to each other. */
+static vptq_status advance(vptq_layerwise *l, vptq_hidden_states *s,
+                           vptq_status (*window)(vptq_layerwise *l, size_t w, vptq_err *err),
+                           vptq_err *err)
+{
+    const vptq_ctx *ctx = l->t.dev->ctx;
+    const size_t length = l->t.opt.length, all = all_windows(l);
+    const size_t rank = (size_t)vptq_comm_rank(ctx), ranks = (size_t)vptq_comm_size(ctx);
+    for (size_t first = 0; first < all; first += ranks) {
+        if (first + rank < all)
+            VPTQ_CHECK(window(l, first + rank, err));
+        for (size_t r = 0; r < ranks && first + r < all; r++)
+            VPTQ_CHECK(
+                vptq_hidden_states_spread(s, (int)r, (first + r) * length, length, err));
     }
+    return VPTQ_OK;
+}
+
+/* The teacher's stream goes through block l->layer. */
+static vptq_status advance_teacher(vptq_layerwise *l, vptq_err *err)
+{
+    const vptq_ctx *ctx = l->t.dev->ctx;
+    const size_t ranks = (size_t)vptq_comm_size(ctx);
+    vptq_forward_hold(l->original, true);
+    VPTQ_CHECK(advance(l, &l->h, advance_teacher_window, err));
     vptq_forward_hold(l->original, false);
+    for (size_t w = 0; w < all_windows(l); w++)
+        VPTQ_CHECK(
+            vptq_comm_broadcast(ctx, (int)(w % ranks), &l->change[w], sizeof *l->change, err));
     return VPTQ_OK;
 }
 
 /* The student's stream follows. */
 static vptq_status advance_student(vptq_layerwise *l, vptq_err *err)
 {
-    for (size_t w = 0; w < all_windows(l); w++) {
-        float *own;
-        VPTQ_CHECK(run_block(l, w, err));
-        VPTQ_CHECK(vptq_hidden_states_get(&l->own, w * l->t.opt.length, l->t.opt.length, true,
-                                          &own, err));
-        memcpy(own, l->host[0], window_size(l) * sizeof *own);
-        VPTQ_CHECK(keep(l, &l->own, w, err));
-    }
+    VPTQ_CHECK(advance(l, &l->own, advance_student_window, err));
     l->layer++;
     return VPTQ_OK;
 }

@@ -12,7 +12,8 @@
  *     ||h~_out - h_out||^2 / ||h_out - h_in||^2
  * so that a block also compensates for those before it.  Both sums are without the
  * first token and without the largest of their differences (vptq_layer_distance): a few massive
- * activations would otherwise dominate the sum.  opt.steps are those of a block. */
+ * activations would otherwise dominate the sum.  opt.steps are those of a block.  Ranks share
+ * the windows, and every rank has both streams of all of them. */
 #ifndef VPTQ_TUNE_LAYER_H
 #define VPTQ_TUNE_LAYER_H
 

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "lib/base/comm.h"
 #include "lib/base/rng.h"
 
 /* ---- a group of windows ---- */
@@ -44,25 +45,42 @@ static vptq_status not_finite(const vptq_trainer *t, size_t count, vptq_err *err
                      t->taken[0]);
 }
 
-/* t->batch += the gradient of t->taken; *loss: the sum of their losses. */
-static vptq_status add_group(vptq_trainer *t, size_t count, double *loss, vptq_err *err)
+/* t->group = the gradient of t->taken; *loss: the sum of their losses. */
+static vptq_status make_group(vptq_trainer *t, size_t count, double *loss, vptq_err *err)
 {
     const vptq_tensor_range *r = &t->optimizer.range;
     bool finite = true;
     memset(t->group + r->at, 0, r->count * sizeof *t->group);
     vptq_forward_use_bf16(t->f, t->opt.bf16);
     VPTQ_CHECK(t->loss(t->arg, t->taken, count, true, loss, err));
-    for (size_t i = r->at; i < r->at + r->count; i++) {
+    for (size_t i = r->at; i < r->at + r->count; i++)
         finite &= isfinite(t->group[i]) != 0;
-        t->batch[i] += t->group[i];
-    }
     return finite ? VPTQ_OK : not_finite(t, count, err);
 }
 
-/* Windows of the group that begins at `first` of `all`. */
-static size_t group_size(const vptq_trainer *t, size_t first, size_t all)
+/* Groups of `all` windows, and the windows of group g. */
+static size_t group_count(const vptq_trainer *t, size_t all)
 {
-    return all - first < t->opt.group ? all - first : t->opt.group;
+    return (all + t->opt.group - 1) / t->opt.group;
+}
+
+static size_t group_size(const vptq_trainer *t, size_t g, size_t all)
+{
+    const size_t left = all - g * t->opt.group;
+    return left < t->opt.group ? left : t->opt.group;
+}
+
+/* *sum = the losses of `count` groups, added in their order. */
+static vptq_status sum_losses(vptq_trainer *t, size_t count, double *sum, vptq_err *err)
+{
+    const vptq_ctx *ctx = t->dev->ctx;
+    memset(t->losses, 0, count * sizeof *t->losses);
+    VPTQ_CHECK(
+        vptq_comm_sum(ctx, vptq_comm_size(ctx), t->own_losses, t->losses, count, err));
+    *sum = 0;
+    for (size_t g = 0; g < count; g++)
+        *sum += t->losses[g];
+    return VPTQ_OK;
 }
 
 /* r->held_out = the mean loss of the held-out windows; keeps the numbers if it is the lowest.
@@ -70,16 +88,18 @@ static size_t group_size(const vptq_trainer *t, size_t first, size_t all)
 static vptq_status measure(vptq_trainer *t, vptq_trainer_report *r, vptq_err *err)
 {
     const vptq_tensor_range *range = &t->optimizer.range;
-    double sum = 0;
+    const vptq_ctx *ctx = t->dev->ctx;
+    const size_t groups = group_count(t, t->opt.held_out), ranks = (size_t)vptq_comm_size(ctx);
+    double sum;
     vptq_forward_use_bf16(t->f, false);
-    for (size_t first = 0, n; first < t->opt.held_out; first += n) {
-        double loss;
-        n = group_size(t, first, t->opt.held_out);
+    memset(t->own_losses, 0, groups * sizeof *t->own_losses);
+    for (size_t g = (size_t)vptq_comm_rank(ctx); g < groups; g += ranks) {
+        const size_t n = group_size(t, g, t->opt.held_out);
         for (size_t i = 0; i < n; i++)
-            t->taken[i] = t->opt.windows + first + i;
-        VPTQ_CHECK(t->loss(t->arg, t->taken, n, false, &loss, err));
-        sum += loss;
+            t->taken[i] = t->opt.windows + g * t->opt.group + i;
+        VPTQ_CHECK(t->loss(t->arg, t->taken, n, false, &t->own_losses[g], err));
     }
+    VPTQ_CHECK(sum_losses(t, groups, &sum, err));
     r->held_out = sum / (double)t->opt.held_out;
     t->due = false;
     if (r->held_out < t->best_held_out) {
@@ -118,21 +138,41 @@ bool vptq_trainer_done(const vptq_trainer *t)
     return t->optimizer.step == t->opt.steps && !t->due;
 }
 
+/* The gradient of group g of a step, in t->group. */
+static vptq_status run_group(vptq_trainer *t, size_t g, vptq_err *err)
+{
+    const size_t n = group_size(t, g, t->opt.batch);
+    const size_t first = (size_t)t->optimizer.step * t->opt.batch + g * t->opt.group;
+    for (size_t i = 0; i < n; i++)
+        t->taken[i] = window_at(t, first + i);
+    return make_group(t, n, &t->own_losses[g], err);
+}
+
+/* t->batch += the gradients of the groups from g on, at most one per rank, in their order. */
+static vptq_status add_groups(vptq_trainer *t, size_t g, size_t groups, vptq_err *err)
+{
+    const vptq_tensor_range *range = &t->optimizer.range;
+    const vptq_ctx *ctx = t->dev->ctx;
+    const size_t ranks = (size_t)vptq_comm_size(ctx), rank = (size_t)vptq_comm_rank(ctx);
+    const size_t parts = groups - g < ranks ? groups - g : ranks;
+    if (rank < parts)
+        VPTQ_CHECK(run_group(t, g + rank, err));
+    return vptq_comm_sum(ctx, (int)parts, rank < parts ? t->group + range->at : NULL,
+                         t->batch + range->at, range->count, err);
+}
+
 /* A step without its measurement. */
 static vptq_status take_step(vptq_trainer *t, vptq_trainer_report *r, vptq_err *err)
 {
     const vptq_tensor_range *range = &t->optimizer.range;
-    const size_t first = (size_t)t->optimizer.step * t->opt.batch;
-    double sum = 0;
+    const size_t groups = group_count(t, t->opt.batch);
+    const size_t ranks = (size_t)vptq_comm_size(t->dev->ctx);
+    double sum;
     memset(t->batch + range->at, 0, range->count * sizeof *t->batch);
-    for (size_t i = 0, n; i < t->opt.batch; i += n) {
-        double loss;
-        n = group_size(t, i, t->opt.batch);
-        for (size_t j = 0; j < n; j++)
-            t->taken[j] = window_at(t, first + i + j);
-        VPTQ_CHECK(add_group(t, n, &loss, err));
-        sum += loss;
-    }
+    memset(t->own_losses, 0, groups * sizeof *t->own_losses);
+    for (size_t g = 0; g < groups; g += ranks)
+        VPTQ_CHECK(add_groups(t, g, groups, err));
+    VPTQ_CHECK(sum_losses(t, groups, &sum, err));
     r->loss = sum / (double)t->opt.batch;
     r->rate = vptq_optimizer_rate(&t->optimizer, t->optimizer.step);
     VPTQ_CHECK(vptq_optimizer_step(&t->optimizer, t->student, t->batch, &r->norm, err));
@@ -250,12 +290,18 @@ vptq_status vptq_trainer_states(vptq_trainer *t, size_t n, float **to, vptq_err 
 static vptq_status allocate(vptq_trainer *t, vptq_err *err)
 {
     const size_t n = t->student->count;
+    const size_t groups = group_count(t, t->opt.batch), held = group_count(t, t->opt.held_out);
+    const size_t losses = groups > held ? groups : held;
+    t->own_losses = vptq_arena_alloc(&t->arena, losses, sizeof *t->own_losses, err);
+    t->losses = vptq_arena_alloc(&t->arena, losses, sizeof *t->losses, err);
     t->group = vptq_arena_alloc(&t->arena, n, sizeof *t->group, err);
     t->batch = vptq_arena_alloc(&t->arena, n, sizeof *t->batch, err);
     t->best = vptq_arena_alloc(&t->arena, n, sizeof *t->best, err);
     t->order = vptq_arena_alloc(&t->arena, t->opt.windows, sizeof *t->order, err);
     t->taken = vptq_arena_alloc(&t->arena, t->opt.group, sizeof *t->taken, err);
-    return t->group && t->batch && t->best && t->order && t->taken ? VPTQ_OK : VPTQ_E_NOMEM;
+    return t->own_losses && t->losses && t->group && t->batch && t->best && t->order && t->taken
+               ? VPTQ_OK
+               : VPTQ_E_NOMEM;
 }
 
 static vptq_status open_stored(vptq_trainer *t, vptq_err *err)

@@ -10,8 +10,9 @@
  *     vptq_trainer_close(&t);
  *
  * The last windows are held out: their loss chooses the numbers that are kept, those of the
- * step with the lowest one, or the original ones if no step lowers it.  Results do not depend
- * on the number of threads, on memory or on interruptions. */
+ * step with the lowest one, or the original ones if no step lowers it.  Ranks take the groups
+ * of windows in turns, and every rank takes every step.  Results do not depend on the number of
+ * ranks or threads, on memory or on interruptions. */
 #ifndef VPTQ_TUNE_TRAINER_H
 #define VPTQ_TUNE_TRAINER_H
 
@@ -63,6 +64,9 @@ typedef struct vptq_trainer {
     vptq_optimizer optimizer; /* has the range of tensors that are trained */
     double *group;            /* [count] gradient of a group of windows */
     double *batch;            /* [count] of the batch */
+    /* [groups of a batch or of the held-out windows] their losses: of this rank's groups, 0 for
+     * others, and of all */
+    double *own_losses, *losses;
     float *best;              /* [count] masters with the lowest held-out loss */
     double best_held_out;
     uint32_t best_step;

@@ -63,8 +63,6 @@ in_own_dirs "${text_args[@]}" -k 64 --sequential -o s --no-shared-dir >/dev/null
 expect_same sequential/one own0/s
 
 # What cannot be shared, and ranks that do not fit together.
-expect_exit 1 ranks 2 "$BIN/vptq-quantize" "${args[@]}" -H h --tune layer -c "$text" -o t >out.txt 2>err.txt
-expect_line err.txt "vptq-quantize: tuning runs in one process, not in 2; .*--from"
 expect_exit 2 ranks 2 "$BIN/vptq-pack" --list vptq/one >out.txt 2>err.txt
 expect_line err.txt "vptq-pack: this command runs in one process, not in 2"
 expect_exit 1 ranks 2 sh -c "[ $RANK = 1 ] && set -- "'"$@"'" --seed 7; "'exec "$@"' sh \
