@@ -405,7 +405,7 @@ typedef struct vptq_quantize_options {
     bool estimate; /* in a dry run: also time, memory and disk, from a second or two of work */
     bool packs;    /* estimate: the disk also holds the packed model, as with vptq_convert */
     bool no_shared_dir; /* several ranks: those on other machines do not see `work` of rank 0,
-                           which gets their matrices as messages */
+                           which gets their matrices as messages; not with `tune` */
 } vptq_quantize_options;
 
 /* Options with their defaults: all layers, NAN where that means "as recorded". */

@@ -4,8 +4,8 @@
  *
  * They are made a batch at a time and kept in a safetensors file: `ids` int32 [windows,
  * length], metadata `fingerprint` of all that they follow from, and a checksum `xxh3`.  A run
- * with more windows goes on from that file, one with fewer takes the first of them.  Ranks share
- * the batches; rank 0 has the file.
+ * with more windows goes on from that file, one with fewer takes the first of them.  Ranks
+ * share the batches; rank 0 has the file.
  *
  * Memory: the windows twice, and a vptq_batch whose keys and values take at most 512 MiB, or as
  * much as those of one sequence. */
@@ -30,8 +30,9 @@ typedef struct vptq_self_text_args {
 } vptq_self_text_args;
 
 /* ids [windows, length], of a model that has passed the check.  The same for any number of
- * ranks or threads, any memory and any interruption: a file that is damaged or follows from something
- * else is replaced, with a warning.  VPTQ_E_NUMERIC if the model's output is not a number. */
+ * ranks or threads, any memory and any interruption: a file that is damaged or follows from
+ * something else is replaced, with a warning.  VPTQ_E_NUMERIC if the model's output is not a
+ * number. */
 vptq_status vptq_self_text(const vptq_self_text_args *a, int32_t *ids,
                            vptq_err *err) VPTQ_MUST_CHECK;
 

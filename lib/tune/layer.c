@@ -159,8 +159,8 @@ static vptq_status advance_teacher_window(vptq_layerwise *l, size_t w, vptq_err 
     VPTQ_CHECK(get(l, &l->h, w, &h, err));
     memcpy(l->host[0], h, size * sizeof *h);
     VPTQ_CHECK(vptq_forward_block(l->original, l->layer, starts, 1, h, err));
-    l->change[w] = vptq_layer_distance(h + dim, l->host[0] + dim, size - dim, l->host[1] + dim,
-                                       &limit);
+    l->change[w] =
+        vptq_layer_distance(h + dim, l->host[0] + dim, size - dim, l->host[1] + dim, &limit);
     if (l->change[w] == 0) /* a block that does nothing: its error counts as it is */
         l->change[w] = 1;
     return keep(l, &l->h, w, err);
@@ -170,8 +170,8 @@ static vptq_status advance_student_window(vptq_layerwise *l, size_t w, vptq_err 
 {
     float *own;
     VPTQ_CHECK(run_block(l, w, err));
-    VPTQ_CHECK(vptq_hidden_states_get(&l->own, w * l->t.opt.length, l->t.opt.length, true, &own,
-                                      err));
+    VPTQ_CHECK(
+        vptq_hidden_states_get(&l->own, w * l->t.opt.length, l->t.opt.length, true, &own, err));
     memcpy(own, l->host[0], window_size(l) * sizeof *own);
     return keep(l, &l->own, w, err);
 }
@@ -188,8 +188,7 @@ static vptq_status advance(vptq_layerwise *l, vptq_hidden_states *s,
         if (first + rank < all)
             VPTQ_CHECK(window(l, first + rank, err));
         for (size_t r = 0; r < ranks && first + r < all; r++)
-            VPTQ_CHECK(
-                vptq_hidden_states_spread(s, (int)r, (first + r) * length, length, err));
+            VPTQ_CHECK(vptq_hidden_states_spread(s, (int)r, (first + r) * length, length, err));
     }
     return VPTQ_OK;
 }

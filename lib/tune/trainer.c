@@ -75,8 +75,7 @@ static vptq_status sum_losses(vptq_trainer *t, size_t count, double *sum, vptq_e
 {
     const vptq_ctx *ctx = t->dev->ctx;
     memset(t->losses, 0, count * sizeof *t->losses);
-    VPTQ_CHECK(
-        vptq_comm_sum(ctx, vptq_comm_size(ctx), t->own_losses, t->losses, count, err));
+    VPTQ_CHECK(vptq_comm_sum(ctx, vptq_comm_size(ctx), t->own_losses, t->losses, count, err));
     *sum = 0;
     for (size_t g = 0; g < count; g++)
         *sum += t->losses[g];

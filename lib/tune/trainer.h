@@ -67,7 +67,7 @@ typedef struct vptq_trainer {
     /* [groups of a batch or of the held-out windows] their losses: of this rank's groups, 0 for
      * others, and of all */
     double *own_losses, *losses;
-    float *best;              /* [count] masters with the lowest held-out loss */
+    float *best; /* [count] masters with the lowest held-out loss */
     double best_held_out;
     uint32_t best_step;
     bool due;      /* the held-out windows are to be measured after the last step */
