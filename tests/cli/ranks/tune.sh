@@ -47,9 +47,9 @@ ranks 2 "${tune[@]}" "${steps[@]}" --steps 2 -o e2e/2 >again.txt
 # Hidden states that memory cannot hold, own text of an earlier run, and kept hidden states of the original.
 spilled=("${tune[@]}" --tune=layer -n 40 -l 128 --batch 4 --passes 1 --mem 6M)
 compare spilled "2" "${spilled[@]}" --log-dir logs --verbose
-for rank in 0 1; do
-    grep -q "hidden states (.* MiB) go to a file in '2'" "spilled/logs/rank-$rank.log" ||
-        fail "rank $rank: $(cat "spilled/logs/rank-$rank.log")"
+for i in 0 1; do
+    grep -q "hidden states (.* MiB) go to a file in '2'" "spilled/logs/rank-$i.log" ||
+        fail "rank $i: $(cat "spilled/logs/rank-$i.log")"
 done
 mkdir again
 cp both/one/self_text.safetensors again
@@ -75,11 +75,10 @@ stop()
     wait "$job" || [ $? -ne 124 ] || fail "hangs: $(cat err.txt)"
 }
 
-# resume COMMAND..: goes on in stopped/, once the ranks have stopped, which may take a moment longer than their launcher.
+# resume COMMAND..: goes on in stopped/ once the ranks have let it go, perhaps a moment after their launcher.
 resume()
 {
-    local i
-    for i in $(seq 60); do
+    for _ in $(seq 60); do
         ! "$@" -o stopped --format json >rest.json 2>err.txt || return 0
         grep -q 'is in use by' err.txt || break
         sleep 0.5
