@@ -56,9 +56,9 @@ static void fingerprint_part(vptq_calibrator *c, vptq_part part, size_t first)
     snprintf(c->fingerprint[part], sizeof c->fingerprint[part], "%016" PRIx64, h);
 }
 
-vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
-                                 const vptq_calibrate_options *opt, vptq_calibrator *c,
-                                 vptq_err *err)
+vptq_status vptq_calibrator_sample(vptq_device *dev, const vptq_model *m,
+                                   const vptq_calibrate_options *opt, vptq_calibrator *c,
+                                   vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     size_t count;
@@ -89,14 +89,27 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
         VPTQ_TRY(VPTQ_E_NOMEM);
     for (size_t w = 0; w <= count; w++)
         c->starts[w] = w * length;
-    VPTQ_TRY(vptq_checkpoint_fingerprint(&m->ckpt, dev->ctx, c->model_fingerprint, err));
-    memcpy(c->ids_fingerprint, c->corpus.fingerprint, sizeof c->ids_fingerprint);
-    fingerprint_part(c, VPTQ_PART_MAIN, 0);
-    fingerprint_part(c, VPTQ_PART_HELD_OUT, c->windows[VPTQ_PART_MAIN]);
 out:
     if (st)
         vptq_calibrator_release(c);
     return st;
+}
+
+vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
+                                 const vptq_calibrate_options *opt, vptq_calibrator *c,
+                                 vptq_err *err)
+{
+    VPTQ_CHECK(vptq_calibrator_sample(dev, m, opt, c, err));
+    const vptq_status st =
+        vptq_checkpoint_fingerprint(&m->ckpt, dev->ctx, c->model_fingerprint, err);
+    if (st) {
+        vptq_calibrator_release(c);
+        return st;
+    }
+    memcpy(c->ids_fingerprint, c->corpus.fingerprint, sizeof c->ids_fingerprint);
+    fingerprint_part(c, VPTQ_PART_MAIN, 0);
+    fingerprint_part(c, VPTQ_PART_HELD_OUT, c->windows[VPTQ_PART_MAIN]);
+    return VPTQ_OK;
 }
 
 void vptq_calibrator_stop(vptq_calibrator *c)

@@ -80,6 +80,10 @@ typedef struct vptq_calibrator {
 vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
                                  const vptq_calibrate_options *opt, vptq_calibrator *c,
                                  vptq_err *err) VPTQ_MUST_CHECK;
+/* The same without the fingerprints, for which all weights are read: enough for an estimate. */
+vptq_status vptq_calibrator_sample(vptq_device *dev, const vptq_model *m,
+                                   const vptq_calibrate_options *opt, vptq_calibrator *c,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_calibrator_release(vptq_calibrator *c);
 
 /* Allocates everything and sets the hidden states before block c->layer: those of the

@@ -69,6 +69,9 @@ vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens,
 /* The second stream, x~; closed by vptq_calibrator_release. */
 vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir,
                                         vptq_err *err) VPTQ_MUST_CHECK;
+/* Bytes of host memory of its sums and groups of `rows` rows, with a model of this shape. */
+size_t vptq_calibrator_second_bytes(const vptq_calibrator *c, const vptq_model_desc *d,
+                                    size_t rows);
 void vptq_calibrator_close_second(vptq_calibrator *c);
 /* Its hidden states, NULL without one. */
 vptq_hidden_states *vptq_calibrator_second(const vptq_calibrator *c);

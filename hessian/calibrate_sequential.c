@@ -106,6 +106,12 @@ static vptq_status open_after(vptq_calibrator *c, second_stream *s, vptq_err *er
     return device_floats(c, c->group_rows, hidden, &s->rows, err);
 }
 
+/* More than one row of n. */
+static size_t product_floats(size_t n)
+{
+    return n * n < MAX_PRODUCT_FLOATS ? n * n : MAX_PRODUCT_FLOATS;
+}
+
 vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vptq_err *err)
 {
     const size_t hidden = c->model->desc->hidden, n = largest_input(c);
@@ -120,10 +126,33 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vpt
     VPTQ_CHECK(open_after(c, s, err));
     if (c->weight)
         VPTQ_CHECK(device_floats(c, c->opt.length, hidden, &s->scaled, err));
-    s->product_floats =
-        n * n < MAX_PRODUCT_FLOATS ? n * n : MAX_PRODUCT_FLOATS; /* more than one row */
+    s->product_floats = product_floats(n);
     VPTQ_CHECK(device_floats(c, 1, s->product_floats, &s->product, err));
     return vptq_calibrator_open_stream(c, dir, 2, &s->states, err);
+}
+
+size_t vptq_calibrator_second_bytes(const vptq_calibrator *c, const vptq_model_desc *d,
+                                    size_t rows)
+{
+    const bool host = c->dev->ops->host_memory;
+    const size_t hidden = d->hidden;
+    size_t largest = 0, columns = 0, slots[MAX_TERMS] = {0};
+    for (int i = 0; i < vptq_input_count(&d->experts); i++)
+        if (vptq_input_occurs(d, i) && vptq_input_size(d, i) > largest)
+            largest = vptq_input_size(d, i);
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++) {
+        const size_t n = vptq_input_size(d, vptq_linear_input(l));
+        if (vptq_term_of(c->opt.weights, l) == l && n > slots[slot_of(l)])
+            slots[slot_of(l)] = n;
+    }
+    for (int slot = 0; slot < MAX_TERMS; slot++)
+        columns += slots[slot];
+    const size_t sums = hidden * (columns + largest);
+    size_t floats = rows * (largest + hidden) + product_floats(largest);
+    if (c->opt.weights > VPTQ_WEIGHTS_SINK)
+        floats += c->opt.length * hidden;
+    return vptq_total_bytes(c->dev, sums) +
+           (host ? sums * sizeof(double) + floats * sizeof(float) : 0);
 }
 
 void vptq_calibrator_close_second(vptq_calibrator *c)

@@ -41,7 +41,11 @@ static vptq_status plan(collector *c, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
                          o->first_layer, last, d->layers, d->layers - 1);
     VPTQ_CHECK(vptq_term_check(o->calibrate.weights, o->factor, err));
-    VPTQ_CHECK(vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err));
+    const vptq_status st =
+        o->dry_run
+            ? vptq_calibrator_sample(c->dev, c->model, &o->calibrate, &c->calibrator, err)
+            : vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err);
+    VPTQ_CHECK(st);
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         c->meta[part] = (vptq_hessian_dir){.layers = d->layers,
                                            .first_layer = o->first_layer,

@@ -40,6 +40,13 @@ out:
     return st;
 }
 
+size_t vptq_hessian_sum_bytes(const vptq_device *dev, uint32_t n)
+{
+    const size_t row = 2 * sizeof(double) + 3 * sizeof(float);
+    const size_t own = dev->ops->host_memory ? n * ((size_t)n * sizeof(double) + row) : 0;
+    return own + vptq_total_bytes(dev, vptq_triangle(n) + 2 * (size_t)n);
+}
+
 void vptq_hessian_sum_clear(vptq_hessian_sum *s)
 {
     s->clear = true;

@@ -28,6 +28,8 @@ typedef struct vptq_hessian_sum {
 
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* Bytes of host memory that this allocates. */
+size_t vptq_hessian_sum_bytes(const vptq_device *dev, uint32_t n);
 void vptq_hessian_sum_clear(vptq_hessian_sum *s);   /* to zero tokens */
 void vptq_hessian_sum_release(vptq_hessian_sum *s); /* accepts a zeroed struct */
 /* Adds x [t, n] (device memory) to the chunk, without checking for NaN or infinity. */

@@ -27,6 +27,13 @@ out:
     return st;
 }
 
+size_t vptq_total_bytes(const vptq_device *dev, size_t capacity)
+{
+    const size_t shared = vptq_comm_size(dev->ctx) > 1;
+    const size_t arrays = dev->ops->host_memory ? 1 + shared : 2 * shared;
+    return arrays * capacity * sizeof(double);
+}
+
 void vptq_total_release(vptq_total *t)
 {
     if (!t->dev)

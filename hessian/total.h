@@ -32,6 +32,8 @@ typedef struct vptq_total {
 
 vptq_status vptq_total_init(vptq_device *dev, size_t capacity, vptq_total *t,
                             vptq_err *err) VPTQ_MUST_CHECK;
+/* Bytes of host memory that this allocates. */
+size_t vptq_total_bytes(const vptq_device *dev, size_t capacity);
 void vptq_total_release(vptq_total *t); /* accepts a zeroed struct */
 /* Begins a total of n <= capacity numbers, which has no chunks yet. */
 void vptq_total_clear(vptq_total *t, size_t n);

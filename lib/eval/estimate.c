@@ -1,9 +1,11 @@
-/* Estimates evaluations from a block and the head. */
+/* Estimates evaluations from a block and the head, which are narrower than those of a large
+ * model. */
 #include "lib/eval/estimate.h"
 
 #include <math.h>
 
 #include "lib/base/ctx.h"
+#include "lib/model/narrow.h"
 
 enum { FIRST_ROWS = 64, HEAD_ROWS = 64, BATCH_GROUPS = 16, BATCH_BYTES = 256 << 20 };
 static const double target_seconds = 1;
@@ -66,9 +68,31 @@ static vptq_status measure(vptq_device *dev, probe *p, double *block, double *he
     const double affordable = (double)rows * target_seconds / (seconds + 1e-9);
     if (affordable > (double)rows)
         rows = affordable < (double)p->rows ? (size_t)affordable : p->rows;
-    VPTQ_CHECK(time_block(p, rows, &seconds, err));
+    for (int turn = 0; turn < 2; turn++) /* the first touches the memory of all blocks */
+        VPTQ_CHECK(time_block(p, rows, &seconds, err));
     *block = seconds / (double)rows;
     return time_head(p, head, err);
+}
+
+static double host_bytes(const vptq_device *dev, const vptq_model *m, const probe *p)
+{
+    return (double)vptq_forward_host_bytes(m, dev, p->length, p->rows);
+}
+
+/* Of the whole model, from a probe of a narrower one. */
+static void add(const vptq_device *dev, const vptq_model *m, const probe *p, double tokens,
+                double scored, double block, double head, vptq_estimate *e)
+{
+    const vptq_model_desc *d = m->desc, *narrow = p->m->desc;
+    const double row = sizeof(float) * (double)d->hidden;
+    const double batch = fmin(fmin(tokens, (double)p->rows * BATCH_GROUPS), BATCH_BYTES / row);
+    block *= vptq_block_products(d, p->length, false) /
+             vptq_block_products(narrow, p->length, false);
+    head *= (double)d->hidden / narrow->hidden;
+    e->seconds =
+        (isnan(e->seconds) ? 0 : e->seconds) + tokens * block * d->layers + scored * head;
+    e->memory_bytes +=
+        (uint64_t)(batch * row + host_bytes(dev, m, p) - host_bytes(dev, p->m, p));
 }
 
 vptq_status vptq_eval_estimate(vptq_device *dev, const vptq_model *m, double tokens,
@@ -77,10 +101,11 @@ vptq_status vptq_eval_estimate(vptq_device *dev, const vptq_model *m, double tok
     vptq_mem *mem = dev->ctx->mem;
     const size_t used = mem ? mem->used : 0, peak = mem ? mem->peak : 0;
     double block = 0, head = 0;
-    probe p = {.m = m, .length = length};
+    vptq_narrow narrow;
     if (!m)
         return VPTQ_OK;
-    const double row = sizeof(float) * (double)m->desc->hidden;
+    VPTQ_CHECK(vptq_model_narrow(m, dev, &narrow, err));
+    probe p = {.m = narrow.model, .length = length};
     p.rows = length < VPTQ_FORWARD_ROWS ? VPTQ_FORWARD_ROWS / length * length : length;
     p.rows = tokens < (double)p.rows ? (size_t)tokens : p.rows;
     vptq_arena_init(&p.arena, mem);
@@ -89,10 +114,9 @@ vptq_status vptq_eval_estimate(vptq_device *dev, const vptq_model *m, double tok
     const vptq_status st = measure(dev, &p, &block, &head, err);
     vptq_forward_close(p.f);
     vptq_arena_release(&p.arena);
-    const double batch = fmin(fmin(tokens, (double)p.rows * BATCH_GROUPS), BATCH_BYTES / row);
-    e->seconds =
-        (isnan(e->seconds) ? 0 : e->seconds) + tokens * block * m->desc->layers + scored * head;
-    e->memory_bytes += (mem ? mem->peak - used : 0) + (uint64_t)(batch * row);
+    e->memory_bytes += mem ? mem->peak - used : 0;
+    add(dev, m, &p, tokens, scored, block, head, e);
+    vptq_narrow_release(&narrow);
     if (mem && mem->peak < peak)
         mem->peak = peak;
     return st;

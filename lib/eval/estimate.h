@@ -1,5 +1,6 @@
 /* Internal: what evaluating a model on a number of tokens will take, from real work of about a
- * second: as many of them as that allows pass block 0, and some the head. */
+ * second: as many of them as that allows pass block 0, and some the head, of the model or of a
+ * narrow stand-in for a large one (lib/model/narrow.h). */
 #ifndef VPTQ_EVAL_ESTIMATE_H
 #define VPTQ_EVAL_ESTIMATE_H
 

@@ -326,6 +326,16 @@ size_t vptq_forward_bytes(const vptq_model *m, size_t max_length, size_t rows)
            sizeof(float);
 }
 
+size_t vptq_forward_host_bytes(const vptq_model *m, const vptq_device *dev, size_t max_length,
+                               size_t rows)
+{
+    const vptq_model_desc *d = m->desc;
+    const size_t hidden = rows * d->hidden * sizeof(float); /* the caller's on host devices */
+    size_t vectors = d->hidden * (size_t)d->layers * VPTQ_BLOCK_NORM_COUNT * sizeof(float);
+    return dev->ops->host_memory ? vptq_forward_bytes(m, max_length, rows) - hidden + vectors
+                                 : hidden;
+}
+
 vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
                               vptq_forward **out, vptq_err *err)
 {

@@ -135,6 +135,11 @@ vptq_status vptq_forward_ahead(vptq_forward *f, uint32_t layer, size_t reserved,
  * memory that is free when they begin, down to single sequences. */
 vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Bytes of host memory of a forward pass over windows of at most `max_length` tokens in groups
+ * of `rows` rows, without packed weights and scratch memory of ops. */
+size_t vptq_forward_host_bytes(const vptq_model *m, const vptq_device *dev, size_t max_length,
+                               size_t rows);
+
 /* Final norm and output head over n rows; targets[i] < 0: no target; nll [n] in host memory. */
 vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
                               const int32_t *targets, vptq_nll_state *nll,

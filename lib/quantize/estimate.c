@@ -168,7 +168,7 @@ static vptq_status add_calibration(vptq_quantizer *q, vptq_estimate *e, vptq_err
         vptq_estimate_leave_out(e, "guided calibration");
         return VPTQ_OK;
     }
-    VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, o, &c, err));
+    VPTQ_CHECK(vptq_calibrator_sample(q->dev, &q->model, o, &c, err));
     const vptq_status st = vptq_calibrator_probe(&c, q->last, &seconds, &memory, err);
     if (!st) {
         /* the checkpoint, and the one that replaces it */
