@@ -51,7 +51,7 @@ plan()
 {
     local least=$1 tool=$2
     shift 2
-    with_peak peak "$BIN/$tool" -q -t 2 -m large "$@" --dry-run --format json > plan.json || fail "$tool $*"
+    with_peak peak "$BIN/$tool" "$@" -q -t 2 -m large --dry-run --format json > plan.json || fail "$tool $*"
     echo "$(cat peak) KiB, $(totals estimated_seconds) s, $(totals peak_memory_bytes) bytes: $tool $*" >&2
     expect_number "$(cat peak)" '<' 524288
     expect_number "$(totals estimated_seconds)" '>' 60
@@ -60,11 +60,12 @@ plan()
 }
 sums=$((12 * (3 * 8192 * 8192 + 28672 * 28672)))
 plan $sums vptq-hessian --tokens ids -n 2 -l 2048
-plan $sums vptq-hessian --tokens ids -n 2 -l 2048 --weights attention
+plan $sums vptq-hessian --tokens ids -n 2 -l 2048 --weights plain
 plan $sums vptq-quantize --tokens ids -n 2 -l 2048 -v 8 -k 256
 plan $sums vptq-quantize --tokens ids -n 2 -l 2048 -v 8 -k 256 --sequential
-plan $((2048 * 8192 * 4)) vptq-eval ppl --tokens ids
-plan $((2048 * 8192 * 4)) vptq-eval kld --base large --tokens ids
+activations=$((4 * 2048 * (2 * 8192 + 2 * 1024 + 2 * 28672)))
+plan $activations vptq-eval ppl --tokens ids
+plan $activations vptq-eval kld --base large --tokens ids
 
 # ---- a model that is just too large to be measured whole: the run takes the memory that was said ----
 python3 make.py model 2 1024 5120 8 2
