@@ -168,24 +168,17 @@ static vptq_status read_saliencies(vptq_calibrator *c, vptq_linear l, vptq_part 
 static vptq_status share_saliencies(const vptq_ctx *ctx, size_t count, float *all,
                                     vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    vptq_arena arena;
-    const int ranks = vptq_comm_size(ctx);
-
-    if (ranks == 1)
+    if (vptq_comm_size(ctx) == 1)
         return VPTQ_OK;
-    vptq_arena_init(&arena, ctx->mem);
-    double *own = vptq_arena_alloc(&arena, count, sizeof *own, err);
-    double *sum = own ? vptq_arena_zalloc(&arena, count, sizeof *sum, err) : NULL;
-    if (!sum)
-        VPTQ_TRY(VPTQ_E_NOMEM);
+    double *values = vptq_mem_alloc(ctx->mem, count, sizeof *values, err);
+    if (!values)
+        return VPTQ_E_NOMEM;
     for (size_t i = 0; i < count; i++)
-        own[i] = (double)all[i];
-    VPTQ_TRY(vptq_comm_sum(ctx, ranks, own, sum, count, err));
-    for (size_t i = 0; i < count; i++)
-        all[i] = (float)sum[i];
-out:
-    vptq_arena_release(&arena);
+        values[i] = (double)all[i];
+    const vptq_status st = vptq_comm_gather(ctx, values, count, err);
+    for (size_t i = 0; i < count && !st; i++)
+        all[i] = (float)values[i];
+    vptq_mem_free(ctx->mem, values);
     return st;
 }
 

@@ -470,3 +470,19 @@ out:
     vptq_mem_free(ctx->mem, buffer);
     return st;
 }
+
+vptq_status vptq_comm_gather(const vptq_ctx *ctx, double *values, size_t n, vptq_err *err)
+{
+    if (is_alone(ctx))
+        return VPTQ_OK;
+    double *total = vptq_mem_alloc(ctx->mem, n, sizeof *total, err);
+    if (!total)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < n; i++)
+        total[i] = -0.0; /* added to it, any x stays x, also -0 */
+    const vptq_status st = vptq_comm_sum(ctx, ctx->comm->size, values, total, n, err);
+    if (!st)
+        memcpy(values, total, n * sizeof *total);
+    vptq_mem_free(ctx->mem, total);
+    return st;
+}

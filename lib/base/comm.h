@@ -106,6 +106,11 @@ vptq_status vptq_comm_broadcast(const vptq_ctx *ctx, int root, void *data, size_
 vptq_status vptq_comm_sum(const vptq_ctx *ctx, int parts, const double *part, double *total,
                           size_t n, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Gives all ranks all of values [n].  Each value is of one rank; the others have 0 there, or -0
+ * if the value may be -0, so that the sums of which this is made are exact. */
+vptq_status vptq_comm_gather(const vptq_ctx *ctx, double *values, size_t n,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Rank 0 of several: handles messages posted from now on when it polls; NULL: they fail. */
 void vptq_comm_take(const vptq_ctx *ctx, vptq_take_fn take, void *arg);
 /* Other ranks: hands a message to rank 0.  It is taken before the next agreement ends, which

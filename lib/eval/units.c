@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "lib/base/comm.h"
 #include "lib/model/forward.h"
@@ -11,9 +10,6 @@
 /* Enough that all ranks end at about the same time, and few enough that weights are not read
  * again for every group. */
 enum { UNITS_PER_RANK = 8 };
-
-/* Added to any x, also -0, it gives x. */
-static const double unfilled = -0.0;
 
 static bool is_shared(const vptq_ctx *ctx)
 {
@@ -89,28 +85,13 @@ vptq_status vptq_units_alloc(const vptq_ctx *ctx, size_t n, vptq_arena *arena, d
     if (!*values)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < n && is_shared(ctx); i++)
-        (*values)[i] = unfilled;
+        (*values)[i] = -0.0; /* as vptq_comm_gather */
     return VPTQ_OK;
-}
-
-/* Sums are exact: only one rank has filled each value. */
-static vptq_status add_values(const vptq_ctx *ctx, double *values, size_t n, vptq_err *err)
-{
-    double *total = vptq_mem_alloc(ctx->mem, n, sizeof *total, err);
-    if (!total)
-        return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < n; i++)
-        total[i] = unfilled;
-    const vptq_status st = vptq_comm_sum(ctx, vptq_comm_size(ctx), values, total, n, err);
-    if (!st)
-        memcpy(values, total, n * sizeof *total);
-    vptq_mem_free(ctx->mem, total);
-    return st;
 }
 
 vptq_status vptq_units_gather(const vptq_ctx *ctx, vptq_status st, double *values, size_t n,
                               vptq_err *err)
 {
     st = vptq_comm_agree(ctx, st, err);
-    return st || !is_shared(ctx) ? st : add_values(ctx, values, n, err);
+    return st ? st : vptq_comm_gather(ctx, values, n, err);
 }

@@ -389,14 +389,11 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
 static vptq_status share_layer(meter *t, uint32_t layer, vptq_err *err)
 {
     enum { NUMBERS = VPTQ_LINEAR_DENSE * sizeof(vptq_sensitivity) / sizeof(double) };
-    const vptq_ctx *ctx = t->dev->ctx;
-    double own[NUMBERS], all[NUMBERS] = {0};
+    double values[NUMBERS];
     vptq_sensitivity *rows = &t->rows[layer * VPTQ_LINEAR_DENSE];
-    if (vptq_comm_size(ctx) == 1)
-        return VPTQ_OK;
-    memcpy(own, rows, sizeof own);
-    VPTQ_CHECK(vptq_comm_sum(ctx, vptq_comm_size(ctx), own, all, NUMBERS, err));
-    memcpy(rows, all, sizeof all);
+    memcpy(values, rows, sizeof values);
+    VPTQ_CHECK(vptq_comm_gather(t->dev->ctx, values, NUMBERS, err));
+    memcpy(rows, values, sizeof values);
     return VPTQ_OK;
 }
 

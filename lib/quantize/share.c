@@ -315,25 +315,21 @@ vptq_status vptq_share_matrices(vptq_quantizer *q, vptq_err *err)
     const vptq_model_desc *d = q->model.desc;
     const size_t all = vptq_linear_index(d, d->layers, 0);
     share *s = vptq_arena_zalloc(&q->arena, 1, sizeof *s, err);
-    double *ours = s ? vptq_arena_zalloc(&q->arena, all, sizeof *ours, err) : NULL;
-    double *sums = ours ? vptq_arena_zalloc(&q->arena, all, sizeof *sums, err) : NULL;
-    if (sums)
+    if (!s)
+        return VPTQ_E_NOMEM;
+    s->seconds = vptq_arena_zalloc(&q->arena, all, sizeof *s->seconds, err);
+    if (s->seconds)
         s->units = vptq_arena_alloc(&q->arena, all, sizeof *s->units, err);
-    if (sums && s->units)
+    if (s->units)
         s->left =
             vptq_arena_alloc(&q->arena, (size_t)vptq_linear_count(d), sizeof *s->left, err);
-    if (!sums || !s->units || !s->left)
+    if (!s->left)
         return VPTQ_E_NOMEM;
-    s->seconds = ours;
     q->share = s;
     q->sharing = true;
     vptq_comm_take(ctx, take_file, q);
     const vptq_status st = run_layers(q, err);
     vptq_comm_take(ctx, NULL, NULL);
     q->sharing = false;
-    if (st)
-        return st;
-    VPTQ_CHECK(vptq_comm_sum(ctx, vptq_comm_size(ctx), ours, sums, all, err));
-    s->seconds = sums;
-    return VPTQ_OK;
+    return st ? st : vptq_comm_gather(ctx, s->seconds, all, err);
 }

@@ -237,6 +237,79 @@ static void test_sum(void **state)
     check_sum(RANKS, RANKS, NUMBERS);
 }
 
+/* Rank r has the values r, r + ranks, ..; value 3 is -0, and value 4 is 0. */
+static double value_of(size_t i)
+{
+    return i == 3 ? -0.0 : i == 4 ? 0 : 1 / (double)(i + 1) - 0.25;
+}
+
+typedef struct gather_test {
+    size_t n;
+    double *values[RANKS];
+} gather_test;
+
+static vptq_status gather_values(const vptq_ctx *ctx, void *arg, vptq_err *err)
+{
+    gather_test *t = arg;
+    const size_t me = (size_t)vptq_comm_rank(ctx), size = (size_t)vptq_comm_size(ctx);
+    double *values = t->values[me];
+    for (size_t i = 0; i < t->n; i++)
+        values[i] = i % size == me ? value_of(i) : -0.0;
+    VPTQ_CHECK(vptq_comm_gather(ctx, values, t->n, err));
+    return vptq_comm_agree(ctx, VPTQ_OK, err);
+}
+
+static void check_gather(int size, size_t n)
+{
+    rank ranks[RANKS];
+    gather_test t = {.n = n};
+    double *want = calloc(n + 1, sizeof *want);
+    for (size_t i = 0; i < n; i++)
+        want[i] = value_of(i);
+    for (int r = 0; r < size; r++)
+        t.values[r] = calloc(n + 1, sizeof(double));
+    run_ranks(ranks, size, gather_values, &t);
+    for (int r = 0; r < size; r++) {
+        assert_ok(ranks[r].st, &ranks[r].err);
+        assert_memory_equal(t.values[r], want, n * sizeof *want);
+        free(t.values[r]);
+    }
+    free(want);
+}
+
+static void test_gather(void **state)
+{
+    (void)state;
+    check_gather(1, 10);
+    check_gather(2, 1001);
+    check_gather(RANKS, 5);
+    check_gather(RANKS, NUMBERS);
+    check_gather(3, 0);
+}
+
+/* Zeros in place of others' values do as well, but for the sign of a zero. */
+static vptq_status gather_among_zeros(const vptq_ctx *ctx, void *arg, vptq_err *err)
+{
+    double *values = arg, mine[RANKS] = {0};
+    const int me = vptq_comm_rank(ctx);
+    mine[me] = me + 0.1;
+    VPTQ_CHECK(vptq_comm_gather(ctx, mine, RANKS, err));
+    values[me] = mine[(me + 1) % RANKS];
+    return vptq_comm_agree(ctx, VPTQ_OK, err);
+}
+
+static void test_gather_among_zeros(void **state)
+{
+    (void)state;
+    rank ranks[RANKS];
+    double values[RANKS];
+    run_ranks(ranks, RANKS, gather_among_zeros, values);
+    for (int r = 0; r < RANKS; r++) {
+        assert_ok(ranks[r].st, &ranks[r].err);
+        assert_true(values[r] == (r + 1) % RANKS + 0.1);
+    }
+}
+
 typedef struct failure_test {
     vptq_status st[RANKS];
     bool waits; /* ranks without a failure wait for a message that never comes */
@@ -389,6 +462,7 @@ static void test_launched(void **state)
 }
 
 VTEST_MAIN(cmocka_unit_test(test_queue), cmocka_unit_test(test_sum),
+           cmocka_unit_test(test_gather), cmocka_unit_test(test_gather_among_zeros),
            cmocka_unit_test(test_agreement), cmocka_unit_test(test_same),
            cmocka_unit_test(test_post), cmocka_unit_test(test_broadcast),
            cmocka_unit_test(test_launched))
