@@ -403,6 +403,7 @@ static vptq_status open_outputs(calibration *k, vptq_err *err)
     vptq_calibrator_stop(&k->calibrator); /* measurements may have started it */
     VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_OUTPUTS_FILE, err));
     VPTQ_CHECK(vptq_outputs_collect(&k->calibrator, path, err));
+    VPTQ_CHECK(vptq_share_spread(q, path, err));
     return vptq_outputs_open(path, q->model.desc, q->dev->ctx->mem, &q->hessians.outputs, err);
 }
 

@@ -138,6 +138,9 @@ void vptq_share_recall(const vptq_quantizer *q, vptq_quantize_row *row);
 /* Hands the file of the current matrix to rank 0 if that does not see it. */
 vptq_status vptq_share_file(const vptq_quantizer *q, const char *path,
                             vptq_err *err) VPTQ_MUST_CHECK;
+/* Gives a file of rank 0 to all ranks that do not see it, under the same path.  All call it. */
+vptq_status vptq_share_spread(const vptq_quantizer *q, const char *path,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 /* Rank 0: matrices of which no rank has work left, about, and their cost. */
 uint64_t vptq_share_done(const vptq_quantizer *q, double *cost);
 /* Files of matrices in the work directory. */

@@ -110,17 +110,15 @@ static vptq_status post_file(const vptq_quantizer *q, const char *path, vptq_err
     return st;
 }
 
-/* Gives the file of a matrix to all ranks. */
-static vptq_status spread_file(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
-                               vptq_err *err)
+vptq_status vptq_share_spread(const vptq_quantizer *q, const char *path, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_ctx *ctx = q->dev->ctx;
     const bool first = vptq_comm_rank(ctx) == 0;
-    char path[PATH_MAX];
     vptq_map map = {0};
     void *data = NULL;
-    VPTQ_CHECK(vptq_matrix_path(q, layer, l, path, err));
+    if (!q->opt->no_shared_dir || vptq_comm_size(ctx) == 1)
+        return VPTQ_OK;
     if (first)
         VPTQ_TRY(vptq_map_open(path, &map, err));
     uint64_t size = map.size;
@@ -262,6 +260,21 @@ static vptq_status load(const vptq_quantizer *q, uint32_t layer, vptq_input inpu
     return VPTQ_OK;
 }
 
+/* Gives the matrices of the inputs [first, end) of a layer to all ranks. */
+static vptq_status spread_inputs(const vptq_quantizer *q, uint32_t layer, int first, int end,
+                                 vptq_err *err)
+{
+    char path[PATH_MAX];
+    for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
+        const int input = (int)vptq_linear_input((vptq_linear)l);
+        if (!vptq_linear_exists(q->model.desc, layer, l) || input < first || input >= end)
+            continue;
+        VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
+        VPTQ_CHECK(vptq_share_spread(q, path, err));
+    }
+    return VPTQ_OK;
+}
+
 /* The matrices of the inputs [first, end) of a layer. */
 static vptq_status run_inputs(vptq_quantizer *q, uint32_t layer, int first, int end,
                               const bool *left, vptq_err *err)
@@ -277,12 +290,7 @@ static vptq_status run_inputs(vptq_quantizer *q, uint32_t layer, int first, int 
     }
     VPTQ_CHECK(vptq_comm_agree(q->dev->ctx, st, err));
     VPTQ_CHECK(run_units(q, err));
-    for (int l = 0; q->opt->no_shared_dir && l < vptq_linear_count(q->model.desc); l++)
-        if (vptq_linear_exists(q->model.desc, layer, l) &&
-            (int)vptq_linear_input((vptq_linear)l) >= first &&
-            (int)vptq_linear_input((vptq_linear)l) < end)
-            VPTQ_CHECK(spread_file(q, layer, (vptq_linear)l, err));
-    return VPTQ_OK;
+    return spread_inputs(q, layer, first, end, err);
 }
 
 /* A sequential calibration needs the matrices of an input before it goes on. */

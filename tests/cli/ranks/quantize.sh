@@ -35,6 +35,7 @@ compare budget "3" -H ../h -b 3
 compare awq "2 4" -H ../h --method awq --group-size 32
 compare calibrated "2 3" "${text_args[@]}" -k 64
 compare sequential "2 3 4 7" "${text_args[@]}" -k 64 --sequential
+compare outputs "2" "${text_args[@]}" -k 64 --outputs 4
 
 # A packed model with its card; every rank may have its own SIMD level.
 for n in one 3; do
@@ -61,6 +62,9 @@ in_own_dirs -H "$PWD/h" -k 64 -o w --no-shared-dir >/dev/null
 expect_same vptq/one own0/w
 in_own_dirs "${text_args[@]}" -k 64 --sequential -o s --no-shared-dir >/dev/null
 expect_same sequential/one own0/s
+# output Hessians, which rank 0 measures and writes, reach ranks that do not see them
+in_own_dirs "${text_args[@]}" -k 64 --outputs 4 -o k --no-shared-dir >/dev/null
+expect_same outputs/one own0/k
 
 # What cannot be shared, and ranks that do not fit together.
 expect_exit 2 ranks 2 "$BIN/vptq-pack" --list vptq/one >out.txt 2>err.txt
