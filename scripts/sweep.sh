@@ -9,7 +9,9 @@
 # groups (1), percent of outlier columns (0).  Combinations that are impossible for this model, or take more than
 # --max-bits bits per weight of it, are left out with a message.
 # Arguments after -- go to vptq-eval ablate, which resumes: an interrupted sweep, or one whose lists have
-# grown, computes only the missing rows.
+# grown, computes only the missing rows.  For several machines, interrupt it and run
+#     mpirun -n N vptq-eval ablate ABLATE-OPTIONS --table DIR/rows.json -o DIR/ablation
+# which shares rows over ranks (docs/scale.md); the sweep then finds them finished.
 #
 # DIR/rows.json: the rows.  DIR/sweep.csv: the table of vptq-eval ablate and whether a row is on the
 # frontier.  DIR/sweep.svg: the plot, if gnuplot is installed.
