@@ -278,7 +278,7 @@ vptq_status vptq_eval_serve_table(const vptq_ctx *ctx, const char *backend,
     VPTQ_TRY(take_configs(ctx, opt, configs, &o, err));
     for (size_t i = 0; i < opt->model_count; i++) {
         vptq_model *m = opt->models[i].model;
-        if (!m->fingerprint[0])
+        if (!opt->dry_run && !m->fingerprint[0]) /* for which all weights are read */
             VPTQ_TRY(vptq_checkpoint_fingerprint(&m->ckpt, ctx, m->fingerprint, err));
     }
     VPTQ_TRY(run_plan(ctx, &o, opt, out, groups, err));
