@@ -2,7 +2,7 @@
 # Compares what several ranks write and print with one process, byte by byte, on a real model.
 # Usage: compare_ranks.sh MODEL HESSIANS CALIBRATION_IDS TEXT_IDS   (ids: int32, little endian)
 # Prints what ran, the number of ranks, whether the output is the same, and seconds; exits with 1 if anything differs or
-# fails.  About 15 minutes of two cores for SmolLM2-135M; needs 3 GB for seven ranks of it.
+# fails.
 #   BIN=DIR           the tools, built with MPI (default: build/bin)
 #   RANKS="2 3 4 7"   numbers of ranks
 #   MPIRUN=COMMAND    launcher and its options (default: mpirun --oversubscribe --bind-to none; MPICH: mpiexec.mpich)
