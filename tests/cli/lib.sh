@@ -68,9 +68,11 @@ needs_ranks()
 # ranks N COMMAND..: runs N processes of the command, which share the work; needs_ranks comes first.
 ranks()
 {
-    local n=$1
+    local n=$1 own
     shift
-    timeout 300 "${launch[@]}" -n "$n" "$@"
+    # Open MPI keeps its sockets there, and one run that ends removes the folder that the next one begins to use.
+    own=$(mktemp -d "${TMPDIR:-/tmp}/ranks.XXXXXX")
+    TMPDIR=$own timeout 300 "${launch[@]}" -n "$n" "$@"
 }
 
 # The number of a rank, in a script that it runs; ranks expand it themselves.

@@ -9,6 +9,14 @@ text=$(data text/tinystories/tiny.utf8)
 args=(-m "$model" --tokenizer "$tok" -t 1 -q -H h -v 8 -k 256 -r 64)
 "$BIN/vptq-quantize" "${args[@]}" -o one >/dev/null
 
+# wait_for_files DIR COUNT: until the running job has finished so many matrices.
+wait_for_files()
+{
+    local enough='[ "$(ls "$1"/*.safetensors 2>/dev/null | wc -l)" -ge "$2" ]'
+    wait_for 60 sh -c "$enough || ! kill -0 $job 2>/dev/null" sh "$@"
+    sh -c "$enough" sh "$@" || fail "the run has ended: $(cat out.txt err.txt 2>/dev/null)"
+}
+
 # kill -9 of a rank of 3 once some matrices are finished, at seeded moments (VPTQ_RANK_MOMENTS=20 takes more).
 RANDOM=24
 for ((moment = 0; moment < ${VPTQ_RANK_MOMENTS:-6}; moment++)); do
@@ -17,8 +25,7 @@ for ((moment = 0; moment < ${VPTQ_RANK_MOMENTS:-6}; moment++)); do
     mkdir pids
     ranks 3 sh -c "echo \$\$ >pids/$RANK; "'exec "$@"' sh "$BIN/vptq-quantize" "${args[@]}" -o killed >out.txt 2>&1 &
     job=$!
-    wait_for 60 sh -c '[ "$(ls killed/*.safetensors 2>/dev/null | wc -l)" -ge "$1" ]' sh "$files" ||
-        fail "never $files files: $(cat out.txt)"
+    wait_for_files killed "$files"
     kill -9 "$(cat "pids/$victim")" 2>/dev/null
     status=0
     wait "$job" || status=$?
@@ -46,7 +53,7 @@ for files in 1 6 14; do
     rm -rf sent
     ranks 3 "$BIN/vptq-quantize" "${args[@]}" -o sent --no-shared-dir >out.txt 2>err.txt &
     job=$!
-    wait_for 60 sh -c '[ "$(ls sent/*.safetensors 2>/dev/null | wc -l)" -ge "$1" ]' sh "$files"
+    wait_for_files sent "$files"
     pkill -TERM -P "$job" || true
     wait "$job" || [ $? -ne 124 ] || fail "hangs after SIGTERM: $(cat err.txt)"
 done

@@ -87,7 +87,7 @@ resume()
 }
 
 # Whatever one number of processes leaves, another goes on with.
-long=("${tune[@]}" --tune=e2e -n 16 -l 64 --batch 4 --steps 60)
+long=("${tune[@]}" --tune=e2e -n 16 -l 64 --batch 4 --steps 300)
 compare long "" "${long[@]}"
 for signal in KILL TERM; do
     stop 3 $signal "${long[@]}"
