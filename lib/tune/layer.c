@@ -196,15 +196,11 @@ static vptq_status advance(vptq_layerwise *l, vptq_hidden_states *s,
 /* The teacher's stream goes through block l->layer. */
 static vptq_status advance_teacher(vptq_layerwise *l, vptq_err *err)
 {
-    const vptq_ctx *ctx = l->t.dev->ctx;
-    const size_t ranks = (size_t)vptq_comm_size(ctx);
+    memset(l->change, 0, all_windows(l) * sizeof *l->change);
     vptq_forward_hold(l->original, true);
     VPTQ_CHECK(advance(l, &l->h, advance_teacher_window, err));
     vptq_forward_hold(l->original, false);
-    for (size_t w = 0; w < all_windows(l); w++)
-        VPTQ_CHECK(
-            vptq_comm_broadcast(ctx, (int)(w % ranks), &l->change[w], sizeof *l->change, err));
-    return VPTQ_OK;
+    return vptq_comm_gather(l->t.dev->ctx, l->change, all_windows(l), err);
 }
 
 /* The student's stream follows. */

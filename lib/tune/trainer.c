@@ -70,12 +70,10 @@ static size_t group_size(const vptq_trainer *t, size_t g, size_t all)
     return left < t->opt.group ? left : t->opt.group;
 }
 
-/* *sum = the losses of `count` groups, added in their order. */
+/* *sum = t->losses of `count` groups, of which every rank has its own, added in their order. */
 static vptq_status sum_losses(vptq_trainer *t, size_t count, double *sum, vptq_err *err)
 {
-    const vptq_ctx *ctx = t->dev->ctx;
-    memset(t->losses, 0, count * sizeof *t->losses);
-    VPTQ_CHECK(vptq_comm_sum(ctx, vptq_comm_size(ctx), t->own_losses, t->losses, count, err));
+    VPTQ_CHECK(vptq_comm_gather(t->dev->ctx, t->losses, count, err));
     *sum = 0;
     for (size_t g = 0; g < count; g++)
         *sum += t->losses[g];
@@ -91,12 +89,12 @@ static vptq_status measure(vptq_trainer *t, vptq_trainer_report *r, vptq_err *er
     const size_t groups = group_count(t, t->opt.held_out), ranks = (size_t)vptq_comm_size(ctx);
     double sum;
     vptq_forward_use_bf16(t->f, false);
-    memset(t->own_losses, 0, groups * sizeof *t->own_losses);
+    memset(t->losses, 0, groups * sizeof *t->losses);
     for (size_t g = (size_t)vptq_comm_rank(ctx); g < groups; g += ranks) {
         const size_t n = group_size(t, g, t->opt.held_out);
         for (size_t i = 0; i < n; i++)
             t->taken[i] = t->opt.windows + g * t->opt.group + i;
-        VPTQ_CHECK(t->loss(t->arg, t->taken, n, false, &t->own_losses[g], err));
+        VPTQ_CHECK(t->loss(t->arg, t->taken, n, false, &t->losses[g], err));
     }
     VPTQ_CHECK(sum_losses(t, groups, &sum, err));
     r->held_out = sum / (double)t->opt.held_out;
@@ -144,7 +142,7 @@ static vptq_status run_group(vptq_trainer *t, size_t g, vptq_err *err)
     const size_t first = (size_t)t->optimizer.step * t->opt.batch + g * t->opt.group;
     for (size_t i = 0; i < n; i++)
         t->taken[i] = window_at(t, first + i);
-    return make_group(t, n, &t->own_losses[g], err);
+    return make_group(t, n, &t->losses[g], err);
 }
 
 /* t->batch += the gradients of the groups from g on, at most one per rank, in their order. */
@@ -168,7 +166,7 @@ static vptq_status take_step(vptq_trainer *t, vptq_trainer_report *r, vptq_err *
     const size_t ranks = (size_t)vptq_comm_size(t->dev->ctx);
     double sum;
     memset(t->batch + range->at, 0, range->count * sizeof *t->batch);
-    memset(t->own_losses, 0, groups * sizeof *t->own_losses);
+    memset(t->losses, 0, groups * sizeof *t->losses);
     for (size_t g = 0; g < groups; g += ranks)
         VPTQ_CHECK(add_groups(t, g, groups, err));
     VPTQ_CHECK(sum_losses(t, groups, &sum, err));
@@ -291,16 +289,14 @@ static vptq_status allocate(vptq_trainer *t, vptq_err *err)
     const size_t n = t->student->count;
     const size_t groups = group_count(t, t->opt.batch), held = group_count(t, t->opt.held_out);
     const size_t losses = groups > held ? groups : held;
-    t->own_losses = vptq_arena_alloc(&t->arena, losses, sizeof *t->own_losses, err);
     t->losses = vptq_arena_alloc(&t->arena, losses, sizeof *t->losses, err);
     t->group = vptq_arena_alloc(&t->arena, n, sizeof *t->group, err);
     t->batch = vptq_arena_alloc(&t->arena, n, sizeof *t->batch, err);
     t->best = vptq_arena_alloc(&t->arena, n, sizeof *t->best, err);
     t->order = vptq_arena_alloc(&t->arena, t->opt.windows, sizeof *t->order, err);
     t->taken = vptq_arena_alloc(&t->arena, t->opt.group, sizeof *t->taken, err);
-    return t->own_losses && t->losses && t->group && t->batch && t->best && t->order && t->taken
-               ? VPTQ_OK
-               : VPTQ_E_NOMEM;
+    return t->losses && t->group && t->batch && t->best && t->order && t->taken ? VPTQ_OK
+                                                                                : VPTQ_E_NOMEM;
 }
 
 static vptq_status open_stored(vptq_trainer *t, vptq_err *err)

@@ -64,10 +64,8 @@ typedef struct vptq_trainer {
     vptq_optimizer optimizer; /* has the range of tensors that are trained */
     double *group;            /* [count] gradient of a group of windows */
     double *batch;            /* [count] of the batch */
-    /* [groups of a batch or of the held-out windows] their losses: of this rank's groups, 0 for
-     * others, and of all */
-    double *own_losses, *losses;
-    float *best; /* [count] masters with the lowest held-out loss */
+    double *losses;           /* of the groups of a batch, or of the held-out windows */
+    float *best;              /* [count] masters with the lowest held-out loss */
     double best_held_out;
     uint32_t best_step;
     bool due;      /* the held-out windows are to be measured after the last step */
