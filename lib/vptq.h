@@ -403,7 +403,8 @@ typedef struct vptq_quantize_options {
      * *tune.  A dry run ignores it: bits and shapes stay. */
     const vptq_tune_options *tune;
     bool estimate; /* in a dry run: also time, memory and disk, from a second or two of work */
-    bool packs;    /* estimate: the disk also holds the packed model, as with vptq_convert */
+    bool packs;    /* the result will be packed, as by vptq_convert: settings that packing
+                      refuses are errors, and the estimate has the disk for it */
     bool no_shared_dir; /* several ranks: those on other machines do not see `work` of rank 0,
                            which gets their matrices as messages; not with `tune` */
 } vptq_quantize_options;

@@ -185,6 +185,7 @@ vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt, const v
     quantize.model = model;
     quantize.work = pack.input = work;
     quantize.force = pack.force;
+    quantize.packs = true;
     quantize.dry_run = pack.dry_run = false;
     if (!pack.tokenizer)
         pack.tokenizer = quantize.tokenizer;

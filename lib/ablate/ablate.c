@@ -126,7 +126,8 @@ static vptq_quantize_options quantize_options(const vptq_ablation *a,
                                    .first_layer = c->first_layer,
                                    .last_layer = c->last_layer,
                                    .force = a->opt->force,
-                                   .no_size_warnings = true};
+                                   .no_size_warnings = true,
+                                   .packs = true};
 }
 
 static vptq_status hash_file(const char *dir, const char *name, uint64_t *hash, vptq_err *err)

@@ -377,10 +377,44 @@ static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Finds groups of uniform codes that no packed model can have (formats/hf/compressed.h): an
+ * error if the run packs, else a warning, since a work directory may keep them. */
+static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
+{
+    const vptq_model_desc *d = q->model.desc;
+    char name[VPTQ_NAME_MAX], text[VPTQ_NAME_MAX + 192];
+    uint32_t out, in, columns = 0, group = 0;
+    size_t count = 0;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < vptq_linear_count(d); l++) {
+            if (!vptq_linear_exists(d, layer, l))
+                continue;
+            const vptq_encoder_settings *s = &vptq_quantizer_matrix(q, layer, l)->settings;
+            vptq_linear_shape(d, (vptq_linear)l, &out, &in);
+            if (!vptq_method_has_codes(s->method) || s->group_size == 0 ||
+                s->group_size >= in || in % s->group_size == 0 || count++)
+                continue;
+            vptq_linear_full_name(d, name, layer, (vptq_linear)l);
+            group = s->group_size;
+            columns = in;
+        }
+    if (!count)
+        return VPTQ_OK;
+    snprintf(text, sizeof text,
+             "%s: group_size is %u, which does not divide %u columns (%zu such matrices), so "
+             "that they cannot be packed; --fit-groups true takes groups that divide",
+             name, group, columns, count);
+    if (q->opt->packs)
+        return vptq_fail(err, VPTQ_E_ARG, "%s", text);
+    vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s", text);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
 {
     VPTQ_CHECK(check_folds(q, err));
     VPTQ_CHECK(vptq_settings_check(q->model.desc, q->matrix, err));
+    VPTQ_CHECK(check_groups(q, err));
     warn_unused_outputs(q);
     if (!q->opt->no_size_warnings)
         warn_large_codebooks(q);

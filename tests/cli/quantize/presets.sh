@@ -44,6 +44,19 @@ quantize -o plain --preset w8a16_awq --group-size 32 --fit-groups false > /dev/n
 [ "$(groups plain)" = '32 ' ] || fail "groups without --fit-groups: $(groups plain)"
 expect_sentence 1 "'model.layers.0.mlp.down_proj' cannot be written .*: groups of 32 columns do not divide 172 columns" \
     "$BIN/vptq-pack" plain -o plain.vptq -q
+
+# That is said before the first matrix: a warning for a work directory, an error where the run packs.
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h --method rtn --group-size 32 --dry-run -q > /dev/null 2> err.txt
+expect_line err.txt "warning: model.layers.0.mlp.down_proj: group_size is 32, which does not divide 172 columns \
+(5 such matrices), so that they cannot be packed; --fit-groups true takes groups that divide$"
+expect_error 2 "group_size is 32, which does not divide 172 columns (5 such matrices)" \
+    quantize -o packs.vptq --method rtn --group-size 32
+[ ! -e packs.vptq.work ] || fail "matrices were quantized that cannot be packed"
+quantize -o packs.vptq --method rtn --group-size 32 --fit-groups true > /dev/null
+"$BIN/vptq-pack" --check packs.vptq -qq > check.txt
+echo '[{"name": "rtn", "settings": {"method": "rtn", "group_size": 32}}]' > rows.json
+expect_error 2 "row 'rtn': model.layers.0.mlp.down_proj: group_size is 32, which does not divide 172 columns" \
+    "$BIN/vptq-eval" ablate -m "$model" --tokenizer "$tok" -H h --table rows.json --text "$text" -o ablation -qq
 quantize -o rtn --method rtn --group-size 32 --fit-groups true > /dev/null
 expect_line rtn/quantize.json '"fit_groups": true'
 expect_error 1 "its key 'settings.fit_groups' is true, here it is missing" quantize -o rtn --method rtn --group-size 32
