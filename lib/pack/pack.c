@@ -5,6 +5,7 @@
 
 #include "formats/vptq/layer_file.h"
 #include "formats/vptq/quirks.h"
+#include "lib/base/text.h"
 #include "lib/model/model.h"
 #include "lib/pack/package.h"
 
@@ -116,17 +117,29 @@ static const char *module_of(packing *p, const vptq_tensor *t, vptq_err *err)
                               err);
 }
 
+/* Whether a tensor is the weight of a linear layer without codes. */
+static bool is_plain_matrix(const vptq_checkpoint *c, const vptq_tensor *t)
+{
+    vptq_linear l;
+    return !t->uniform &&
+           vptq_linear_of_module(&c->desc, t->name, vptq_text_before(t->name, ".weight"), &l);
+}
+
+/* Lists the matrices that a recipe skipped and, among uniform codes, whose config names what
+ * has none, also those of layers that were not chosen. */
 static vptq_status find_dense(packing *p, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
-    const size_t count = vptq_checkpoint_dense_count(p->c);
-    p->dense = vptq_arena_alloc(&p->out->arena, count, sizeof *p->dense, err);
+    const bool uniform = vptq_checkpoint_uniform_count(p->c) > 0;
+    const size_t all = vptq_linear_total(&p->c->desc, 0, p->c->desc.layers - 1);
+    p->dense = vptq_arena_alloc(&p->out->arena, all, sizeof *p->dense, err);
     if (!p->dense)
         return VPTQ_E_NOMEM;
-    for (size_t i = 0; count && i < set->count; i++) {
-        if (!vptq_checkpoint_is_dense(p->c, &set->tensors[i]))
+    for (size_t i = 0; i < set->count; i++) {
+        const vptq_tensor *t = &set->tensors[i];
+        if (uniform ? !is_plain_matrix(p->c, t) : !vptq_checkpoint_is_dense(p->c, t))
             continue;
-        const char *module = module_of(p, &set->tensors[i], err);
+        const char *module = module_of(p, t, err);
         if (!module)
             return VPTQ_E_NOMEM;
         p->dense[p->dense_count++] = module;
@@ -170,13 +183,8 @@ static vptq_status find_uniform(packing *p, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
     const size_t count = vptq_checkpoint_uniform_count(p->c);
-    const size_t all = vptq_linear_total(&p->c->desc, 0, p->c->desc.layers - 1);
     if (!count)
         return VPTQ_OK;
-    if (count + p->dense_count < all)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: %zu of %zu matrices are quantized, expected all of them",
-                         p->c->path, count, all);
     p->uniform = vptq_arena_alloc(&p->out->arena, count, sizeof *p->uniform, err);
     if (!p->uniform)
         return VPTQ_E_NOMEM;

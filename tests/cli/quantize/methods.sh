@@ -67,8 +67,21 @@ for form in four.vptq hf; do
 done
 expect_sentence 1 "'model.layers.0.mlp.down_proj' cannot be written .*: groups of 32 columns do not divide 172 columns" \
     "$BIN/vptq-pack" order -o order.vptq -q
+
+# Layers that were not chosen stay plain, and config.json says so.
 quantize -o part --method rtn --group-size 4 --layers 1-2 > /dev/null
-expect_sentence 1 'part: 14 of 35 matrices are quantized, expected all of them' "$BIN/vptq-pack" part -o part.vptq -q
+want=$(nll part)
+for form in part.hf part.vptq again.hf; do
+    input=part
+    [ $form != again.hf ] || input=part.vptq
+    "$BIN/vptq-pack" $input -o $form -qq > /dev/null
+    [ "$(nll $form)" = "$want" ] || fail "$form: nll $(nll $form), expected $want"
+done
+expect_same part.hf/config.json again.hf/config.json
+plain=$(grep -o '"model.layers.[0-9]' part.hf/config.json | sort | uniq -c | tr -d '"' | xargs)
+[ "$plain" = "7 model.layers.0 7 model.layers.3 7 model.layers.4" ] || fail "ignored: $plain"
+"$BIN/vptq-pack" --check part.hf -qq > check.txt
+expect_line check.txt '^part.hf: 0 errors, 0 warnings'
 expect_sentence 1 'has matrices of other methods than vptq, which cannot be tuned' \
     "$BIN/vptq-quantize" --from four --tune e2e -c "$text" -o tuned -q
 
