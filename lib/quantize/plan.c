@@ -55,11 +55,13 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
     vptq_checkpoint_options copt = {.tokenizer = o->tokenizer, .quiet = o->no_size_warnings};
-    const bool measured = o->bits > 0 &&
-                          (o->allocate == VPTQ_ALLOCATE_KL ||
-                           (o->allocate == VPTQ_ALLOCATE_AUTO && !o->dry_run)) &&
-                          o->allocate_text->text_count > 0;
-    const bool text = measured || (o->calibrate && o->calibrate->corpus.text_count > 0);
+    const bool measured = o->bits > 0 && (o->allocate == VPTQ_ALLOCATE_KL ||
+                                          (o->allocate == VPTQ_ALLOCATE_AUTO && !o->dry_run));
+    if (measured && !o->allocate_text)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "no allocate_text, on which --allocate kl measures divergences");
+    const bool text = (measured && o->allocate_text->text_count > 0) ||
+                      (o->calibrate && o->calibrate->corpus.text_count > 0);
 
     VPTQ_CHECK(vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err));
     const vptq_checkpoint *c = &q->model.ckpt;

@@ -58,6 +58,11 @@ static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err 
         return st;
     quantize.model = argv[1], quantize.tokenizer = argv[2], quantize.work = "work";
     quantize.hessians = "h", quantize.settings = settings, quantize.last_layer = 0;
+    quantize.bits = 4, quantize.allocate = VPTQ_ALLOCATE_AUTO; /* and no text */
+    if (vptq_quantize(ctx, &quantize, NULL, &q, err) != VPTQ_E_ARG ||
+        !strstr(err->text, "allocate_text"))
+        return vptq_fail(err, VPTQ_E_NUMERIC, "allocating without a text");
+    quantize.bits = 0;
     st = vptq_quantize(ctx, &quantize, &quantized, &q, err);
     vptq_settings_free(settings);
     vptq_model_free(*model);
