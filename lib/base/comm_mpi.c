@@ -5,12 +5,19 @@
 
 #include <mpi.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { PIECE = 1 << 26 }; /* bytes of a message at most: MPI counts in int */
+enum { PIECE = 1 << 22 }; /* bytes of a message at most */
 
 typedef struct world {
     MPI_Comm comm;
     bool ours; /* to finalize: a caller who uses MPI itself may have initialized it */
+    /* A message that may be given up passes through these: its other end may still write to or
+     * read from the memory, which thus stays until MPI has ended.  In the caller's own memory
+     * are those that come while another waits, and all after one was given up: nothing
+     * interrupts them (comm.h). */
+    char *in, *out; /* [PIECE] */
+    bool busy, gave_up;
 } world;
 
 static vptq_status check(int code, const char *what, vptq_err *err)
@@ -23,8 +30,9 @@ static vptq_status check(int code, const char *what, vptq_err *err)
     return vptq_fail(err, VPTQ_E_IO, "%s: %.300s", what, text);
 }
 
-/* Waits for both requests, MPI_REQUEST_NULL for none. */
-static vptq_status finish(MPI_Request request[2], vptq_wait_fn wait, void *arg, vptq_err *err)
+/* Waits for both requests, MPI_REQUEST_NULL for none, or gives them up. */
+static vptq_status finish(world *w, MPI_Request request[2], vptq_wait_fn wait, void *arg,
+                          vptq_err *err)
 {
     MPI_Status status[2]; /* MPI_STATUSES_IGNORE of MPICH is an array without elements to gcc */
     for (;;) {
@@ -39,8 +47,10 @@ static vptq_status finish(MPI_Request request[2], vptq_wait_fn wait, void *arg, 
                 (void)MPI_Cancel(&request[i]);
                 (void)MPI_Request_free(&request[i]);
             }
-        if (st)
+        if (st) {
+            w->gave_up = true;
             return st;
+        }
     }
 }
 
@@ -53,29 +63,40 @@ static vptq_status exchange(void *state, int tag, int to, const void *data, size
                             int from, void *got, size_t got_size, vptq_wait_fn wait, void *arg,
                             vptq_err *err)
 {
-    const world *w = state;
-    const char *out = data;
-    char *in = got;
+    world *w = state;
+    const char *src = data;
+    char *dst = got;
     bool sends = to >= 0, receives = from >= 0;
+    const bool copies = !w->busy && !w->gave_up, was_busy = w->busy;
+    vptq_status st = VPTQ_OK;
 
+    w->busy = true;
     while (sends || receives) {
         MPI_Request request[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
         const size_t n = piece_of(size), m = piece_of(got_size);
         if (receives)
-            VPTQ_CHECK(check(MPI_Irecv(in, (int)m, MPI_BYTE, from, tag, w->comm, &request[0]),
-                             "receiving from a rank", err));
+            VPTQ_TRY(check(MPI_Irecv(copies ? w->in : dst, (int)m, MPI_BYTE, from, tag, w->comm,
+                                     &request[0]),
+                           "receiving from a rank", err));
+        if (sends && n && copies)
+            memcpy(w->out, src, n);
         if (sends)
-            VPTQ_CHECK(check(MPI_Isend(out, (int)n, MPI_BYTE, to, tag, w->comm, &request[1]),
-                             "sending to a rank", err));
-        VPTQ_CHECK(finish(request, wait, arg, err));
+            VPTQ_TRY(check(MPI_Isend(copies ? w->out : src, (int)n, MPI_BYTE, to, tag, w->comm,
+                                     &request[1]),
+                           "sending to a rank", err));
+        VPTQ_TRY(finish(w, request, wait, arg, err));
+        if (receives && m && copies)
+            memcpy(dst, w->in, m);
         size -= sends ? n : 0;
         got_size -= receives ? m : 0;
-        out = sends && n ? out + n : out;
-        in = receives && m ? in + m : in;
+        src = sends && n ? src + n : src;
+        dst = receives && m ? dst + m : dst;
         sends = sends && size;
         receives = receives && got_size;
     }
-    return VPTQ_OK;
+out:
+    w->busy = was_busy;
+    return st;
 }
 
 static vptq_status probe(void *state, int tag, int *from, vptq_err *err)
@@ -89,13 +110,21 @@ static vptq_status probe(void *state, int tag, int *from, vptq_err *err)
     return VPTQ_OK;
 }
 
+static void free_world(world *w)
+{
+    free(w->in);
+    free(w->out);
+    free(w);
+}
+
 static void close_mpi(void *state)
 {
     world *w = state;
     (void)MPI_Comm_free(&w->comm);
     if (w->ours)
         (void)MPI_Finalize();
-    free(w);
+    if (w->ours || !w->gave_up)
+        free_world(w);
 }
 
 static const vptq_transport mpi = {.exchange = exchange, .probe = probe, .close = close_mpi};
@@ -154,11 +183,14 @@ vptq_status vptq_comm_mpi_open(vptq_comm *c, vptq_err *err)
     if (!is_launched())
         return VPTQ_OK;
     world *w = calloc(1, sizeof *w);
-    if (!w)
+    if (!w || !(w->in = malloc(PIECE)) || !(w->out = malloc(PIECE))) {
+        if (w)
+            free_world(w);
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    }
     const vptq_status st = open_world(w, c, err);
     if (st) {
-        free(w);
+        free_world(w);
         return st;
     }
     c->transport = &mpi;

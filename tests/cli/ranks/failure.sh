@@ -2,6 +2,8 @@
 # A rank that dies, is interrupted or cannot write ends the run; the rerun, with another number of ranks, has the bytes
 # of one process.
 needs_ranks
+# what is freed goes back to the system or is overwritten: a run that stops must not leave memory to messages under way
+export MALLOC_PERTURB_=165 MALLOC_MMAP_THRESHOLD_=4096
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
