@@ -26,7 +26,7 @@ enum { TEXT = 512, SUM_DOUBLES = 1 << 17 /* of a segment, at a time */ };
 /* The result of a rank, or of all together. */
 typedef struct verdict {
     int32_t status;
-    char text[TEXT];
+    char text[sizeof((vptq_err *)0)->text];
 } verdict;
 
 /* ---- opening ---- */
@@ -41,7 +41,9 @@ static long launched(void)
         if (text && *text)
             return strtol(text, NULL, 10);
     }
-    return 1;
+    /* PMIx has no variable for it; Slurm has one for the processes of a step */
+    const char *text = getenv("PMIX_RANK") ? getenv("SLURM_STEP_NUM_TASKS") : NULL;
+    return text ? strtol(text, NULL, 10) : 1;
 }
 #endif
 
@@ -225,6 +227,15 @@ static vptq_status take_all(vptq_comm *c, int tag,
     }
 }
 
+/* Takes what was posted.  A failure is not that of the work in which rank 0 looked for
+ * messages, so it waits for the agreement. */
+static void take_posts(vptq_comm *c)
+{
+    vptq_err why = {0};
+    if (take_all(c, TAG_POST, take_post, &why) && !c->untaken.code)
+        c->untaken = why;
+}
+
 vptq_status vptq_comm_poll(vptq_comm *c, vptq_err *err)
 {
     if (c->size == 1 || !pthread_equal(pthread_self(), c->owner))
@@ -234,9 +245,11 @@ vptq_status vptq_comm_poll(vptq_comm *c, vptq_err *err)
     VPTQ_CHECK(take_all(c, TAG_STOP, take_stop, err));
     if (c->rank == 0) {
         VPTQ_CHECK(take_all(c, TAG_ASK, answer, err));
-        VPTQ_CHECK(take_all(c, TAG_POST, take_post, err));
+        take_posts(c);
     }
-    return c->stopped > c->epoch ? vptq_fail(err, VPTQ_E_CANCELLED, "interrupted") : VPTQ_OK;
+    return c->stopped > c->epoch || c->untaken.code
+               ? vptq_fail(err, VPTQ_E_CANCELLED, "interrupted")
+               : VPTQ_OK;
 }
 
 /* ---- the queue ---- */
@@ -295,14 +308,16 @@ static vptq_status collect(const vptq_ctx *ctx, verdict *v, vptq_err *err)
         if (other.status == VPTQ_E_CANCELLED)
             snprintf(v->text, sizeof v->text, "%s", other.text);
         else
-            snprintf(v->text, sizeof v->text, "rank %d: %.480s", r, other.text);
+            snprintf(v->text, sizeof v->text, "rank %d: %.1000s", r, other.text);
     }
-    if (!trouble.code)
-        (void)take_all(ctx->comm, TAG_POST, take_post, &trouble);
-    other.status = (int32_t)trouble.code;
-    snprintf(other.text, sizeof other.text, "%.500s", trouble.text);
-    if (outweighs(&other, v))
-        *v = other;
+    take_posts(ctx->comm);
+    const vptq_err *const why[] = {&trouble, &ctx->comm->untaken};
+    for (int i = 0; i < 2; i++) {
+        other.status = (int32_t)why[i]->code;
+        memcpy(other.text, why[i]->text, sizeof other.text);
+        if (outweighs(&other, v))
+            *v = other;
+    }
     return VPTQ_OK;
 }
 
@@ -327,7 +342,7 @@ vptq_status vptq_comm_agree(const vptq_ctx *ctx, vptq_status st, vptq_err *err)
     if (is_alone(ctx) || c->over)
         return st;
     if (st && err)
-        snprintf(v.text, sizeof v.text, "%.511s", err->text);
+        memcpy(v.text, err->text, sizeof v.text);
     if (st)
         VPTQ_CHECK(stop_others(ctx, err));
     VPTQ_CHECK(judge(ctx, &v, err));

@@ -56,6 +56,7 @@ typedef struct vptq_comm {
     uint64_t next;     /* rank 0: the unit to hand out next */
     vptq_take_fn take; /* rank 0: for posted messages */
     void *take_arg;
+    vptq_err untaken; /* rank 0: why a posted message could not be taken; code 0 = none */
 } vptq_comm;
 
 /* Whether this build has MPI. */

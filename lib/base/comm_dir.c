@@ -39,13 +39,15 @@ vptq_status vptq_comm_see(const vptq_ctx *ctx, const char *dir, const char *advi
     snprintf(text, sizeof text, "%ld %.9f\n", (long)getpid(), vptq_seconds());
     if (!st && first)
         st = vptq_file_replace(path, text, strlen(text), err);
-    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
-    VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, text, sizeof text, err));
-    if (!first && !sees_file(path, text))
+    const bool written = !st && first;
+    st = vptq_comm_agree(ctx, st, err);
+    if (!st)
+        st = vptq_comm_broadcast(ctx, 0, text, sizeof text, err);
+    if (!st && !first && !sees_file(path, text))
         st = vptq_fail(err, VPTQ_E_IO,
                        "does not see the directory '%s' of rank 0; put it where all see it%s",
                        dir, advice);
     st = vptq_comm_agree(ctx, st, err);
-    const vptq_status removed = first ? vptq_file_remove(path, st ? NULL : err) : VPTQ_OK;
+    const vptq_status removed = written ? vptq_file_remove(path, st ? NULL : err) : VPTQ_OK;
     return st ? st : removed;
 }

@@ -423,6 +423,54 @@ static void test_post(void **state)
         assert_fails(ranks[r].st, VPTQ_E_IO, &ranks[r].err, "disk full");
 }
 
+/* Rank 0 works when the message comes that it cannot take. */
+static vptq_status post_to_worker(const vptq_ctx *ctx, void *arg, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    if (vptq_comm_rank(ctx) == 0) {
+        vptq_comm_take(ctx, take_one, arg);
+        while (!st)
+            st = vptq_check_cancel(ctx, err);
+        assert_int_equal(st, VPTQ_E_CANCELLED);
+        vptq_err_context(err, "the work of rank 0");
+    } else {
+        st = vptq_comm_post(ctx, "x", 1, err);
+    }
+    return vptq_comm_agree(ctx, st, err);
+}
+
+static void test_post_to_worker(void **state)
+{
+    (void)state;
+    rank ranks[RANKS];
+    post_test t = {.full = true};
+    run_ranks(ranks, RANKS, post_to_worker, &t);
+    for (int r = 0; r < RANKS; r++) {
+        assert_int_equal(ranks[r].st, VPTQ_E_IO);
+        assert_string_equal(ranks[r].err.text, "disk full");
+    }
+}
+
+/* A sentence of the greatest length arrives whole, but for what "rank 2: " takes. */
+static vptq_status fail_at_length(const vptq_ctx *ctx, void *arg, vptq_err *err)
+{
+    (void)arg;
+    char text[sizeof err->text];
+    memset(text, 'x', sizeof text - 1);
+    memcpy(text + sizeof text - 1 - strlen("the end"), "the end", sizeof "the end");
+    return vptq_comm_agree(
+        ctx, vptq_comm_rank(ctx) ? VPTQ_OK : vptq_fail(err, VPTQ_E_IO, "%s", text), err);
+}
+
+static void test_long_sentence(void **state)
+{
+    (void)state;
+    rank ranks[RANKS];
+    run_ranks(ranks, RANKS, fail_at_length, NULL);
+    for (int r = 0; r < RANKS; r++)
+        assert_fails(ranks[r].st, VPTQ_E_IO, &ranks[r].err, "the end");
+}
+
 static vptq_status copy_from_two(const vptq_ctx *ctx, void *arg, vptq_err *err)
 {
     int *values = arg, value = vptq_comm_rank(ctx) == 2 ? 42 : 0;
@@ -459,10 +507,19 @@ static void test_launched(void **state)
     assert_int_equal(c.size, 1);
     vptq_comm_close(&c);
     unsetenv("PMI_SIZE");
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1); /* of srun, which may start other programs, too */
+    assert_ok(vptq_comm_open(&c, &err), &err);
+    vptq_comm_close(&c);
+    setenv("PMIX_RANK", "0", 1);
+    assert_fails(vptq_comm_open(&c, &err), VPTQ_E_UNSUPPORTED, &err,
+                 "started 4 processes, but this build has no MPI");
+    unsetenv("PMIX_RANK");
+    unsetenv("SLURM_STEP_NUM_TASKS");
 }
 
 VTEST_MAIN(cmocka_unit_test(test_queue), cmocka_unit_test(test_sum),
            cmocka_unit_test(test_gather), cmocka_unit_test(test_gather_among_zeros),
            cmocka_unit_test(test_agreement), cmocka_unit_test(test_same),
-           cmocka_unit_test(test_post), cmocka_unit_test(test_broadcast),
+           cmocka_unit_test(test_post), cmocka_unit_test(test_post_to_worker),
+           cmocka_unit_test(test_long_sentence), cmocka_unit_test(test_broadcast),
            cmocka_unit_test(test_launched))
