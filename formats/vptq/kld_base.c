@@ -231,7 +231,8 @@ vptq_status vptq_kld_base_file_open(const char *path, vptq_mem *mem, vptq_kld_ba
         VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
                            "%s: version %" PRIu64 " of saved base logits, expected %d", path,
                            vptq_get_le(b + AT_VERSION, 4), VERSION));
-    if (vptq_hash(b, AT_HEAD_SUM, 0) != vptq_get_le(b + AT_HEAD_SUM, SUM))
+    f->hash = vptq_hash(b, AT_HEAD_SUM, 0);
+    if (f->hash != vptq_get_le(b + AT_HEAD_SUM, SUM))
         VPTQ_TRY(damaged(path, "the head", err));
     parse_head(b, &f->head);
     VPTQ_TRY(check_head(path, b, &f->head, err));

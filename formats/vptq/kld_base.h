@@ -85,7 +85,8 @@ void vptq_kld_base_record_fill(const vptq_kld_base_head *h, uint64_t number,
 
 typedef struct vptq_kld_base_file {
     vptq_kld_base_head head;
-    int32_t *ids; /* [windows][context]; owned */
+    int32_t *ids;  /* [windows][context]; owned */
+    uint64_t hash; /* of the head, which has those of model and ids */
     vptq_file file;
     vptq_mem *mem;
 } vptq_kld_base_file;

@@ -346,6 +346,8 @@ static vptq_status run_all(run *r, vptq_arena *arena, vptq_err *err)
     vptq_status st = VPTQ_OK;
     side *sides[] = {&r->model, &r->base};
     VPTQ_TRY(vptq_windows_same(&r->w, r->dev->ctx, err));
+    if (r->opt->base_file)
+        VPTQ_TRY(vptq_units_same(r->dev->ctx, "the saved base", r->file.hash, err));
     for (size_t i = 0; i < 2; i++)
         if (sides[i]->m)
             VPTQ_TRY(

@@ -397,12 +397,24 @@ static vptq_status share_layer(meter *t, uint32_t layer, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Agrees that all ranks measure the same: their numbers go into one file. */
+static vptq_status check_same(const meter *t, vptq_err *err)
+{
+    const vptq_ctx *ctx = t->dev->ctx;
+    char *text, hash[17];
+    VPTQ_CHECK(vptq_comm_same(ctx, "the text for measuring sensitivities", t->text, err));
+    VPTQ_CHECK(vptq_json_text(t->doc, "sensitivities", false, &text, err));
+    snprintf(hash, sizeof hash, "%016" PRIx64, vptq_hash(text, strlen(text), 0));
+    free(text);
+    return vptq_comm_same(ctx, "the model, its Hessians or a setting", hash, err);
+}
+
 /* Rank 0 reads and writes the file. */
 static vptq_status share_file(meter *t, vptq_err *err)
 {
     const vptq_ctx *ctx = t->dev->ctx;
     const size_t count = (size_t)t->m->desc->layers * VPTQ_LINEAR_DENSE;
-    VPTQ_CHECK(vptq_comm_same(ctx, "the text for measuring sensitivities", t->text, err));
+    VPTQ_CHECK(check_same(t, err));
     if (vptq_comm_rank(ctx) == 0)
         VPTQ_CHECK(resume(t, err));
     VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, &t->done, sizeof t->done, err));

@@ -290,7 +290,7 @@ static vptq_status run_inputs(vptq_quantizer *q, uint32_t layer, int first, int 
     }
     VPTQ_CHECK(vptq_comm_agree(q->dev->ctx, st, err));
     VPTQ_CHECK(run_units(q, err));
-    return spread_inputs(q, layer, first, end, err);
+    return q->opt->calibrate->sequential ? spread_inputs(q, layer, first, end, err) : VPTQ_OK;
 }
 
 /* A sequential calibration needs the matrices of an input before it goes on. */

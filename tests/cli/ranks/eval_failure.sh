@@ -24,6 +24,13 @@ expect_line err.txt '^vptq-eval: the text to measure on differs between the proc
 expect_exit 1 on_rank 2 "set -- $(printf "'%s' " "${eval[@]}" ppl -q -m "$packed" "${window[@]}")" \
     "${eval[@]}" ppl -q -m "$model" "${window[@]}" >out.txt 2>err.txt
 expect_line err.txt '^vptq-eval: the model differs between the processes of this run: '
+for base in "$model" "$packed"; do
+    "${eval[@]}" kld -q --base "$base" "${window[@]}" --windows 4 --save-base base >out.txt
+    mkdir -p saved
+    [ "$base" = "$packed" ] || mv base saved
+done
+expect_exit 1 on_rank 1 "cd saved" "${eval[@]}" kld -q -m "$packed" --base-file base >out.txt 2>err.txt
+expect_line err.txt '^vptq-eval: the saved base differs between the processes of this run: '
 # memory that is not enough on one rank, in the middle of a run
 expect_exit 1 on_rank 1 'set -- "$@" --mem 4M' "${eval[@]}" kld -q -t 1 -m "$packed" --base "$model" "${window[@]}" \
     >out.txt 2>err.txt

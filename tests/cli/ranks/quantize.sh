@@ -32,6 +32,15 @@ compare()
 
 compare vptq "2 3 4 7" -H ../h -k 64
 compare budget "3" -H ../h -b 3
+# Measurements of one run go into one file: ranks that do not measure the same never begin it.
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 128 -o other -q
+allocate=(-b 3 --allocate kl --allocate-text "$text" --allocate-windows 1 --allocate-length 32)
+for options in "-H other" "-H h --seed 7"; do
+    expect_exit 1 ranks 2 sh -c "[ $RANK = 1 ] && set -- "'"$@"'" $options; "'exec "$@"' sh \
+        "$BIN/vptq-quantize" "${args[@]}" "${allocate[@]}" -H h -o measured >out.txt 2>err.txt
+    expect_line err.txt "vptq-quantize: the model, its Hessians or a setting differs between the processes of this run: .* at rank 1"
+    [ ! -e measured/sensitivity.json ] || fail "measured with $options"
+done
 compare awq "2 4" -H ../h --method awq --group-size 32
 compare calibrated "2 3" "${text_args[@]}" -k 64
 compare sequential "2 3 4 7" "${text_args[@]}" -k 64 --sequential
@@ -60,6 +69,10 @@ expect_same vptq/one own0/w
 rm -r own0/w own1/w/layer_003* # as after an interruption
 in_own_dirs -H "$PWD/h" -k 64 -o w --no-shared-dir >/dev/null
 expect_same vptq/one own0/w
+# matrices go to rank 0, and to others only where they calibrate with them
+in_own_dirs "${text_args[@]}" -k 64 -o c --no-shared-dir >/dev/null
+expect_same calibrated/one own0/c
+[ "$(ls own1/c/*.safetensors | wc -l)" -lt 35 ] || fail "all matrices were sent to rank 1"
 in_own_dirs "${text_args[@]}" -k 64 --sequential -o s --no-shared-dir >/dev/null
 expect_same sequential/one own0/s
 # output Hessians, which rank 0 measures and writes, reach ranks that do not see them
