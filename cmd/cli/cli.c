@@ -559,9 +559,7 @@ void vptq_cli_release(vptq_cli *cli)
         *list = (vptq_cli_strings){0};
     }
     if (cli->state) {
-        if (!vptq_cli_log_close(cli->state->progress.log) && cli->common.quiet <= 1)
-            fprintf(stderr, "%s: warning: the log file '%s' is incomplete: %s\n", cli->tool,
-                    cli->common.log_file, strerror(errno));
+        vptq_cli_log_close(cli->state->progress.log, cli->tool, cli->common.quiet > 1);
         vptq_cli_release_config(&cli->state->config);
         free(cli->state->entries);
         free(cli->state->given);

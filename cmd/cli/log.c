@@ -29,11 +29,15 @@ vptq_status vptq_cli_log_open(const char *path, vptq_cli_log **log, vptq_err *er
         return vptq_fail(err, VPTQ_E_IO, "cannot open the log file '%s': %s", path,
                          errno == ELOOP ? "it is a link" : strerror(errno));
     *log = malloc(sizeof **log);
-    if (!*log) {
+    char *copy = strdup(path);
+    if (!*log || !copy) {
+        free(*log);
+        free(copy);
+        *log = NULL;
         fclose(file);
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     }
-    **log = (vptq_cli_log){.file = file};
+    **log = (vptq_cli_log){.file = file, .path = copy};
     return VPTQ_OK;
 }
 
@@ -50,14 +54,15 @@ void vptq_cli_log_line(vptq_cli_log *log, const char *text)
         log->error = errno;
 }
 
-bool vptq_cli_log_close(vptq_cli_log *log)
+void vptq_cli_log_close(vptq_cli_log *log, const char *tool, bool quiet)
 {
     if (!log)
-        return true;
-    const bool closed = !fclose(log->file);
-    const int error = log->error ? log->error : errno;
-    const bool whole = closed && !log->error;
+        return;
+    if (fclose(log->file) && !log->error)
+        log->error = errno;
+    if (log->error && !quiet)
+        fprintf(stderr, "%s: warning: the log file '%s' is incomplete: %s\n", tool, log->path,
+                strerror(log->error));
+    free(log->path);
     free(log);
-    errno = error;
-    return whole;
 }

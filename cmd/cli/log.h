@@ -9,6 +9,7 @@
 
 typedef struct vptq_cli_log {
     FILE *file;
+    char *path;
     int error; /* errno of the first line that could not be written: none follows it */
 } vptq_cli_log;
 
@@ -17,7 +18,9 @@ typedef struct vptq_cli_log {
 vptq_status vptq_cli_log_open(const char *path, vptq_cli_log **log, vptq_err *err);
 /* Appends a line, which has no control characters, if there is a log. */
 void vptq_cli_log_line(vptq_cli_log *log, const char *text);
-/* Closes and frees it, if there is one; false with errno if a line could not be written. */
-bool vptq_cli_log_close(vptq_cli_log *log);
+/* Closes and frees it, if there is one.  Unless quiet, warns of lines that could not be
+ * written.
+ */
+void vptq_cli_log_close(vptq_cli_log *log, const char *tool, bool quiet);
 
 #endif

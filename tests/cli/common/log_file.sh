@@ -39,3 +39,5 @@ if [ -e /dev/full ]; then
     expect_same want.txt <(head -n 3 out.txt)
     expect_line err.txt "^vptq-eval: warning: the log file '/dev/full' is incomplete: No space left on device$"
 fi
+(ulimit -f 0 && "$BIN/vptq-eval" ppl -q -m "$model" --tokens ids --context 16 --log-dir logs) 2>&1 > /dev/null | cat > err.txt
+expect_line err.txt "^vptq-eval: warning: the log file 'logs/rank-0.log' is incomplete: File too large$"
