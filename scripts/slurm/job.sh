@@ -26,7 +26,9 @@ stopped=
 trap 'stopped=1; kill -TERM "$child"' TERM
 status=0
 wait "$child" || status=$?
-while [ -n "$stopped" ] && kill -0 "$child" 2>/dev/null; do
+while [ -n "$stopped" ]; do # the signal ended the wait, not the command
+    stopped=
+    status=0
     wait "$child" || status=$?
 done
 if [ -n "$stopped" ] && [ "$status" -ne 0 ]; then
