@@ -19,7 +19,8 @@ static vptq_status open_spill(vptq_hidden_states *s, const char *dir, vptq_err *
 {
     char path[sizeof s->dir], name[sizeof VPTQ_SPILL_FILE + 16] = VPTQ_SPILL_FILE;
     const int rank = vptq_comm_rank(s->ctx);
-    if (rank) /* ranks on other machines could choose the same temporary name */
+    if (rank) /* else a rank could sweep the file of another machine, whose lock it may not see
+               */
         snprintf(name, sizeof name, "%s-%d", VPTQ_SPILL_FILE, rank);
     VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
     snprintf(s->dir, sizeof s->dir, "%s", dir);
