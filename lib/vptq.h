@@ -826,7 +826,7 @@ typedef struct vptq_serve_options {
     bool allow_long;     /* sequences may exceed a model's context */
     const char *records; /* file with a JSON line per run, to continue; NULL = none */
     bool force;          /* empty the file first */
-    bool dry_run;        /* only write the memory that each run needs */
+    bool dry_run;        /* only write the memory that each run needs, and an estimate of all */
 } vptq_serve_options;
 
 /* Times batches of random prompts that all models answer in turn: run 1 of every model, then
@@ -869,7 +869,7 @@ typedef struct vptq_ablate_options {
     bool keep_packed;  /* keep the archive of every row in DIR/packed */
     bool no_seconds;   /* leave out timings and `serve`: the same bytes from every run */
     bool force;        /* quantize rows of other settings again */
-    bool dry_run;      /* bits of all rows; needs no directory */
+    bool dry_run;      /* bits of all rows, and an estimate; needs no directory */
 } vptq_ablate_options;
 
 /* Quantizes every row, tunes it where it says so, packs and measures it, and writes the table

@@ -66,6 +66,14 @@ vptq_status vptq_serve_parse(const char *text, vptq_serve_config *c, vptq_err *e
     return VPTQ_OK;
 }
 
+vptq_serve_config vptq_serve_warm_up(const vptq_serve_config *c)
+{
+    vptq_serve_config w = *c;
+    w.input = c->input < WARM_UP_INPUT ? c->input : WARM_UP_INPUT;
+    w.output = c->output < WARM_UP_OUTPUT ? c->output : WARM_UP_OUTPUT;
+    return w;
+}
+
 /* ---- memory ---- */
 
 static uint64_t tensor_bytes(const vptq_tensor *t)
@@ -95,8 +103,8 @@ static uint64_t weight_bytes(const vptq_model *m)
     return bytes;
 }
 
-static vptq_batch_options batch_options(const vptq_serve_config *c, vptq_dtype kv,
-                                        uint64_t seed)
+vptq_batch_options vptq_serve_batch_options(const vptq_serve_config *c, vptq_dtype kv,
+                                            uint64_t seed)
 {
     const size_t length = (size_t)c->input + c->output;
     return (vptq_batch_options){
@@ -107,7 +115,7 @@ vptq_status vptq_serve_need_of(const vptq_model *m, const vptq_serve_config *c, 
                                vptq_serve_need *need, vptq_err *err)
 {
     vptq_batch_memory memory;
-    const vptq_batch_options o = batch_options(c, kv, 0);
+    const vptq_batch_options o = vptq_serve_batch_options(c, kv, 0);
     VPTQ_CHECK(vptq_batch_plan(m, &o, &memory, err));
     *need = (vptq_serve_need){weight_bytes(m), memory.cache, memory.working};
     return VPTQ_OK;
@@ -304,7 +312,7 @@ static vptq_status lane_open(server *s, lane *l, const vptq_serve_config *c, vpt
 {
     vptq_status st = VPTQ_OK;
     const size_t before = used_bytes(s);
-    const vptq_batch_options o = batch_options(c, s->o->kv, s->o->seed);
+    const vptq_batch_options o = vptq_serve_batch_options(c, s->o->kv, s->o->seed);
     VPTQ_TRY(vptq_device_open(s->ctx, s->o->backend, &l->dev, err));
     l->has_dev = true;
     l->left_at_start = l->dev.ops->left(l->dev.state);
@@ -406,9 +414,7 @@ static vptq_status measure_batch(server *s, lane *l, const vptq_serve_config *c,
 
 static vptq_status warm_up(server *s, const vptq_serve_config *c, vptq_err *err)
 {
-    vptq_serve_config w = *c;
-    w.input = c->input < WARM_UP_INPUT ? c->input : WARM_UP_INPUT;
-    w.output = c->output < WARM_UP_OUTPUT ? c->output : WARM_UP_OUTPUT;
+    const vptq_serve_config w = vptq_serve_warm_up(c);
     for (uint32_t i = 0; i < s->o->warmup; i++)
         for (size_t m = 0; m < s->o->model_count; m++) {
             vptq_serve_record r = {.latency = 0};

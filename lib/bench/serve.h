@@ -16,6 +16,7 @@
 #define VPTQ_BENCH_SERVE_H
 
 #include "lib/model/batch.h"
+#include "lib/report/estimate.h"
 #include "lib/vptq.h"
 
 enum { VPTQ_SERVE_RUN_NAME = 2 * VPTQ_SERVE_NAME + 16 }; /* bytes */
@@ -30,6 +31,12 @@ const vptq_serve_config *vptq_serve_named(size_t *count);
 /* One of those by its name, or "BATCH,INPUT,OUTPUT". */
 vptq_status vptq_serve_parse(const char *text, vptq_serve_config *config,
                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* A run before those that are timed. */
+vptq_serve_config vptq_serve_warm_up(const vptq_serve_config *c);
+/* The batch in which a run of the configuration takes place. */
+vptq_batch_options vptq_serve_batch_options(const vptq_serve_config *c, vptq_dtype kv,
+                                            uint64_t seed);
 
 /* As vptq_serve_options, with parsed configurations. */
 typedef struct vptq_serve_plan {
@@ -112,6 +119,12 @@ vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_plan *o,
  * configuration, and adds each to it.  Calls fn for every run, also for those in the log. */
 vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_plan *o, vptq_serve_log *log,
                             vptq_serve_fn fn, void *arg, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Estimates all runs and warm-ups of the plan, from about a second of real work for each model
+ * and kind of group: prompts and decoding steps pass a few blocks and the head of the model or
+ * of a narrow stand-in (lib/model/narrow.h). */
+vptq_status vptq_serve_estimate(const vptq_ctx *ctx, const vptq_serve_plan *o, vptq_estimate *e,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 /* As vptq_serve, on devices of `backend`. */
 vptq_status vptq_eval_serve_table(const vptq_ctx *ctx, const char *backend,

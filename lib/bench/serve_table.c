@@ -242,8 +242,14 @@ static vptq_status run_plan(const vptq_ctx *ctx, const vptq_serve_plan *o,
     vptq_serve_log *log = NULL;
     serve_table t = {.groups = groups};
     VPTQ_CHECK(vptq_serve_check(ctx, o, NULL, err)); /* before a file is touched */
-    if (opt->dry_run)
-        return print_plan(o, out, err);
+    if (opt->dry_run) {
+        vptq_estimate e;
+        VPTQ_CHECK(print_plan(o, out, err));
+        if (!vptq_estimate_is_shown(out))
+            return VPTQ_OK;
+        VPTQ_CHECK(vptq_serve_estimate(ctx, o, &e, err));
+        return vptq_estimate_end(out, &e, err);
+    }
     if (opt->records)
         VPTQ_CHECK(vptq_serve_log_open(ctx->mem, opt->records, opt->force, &log, err));
     begin_table(&t, out, o, VPTQ_COLUMNS(table));

@@ -341,10 +341,10 @@ static vptq_status run_blocks(vptq_batch *b, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Adds one token to each of n <= VPTQ_BATCH_HEAD_ROWS members; rows [n]: their last rows in the
- * group. */
-static vptq_status add_tokens(vptq_batch *b, const size_t *members, const uint32_t *rows,
-                              size_t n, vptq_err *err)
+/* Chooses b->next of n <= VPTQ_BATCH_HEAD_ROWS members; rows [n]: their last rows in the group.
+ */
+static vptq_status choose_tokens(vptq_batch *b, const size_t *members, const uint32_t *rows,
+                                 size_t n, vptq_err *err)
 {
     const vptq_backend *ops = b->dev->ops;
     const size_t hidden = b->m->desc->hidden;
@@ -365,7 +365,14 @@ static vptq_status add_tokens(vptq_batch *b, const size_t *members, const uint32
                                              .ids = device_rows,
                                              .out = b->last},
                           err));
-    VPTQ_CHECK(vptq_forward_choose(b->f, n, b->last, &sampling, b->next, err));
+    return vptq_forward_choose(b->f, n, b->last, &sampling, b->next, err);
+}
+
+/* Adds the chosen tokens. */
+static vptq_status add_tokens(vptq_batch *b, const size_t *members, const uint32_t *rows,
+                              size_t n, vptq_err *err)
+{
+    VPTQ_CHECK(choose_tokens(b, members, rows, n, err));
     for (size_t i = 0; i < n; i++) {
         sequence *q = &b->sequences[members[i]];
         if (b->next[i] < 0)
@@ -395,6 +402,49 @@ static vptq_status run_group(vptq_batch *b, vptq_err *err)
         n = ready - i < VPTQ_BATCH_HEAD_ROWS ? ready - i : VPTQ_BATCH_HEAD_ROWS;
         VPTQ_CHECK(add_tokens(b, b->member + i, last + i, n, err));
     }
+    return VPTQ_OK;
+}
+
+/* ---- times ---- */
+
+/* Makes a group of sequences whose tokens are any, and whose cache is 0. */
+static vptq_status join_any(vptq_batch *b, const vptq_batch_group *g, vptq_err *err)
+{
+    const size_t bytes = b->pages * b->m->desc->layers * b->page_bytes;
+    start_group(b);
+    VPTQ_CHECK(b->dev->ops->clear(b->dev->state, b->keys, bytes, err));
+    VPTQ_CHECK(b->dev->ops->clear(b->dev->state, b->values, bytes, err));
+    for (size_t s = 0; s < g->sequences; s++) {
+        int32_t *ids = b->ids + s * b->o.length + g->stored;
+        for (size_t i = 0; i < g->rows; i++)
+            ids[i] = (int32_t)((s * g->rows + i) % b->m->desc->vocab);
+        b->sequences[s] = (sequence){.live = true, .number = (uint32_t)s, .stored = g->stored};
+        VPTQ_CHECK(join_group(b, s, g->rows, err));
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_batch_time(vptq_batch *b, const vptq_batch_group *g, double *blocks,
+                            double *head, vptq_err *err)
+{
+    const vptq_backend *ops = b->dev->ops;
+    VPTQ_CHECK(join_any(b, g, err));
+    VPTQ_CHECK(ops->sync(b->dev->state, err));
+    const double start = vptq_seconds();
+    VPTQ_CHECK(run_blocks(b, err));
+    VPTQ_CHECK(ops->sync(b->dev->state, err));
+    const double middle = vptq_seconds();
+    for (size_t s = 0, n; s < g->sequences; s += n) {
+        n = g->sequences - s < VPTQ_BATCH_HEAD_ROWS ? g->sequences - s
+                                                    : (size_t)VPTQ_BATCH_HEAD_ROWS;
+        for (size_t i = 0; i < n; i++)
+            b->index[i] = (uint32_t)((s + i + 1) * g->rows - 1);
+        VPTQ_CHECK(choose_tokens(b, b->member + s, b->index, n, err));
+    }
+    *blocks = middle - start;
+    *head = vptq_seconds() - middle;
+    for (size_t s = 0; s < g->sequences; s++)
+        vptq_batch_end(b, s);
     return VPTQ_OK;
 }
 

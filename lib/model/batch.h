@@ -77,6 +77,17 @@ vptq_status vptq_batch_decode(vptq_batch *b, vptq_err *err) VPTQ_MUST_CHECK;
 const int32_t *vptq_batch_ids(const vptq_batch *b, size_t sequence, size_t *count);
 void vptq_batch_end(vptq_batch *b, size_t sequence);
 
+/* A group of rows whose time is measured: of `sequences` sequences, with `stored` tokens before
+ * the `rows` of each. */
+typedef struct vptq_batch_group {
+    size_t sequences, rows, stored;
+} vptq_batch_group;
+/* Seconds of a group in all blocks, and of choosing a token of each sequence.  The tokens are
+ * any and the cache is 0, whatever the model makes of them.  In an empty batch, with a group
+ * within its limits and VPTQ_FORWARD_ROWS rows, or a row of each sequence. */
+vptq_status vptq_batch_time(vptq_batch *b, const vptq_batch_group *g, double *blocks,
+                            double *head, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Free pages of the pool. */
 size_t vptq_batch_free_pages(const vptq_batch *b);
 

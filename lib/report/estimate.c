@@ -25,18 +25,19 @@ void vptq_estimate_leave_out(vptq_estimate *e, const char *what)
     snprintf(e->left_out + n, sizeof e->left_out - n, "%s%s", n ? ", " : "", what);
 }
 
+static const vptq_column columns[] = {VPTQ_ESTIMATE_COLUMNS(vptq_holder, e)};
+
 vptq_object vptq_estimate_object(const vptq_estimate *e)
 {
-    static const vptq_column columns[] = {VPTQ_ESTIMATE_COLUMNS(vptq_holder, e)};
     return (vptq_object){VPTQ_COLUMNS(columns), e};
 }
 
-vptq_status vptq_totals_print(const vptq_output *out, const vptq_column *columns,
-                              size_t column_count, const void *row, vptq_err *err)
+vptq_status vptq_totals_print(const vptq_output *out, const vptq_column *of, size_t count,
+                              const void *row, vptq_err *err)
 {
     struct line {
         vptq_object totals;
-    } line = {{columns, column_count, row}};
+    } line = {{of, count, row}};
     const vptq_column column = {.name = "totals", VPTQ_OBJECT(struct line, totals)};
     return vptq_print_object(out, &column, 1, &line, err);
 }
@@ -60,4 +61,18 @@ vptq_status vptq_estimate_print(const vptq_output *out, const vptq_estimate *e, 
         snprintf(free_, sizeof free_, " (%s free)", text);
     return vptq_print_text(out, err, "%s%s%s%s%s%s\n", seconds, *e->left_out ? " without " : "",
                            e->left_out, memory, disk, free_);
+}
+
+bool vptq_estimate_is_shown(const vptq_output *out)
+{
+    return out && (out->format == VPTQ_FORMAT_TEXT || out->format == VPTQ_FORMAT_JSON);
+}
+
+vptq_status vptq_estimate_end(const vptq_output *out, const vptq_estimate *e, vptq_err *err)
+{
+    if (!vptq_estimate_is_shown(out))
+        return VPTQ_OK;
+    return out->format == VPTQ_FORMAT_JSON
+               ? vptq_totals_print(out, VPTQ_COLUMNS(columns), e, err)
+               : vptq_estimate_print(out, e, err);
 }

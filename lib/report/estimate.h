@@ -34,4 +34,10 @@ vptq_status vptq_totals_print(const vptq_output *out, const vptq_column *columns
 vptq_status vptq_estimate_print(const vptq_output *out, const vptq_estimate *e,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Whether a dry run whose rows are printed as `out` says (may be NULL) ends with an estimate:
+ * in text the line above, in JSON the last object; tables for programs have none. */
+bool vptq_estimate_is_shown(const vptq_output *out);
+vptq_status vptq_estimate_end(const vptq_output *out, const vptq_estimate *e,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
 #endif

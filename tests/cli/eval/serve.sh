@@ -57,7 +57,7 @@ head -n 3 part.jsonl | cmp -s - kept.jsonl || fail "records have changed"
 expect_line err.txt \
     '^vptq-eval: left out, .* (--allow-long runs them): decode_bound, prefill_bound, long_context$'
 serve -m one="$model" --dry-run --allow-long --format json >plan.json
-[ "$(wc -l <plan.json)" -eq 7 ] || fail "$(cat plan.json)"
+[ "$(wc -l <plan.json)" -eq 8 ] || fail "$(cat plan.json)"
 mkdir short
 cp "$model"/*.safetensors "$model"/tokenizer*.json short
 sed 's/\("max_position_embeddings": \)512/\1100/' "$model/config.json" >short/config.json
@@ -86,6 +86,31 @@ serve -m "$model" --config 1,600,2 --runs 1 --allow-long --kv f32 --format json 
 serve -m "$model" --config 1,8,2 -o none.jsonl --dry-run --format json >plan.json
 [ ! -e none.jsonl ] || fail "a dry run has made its output"
 [ "$(json_get cache_bytes plan.json)" = $((32 * 5 * 2 * 4 * 8 * 2)) ] || fail "$(cat plan.json)"
+
+# A dry run ends with time and memory of all runs: those of a thousand are longer than those of one.
+# plan RUNS OPTION..: sets seconds and memory
+plan()
+{
+    serve -m one="$model" --runs "$@" --dry-run --format json >plan.json
+    tail -n 1 plan.json >totals.json
+    expect_line totals.json '^{"totals": {"estimated_seconds": .*"seconds_left_out": "loading"'
+    seconds=$(json_get estimated_seconds totals.json)
+    memory=$(json_get peak_memory_bytes totals.json)
+    expect_number "$seconds" '>' 0
+}
+plan 1 --config 4,32,16
+one=$seconds
+expect_number "$memory" '>=' $(($(head -n 1 plan.json | json_get cache_bytes) + $(head -n 1 plan.json | json_get working_bytes)))
+plan 1000 --config 4,32,16
+expect_number "$seconds" '>' "$one"
+[ "$(json_get disk_needed_bytes totals.json)" = 0 ] || fail "$(cat totals.json)"
+plan 2 -m packed="$(data golden/vptq_model_stories260K)" --config 1,1,1 --config 2,100,3
+[ "$(wc -l <plan.json)" -eq 5 ] || fail "$(cat plan.json)"
+serve -m one="$model" --config 1,8,2 --dry-run >plan.txt
+expect_line plan.txt '^about .* without loading, .* of memory$'
+serve -m one="$model" --config 1,8,2 --dry-run --format csv >plan.csv
+[ "$(wc -l <plan.csv)" -eq 2 ] || fail "$(cat plan.csv)"
+
 serve -m one="$model" --config 1,8,2 --runs 1 -o text.txt -f >/dev/null
 [ "$(json_get run_name text.txt)" = one_b1_i8_o2_run1 ] || fail "$(cat text.txt)"
 
