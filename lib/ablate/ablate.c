@@ -304,16 +304,21 @@ out:
 
 /* ---- plan ---- */
 
-static vptq_status plan_row(const vptq_ablation *a, const vptq_ablate_row *row,
-                            double original_bits, vptq_ablate_result *result, vptq_err *err)
+static vptq_status plan_row(vptq_ablation *a, const vptq_ablate_row *row, double original_bits,
+                            vptq_ablate_result *result, vptq_err *err)
 {
     vptq_quantize_options o = quantize_options(a, row, NULL);
     vptq_quantize_result r;
+    vptq_ablate_cost cost = {0, 0};
     o.hessians = NULL;
     o.dry_run = true;
-    const vptq_status st = vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
+    o.estimate = a->estimates && vptq_ablate_speed(a, row) == 0;
+    const vptq_status st =
+        vptq_quantize_model(a->dev, &o, vptq_ablate_add_cost, &cost, &r, err);
     if (st)
         return vptq_err_context(err, "row '%s'", row->name);
+    if (a->estimates)
+        vptq_ablate_add_row(a, row, &r, &cost);
     result->bits_per_weight = r.bits_per_weight;
     if (r.bits_per_weight > original_bits)
         vptq_log(a->dev->ctx, VPTQ_LOG_WARN,
@@ -400,7 +405,9 @@ static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
     if (!a->report->rows)
         return VPTQ_E_NOMEM;
     VPTQ_CHECK(plan_all(a, bits, err));
-    return a->opt->dry_run ? VPTQ_OK : check_text(a, err);
+    if (!a->opt->dry_run)
+        return check_text(a, err);
+    return a->estimates ? vptq_ablate_estimate(a, err) : VPTQ_OK;
 }
 
 /* Whether any row is quantized and so needs Hessians. */
@@ -585,9 +592,9 @@ out:
 
 /* Runs all rows after checking all of them. */
 static vptq_status run_ablation(vptq_device *dev, const vptq_ablate_options *opt,
-                                vptq_ablate_report *report, vptq_err *err)
+                                bool estimates, vptq_ablate_report *report, vptq_err *err)
 {
-    vptq_ablation a = {.dev = dev, .opt = opt, .report = report};
+    vptq_ablation a = {.dev = dev, .opt = opt, .report = report, .estimates = estimates};
     *report = (vptq_ablate_report){.opt = opt};
     vptq_arena_init(&report->arena, dev->ctx->mem);
     vptq_comm_alone(dev->ctx, true);
@@ -609,7 +616,8 @@ vptq_status vptq_eval_ablate(vptq_device *dev, const vptq_ablate_options *opt,
     vptq_ablate_report report = {0};
     vptq_buf text;
     vptq_buf_init(&text, mem);
-    VPTQ_TRY(run_ablation(dev, opt, &report, err));
+    const bool estimates = opt->dry_run && vptq_estimate_is_shown(out);
+    VPTQ_TRY(run_ablation(dev, opt, estimates, &report, err));
     if (vptq_comm_rank(dev->ctx))
         goto out;
     if (format == VPTQ_FORMAT_HTML) {
@@ -620,7 +628,9 @@ vptq_status vptq_eval_ablate(vptq_device *dev, const vptq_ablate_options *opt,
         VPTQ_TRY(vptq_table_write(&table, format, &text, err));
     }
     if (out)
-        st = out->write(out->arg, text.data, text.len, err);
+        VPTQ_TRY(out->write(out->arg, text.data, text.len, err));
+    if (estimates)
+        VPTQ_TRY(vptq_estimate_end(out, &report.estimate, err));
 out:
     vptq_table_release(&table);
     vptq_arena_release(&report.arena);

@@ -20,6 +20,7 @@
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
 #include "lib/quantize/tune.h"
+#include "lib/report/estimate.h"
 #include "lib/report/table.h"
 #include "lib/vptq.h"
 
@@ -64,7 +65,8 @@ typedef struct vptq_ablate_report {
     const vptq_ablate_options *opt;
     vptq_ablate_result *rows; /* [count] */
     size_t count;
-    vptq_arena arena; /* of rows and texts */
+    vptq_estimate estimate; /* of a dry run */
+    vptq_arena arena;       /* of rows and texts */
 } vptq_ablate_report;
 
 /* Lists the chosen rows, in `arena`.  VPTQ_E_FORMAT for a bad list, naming file, row and key;

@@ -12,6 +12,7 @@
 #include "lib/eval/kld.h"
 #include "lib/eval/tasks.h"
 
+#define TASK_DELIMITER "\nAnswer: "
 enum { MAX_TEXTS = 8, MAX_TASKS = 8, KEY = 48, RUNS = 3 };
 
 vptq_status vptq_ablate_no_memory(vptq_err *err)
@@ -303,7 +304,7 @@ static vptq_status score_task(vptq_ablate_job *m, const vptq_model *model, size_
     const vptq_task *task = &m->a->opt->tasks[i];
     const vptq_task_options o = {.tasks = task,
                                  .task_count = 1,
-                                 .delimiter = "\nAnswer: ",
+                                 .delimiter = TASK_DELIMITER,
                                  .limit = m->a->opt->task_limit};
     char key[KEY];
     vptq_task_result r;
@@ -318,6 +319,52 @@ static vptq_status score_task(vptq_ablate_job *m, const vptq_model *model, size_
     hash_key(m->a->task_hash[i], key);
     return save(m, "tasks", key, entry, err);
 }
+
+/* ---- counts for an estimate ---- */
+
+vptq_status vptq_ablate_count_text(const vptq_ablation *a, const vptq_model *m,
+                                   vptq_ablate_passes *p, vptq_err *err)
+{
+    *p = (vptq_ablate_passes){.length = a->opt->ppl.context};
+    for (size_t i = 0; i < vptq_ablate_text_count(a->opt); i++) {
+        const char *path = vptq_ablate_text(a->opt, i);
+        vptq_ppl_options o = a->opt->ppl;
+        vptq_ppl_result r;
+        o.corpus = corpus_of(a->opt, i, &path);
+        o.dry_run = true;
+        VPTQ_CHECK(vptq_eval_ppl(a->dev, m, &o, NULL, &r, err));
+        p->tokens += (double)r.windows * (double)r.context;
+        p->scored += (double)r.tokens;
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ablate_count_tasks(const vptq_ablation *a, const vptq_model *m,
+                                    vptq_ablate_passes *p, vptq_err *err)
+{
+    double requests = 0;
+    *p = (vptq_ablate_passes){.length = 1};
+    for (size_t i = 0; i < a->opt->task_count; i++) {
+        const vptq_task *task = &a->opt->tasks[i];
+        const vptq_task_file_options options = {
+            .task = task->name, .delimiter = TASK_DELIMITER, .limit = a->opt->task_limit};
+        const vptq_task_run count = {.name = task->name, .dry_run = true};
+        vptq_task_file file;
+        vptq_task_figures f;
+        VPTQ_CHECK(vptq_task_file_read(task->path, &options, a->dev->ctx, &file, err));
+        const vptq_status st = vptq_eval_task(a->dev, m, &file, &count, NULL, &f, err);
+        vptq_task_file_release(&file);
+        VPTQ_CHECK(st);
+        p->tokens += (double)f.rows;
+        requests += (double)f.requests;
+    }
+    p->scored = p->tokens;
+    if (p->tokens > requests)
+        p->length = (size_t)(p->tokens / requests);
+    return VPTQ_OK;
+}
+
+/* ---- serving ---- */
 
 typedef struct serve_runs {
     double speed[RUNS];

@@ -9,6 +9,21 @@
 #include "lib/ablate/ablate.h"
 #include "lib/bench/serve.h"
 
+enum { VPTQ_ABLATE_SPEEDS = 16 };
+
+/* Sums of a dry run over the rows. */
+typedef struct vptq_ablate_plan {
+    struct {
+        uint32_t method;
+        double seconds; /* per cost of a matrix (lib/quantize/quantize.h) */
+    } speed[VPTQ_ABLATE_SPEEDS];
+    size_t speeds;
+    double seconds, memory; /* of quantizing; memory is the most that a row takes */
+    double disk, packed;    /* bytes of work directories, and of archives */
+    size_t quantized;       /* rows */
+    bool tuned;             /* some of them are */
+} vptq_ablate_plan;
+
 typedef struct vptq_ablation {
     vptq_device *dev;
     const vptq_ablate_options *opt;
@@ -21,6 +36,8 @@ typedef struct vptq_ablation {
     vptq_serve_config serve;
     vptq_model original; /* open when a row has been compared with it */
     bool has_original;
+    bool estimates; /* a dry run that prints an estimate */
+    vptq_ablate_plan plan;
 } vptq_ablation;
 
 /* A row that is being run. */
@@ -50,5 +67,33 @@ bool vptq_ablate_has_figures(const vptq_ablate_job *m);
 vptq_status vptq_ablate_measure(vptq_ablate_job *m, const char *path,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_ablate_release_original(vptq_ablation *a);
+/* Passes of all rows over texts and tasks, added up by what a dry run estimates together. */
+typedef struct vptq_ablate_passes {
+    double tokens, scored;
+    size_t length; /* of a sequence */
+} vptq_ablate_passes;
+/* Counts what one measurement of the texts and of the tasks takes. */
+vptq_status vptq_ablate_count_text(const vptq_ablation *a, const vptq_model *m,
+                                   vptq_ablate_passes *p, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_ablate_count_tasks(const vptq_ablation *a, const vptq_model *m,
+                                    vptq_ablate_passes *p, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- estimate.c ---- */
+
+/* Costs of the matrices of a row (lib/quantize/quantize.h), and bytes of its work directory. */
+typedef struct vptq_ablate_cost {
+    double cost;
+    uint64_t work_bytes;
+} vptq_ablate_cost;
+/* A vptq_quantize_fn that adds a matrix to the vptq_ablate_cost `arg`. */
+vptq_status vptq_ablate_add_cost(void *arg, const vptq_quantize_row *row, vptq_err *err);
+/* Seconds per cost that an earlier row has shown, or 0: a row without a recipe, by a method
+ * whose costs follow from its settings. */
+double vptq_ablate_speed(const vptq_ablation *a, const vptq_ablate_row *row);
+/* Adds a planned row; r->estimate is read if its speed is not known. */
+void vptq_ablate_add_row(vptq_ablation *a, const vptq_ablate_row *row,
+                         const vptq_quantize_result *r, const vptq_ablate_cost *cost);
+/* Fills the report's estimate after all rows have been added. */
+vptq_status vptq_ablate_estimate(vptq_ablation *a, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -183,17 +183,22 @@ static vptq_status add_calibration(vptq_quantizer *q, vptq_estimate *e, vptq_err
     return st;
 }
 
-/* Bytes of the files of matrices: codebooks also in float, a report, and a header. */
-static uint64_t work_bytes(const vptq_quantizer *q)
+/* Codebooks also in float, a report, and a header. */
+uint64_t vptq_work_bytes(const vptq_quantize_row *row)
 {
     enum { HEADER = 4096 };
+    return (row->bits.total + 2 * row->bits.codebooks) / 8 + HEADER;
+}
+
+static uint64_t work_bytes(const vptq_quantizer *q)
+{
     uint64_t bytes = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
             if (!vptq_linear_exists(q->model.desc, layer, l))
                 continue;
             const vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
-            bytes += (row.bits.total + 2 * row.bits.codebooks) / 8 + HEADER;
+            bytes += vptq_work_bytes(&row);
         }
     return bytes;
 }

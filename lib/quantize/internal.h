@@ -163,12 +163,6 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
                                     vptq_quantize_row *row, vptq_arena *arena, const float **w,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
-/* ---- costs of matrices (cost.c) ---- */
-
-/* Steps and seconds of a matrix, of which only the ratios to others mean anything. */
-void vptq_matrix_cost(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
-                      vptq_encoder_report *cost);
-
 /* ---- estimates (estimate.c) ---- */
 
 /* Fills the result's estimate of a planned run, whose packed_bytes are known. */

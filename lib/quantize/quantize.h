@@ -49,4 +49,10 @@ vptq_status vptq_quantize_report_end(const vptq_quantize_options *opt,
                                      const vptq_quantize_result *r, const vptq_output *out,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Steps and seconds of a matrix, of which only the ratios to others mean anything (cost.c). */
+void vptq_matrix_cost(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
+                      vptq_encoder_report *cost);
+/* Bytes of the file of a matrix in a work directory, about. */
+uint64_t vptq_work_bytes(const vptq_quantize_row *row);
+
 #endif

@@ -20,7 +20,7 @@ ablate() { "$BIN/vptq-eval" ablate "${options[@]}" "$@"; }
 
 # ---- the figures are those of the tools ----
 ablate -q --dry-run --format json >plan.jsonl
-[ "$(wc -l <plan.jsonl)" -eq 5 ] || fail "$(cat plan.jsonl)"
+[ "$(wc -l <plan.jsonl)" -eq 6 ] || fail "$(cat plan.jsonl)"
 ablate -q -o whole --keep-packed --format json >whole.jsonl
 line() { sed -n "$1p" "$2" >line.json; }
 for n in 2 3 4; do
@@ -53,6 +53,36 @@ line 5 whole.jsonl
 expect_number "$(json_get bits_per_weight line.json)" '<=' 3.5
 expect_number "$(json_get bits_per_weight line.json)" '>' 3
 [ "$(json_get bits line.json)" = 3.5 ] || fail "$(cat line.json)"
+
+# ---- time, memory and disk of a dry run ----
+# totals OPTION..: the estimate as totals.json
+totals()
+{
+    "$BIN/vptq-eval" ablate -q -m "$model" --text "$text" --context 256 --table rows.json --dry-run --format json "$@" |
+        tail -n 1 >totals.json
+    expect_line totals.json '^{"totals": {"estimated_seconds"'
+    expect_number "$(json_get estimated_seconds totals.json)" '>' 0
+    expect_number "$(json_get peak_memory_bytes totals.json)" '>' 0
+}
+left_out() { [ "$(json_get seconds_left_out totals.json)" = "$1" ] || fail "$(cat totals.json)"; }
+totals --only v4
+left_out 'calibration, packing'
+disk=$(json_get disk_needed_bytes totals.json)
+totals --only v4 --only residual
+[ "$(json_get disk_needed_bytes totals.json)" -gt "$disk" ] || fail "a second row takes no disk: $(cat totals.json)"
+totals --only v4 --keep-packed -c "$calibration" -n 8 -l 128 --serve 1,8,2
+left_out 'packing, serving'
+[ "$(json_get disk_needed_bytes totals.json)" -gt "$disk" ] || fail "Hessians take no disk: $(cat totals.json)"
+totals --only original
+left_out null
+[ "$(json_get disk_needed_bytes totals.json)" = 0 ] || fail "$(cat totals.json)"
+original=$(json_get estimated_seconds totals.json)
+totals # all rows
+expect_number "$(json_get estimated_seconds totals.json)" '>' "$original"
+ablate -q --dry-run >plan.txt
+expect_line plan.txt '^about .* without packing, .* of memory, .* of disk'
+ablate -q --dry-run --format csv >plan.csv
+[ "$(wc -l <plan.csv)" -eq 6 ] || fail "$(cat plan.csv)"
 
 # ---- interrupted and resumed: the same bytes ----
 # stopped SIGNAL STATUS PATTERN: sends the signal when the log matches

@@ -31,7 +31,7 @@ ranks 3 "${ablate[@]}" -q -o many2 --keep-packed --report table.md
 "${ablate[@]}" -q -o one --keep-packed --format md >one.md
 expect_same one.md table.md
 ranks 2 "${ablate[@]}" -q --dry-run --format json >plan.json
-[ "$(wc -l <plan.json)" = 4 ] || fail "$(cat plan.json)"
+[ "$(wc -l <plan.json)" = 5 ] || fail "$(cat plan.json)"
 
 # ---- one rank fails, and the run continues ----
 mkdir elsewhere
