@@ -19,7 +19,7 @@ typedef struct probe {
     vptq_model_desc desc;
     vptq_batch *b;
     double seconds; /* to spend on a group */
-    size_t used;    /* memory before the batch was opened */
+    double packed;  /* bytes of packed weights as the device prepares them, of all blocks */
 } probe;
 
 /* Seconds of groups of prompts in one block: `seconds` of `rows` rows, and more with each. */
@@ -27,9 +27,30 @@ typedef struct prompt_time {
     double rows, seconds, per_row;
 } prompt_time;
 
+/* Measures what a step of one row allocates on top of its plan. */
+static vptq_status measure_packed(probe *p, vptq_device *dev, vptq_dtype kv, vptq_err *err)
+{
+    const vptq_mem *mem = dev->ctx->mem;
+    const vptq_batch_options o = {.sequences = 1, .length = 2, .kv = kv, .top_p = 1};
+    const size_t used = mem ? mem->used : 0;
+    vptq_batch_memory planned;
+    vptq_batch *b;
+    double blocks, head;
+    if (!mem || !p->few.blocks[0].linear[VPTQ_LINEAR_Q].packed)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_batch_plan(&p->few, &o, &planned, err));
+    VPTQ_CHECK(vptq_batch_open(&p->few, dev, &o, &b, err));
+    const vptq_status st =
+        vptq_batch_time(b, &(vptq_batch_group){1, 1, 0}, &blocks, &head, err);
+    p->packed = (double)(mem->used - used) - (double)planned.cache - (double)planned.working;
+    p->packed = fmax(p->packed, 0) * vptq_block_products(p->m->desc, 0, false) *
+                p->m->desc->layers / (vptq_block_products(&p->desc, 0, false) * p->desc.layers);
+    vptq_batch_close(b);
+    return st;
+}
+
 static vptq_status open_probe(probe *p, vptq_device *dev, vptq_dtype kv, vptq_err *err)
 {
-    vptq_mem *mem = dev->ctx->mem;
     const vptq_batch_options o = vptq_serve_batch_options(p->c, kv, 0);
     double blocks, head;
     p->few = *p->narrow.model;
@@ -37,8 +58,7 @@ static vptq_status open_probe(probe *p, vptq_device *dev, vptq_dtype kv, vptq_er
     p->few.desc = &p->desc;
     const double most = BLOCK_WEIGHTS / vptq_block_products(&p->desc, 0, false);
     p->desc.layers = (uint32_t)fmax(fmin(most, p->desc.layers), 1);
-    if (mem)
-        mem->peak = p->used = mem->used;
+    VPTQ_CHECK(measure_packed(p, dev, kv, err));
     VPTQ_CHECK(vptq_batch_open(&p->few, dev, &o, &p->b, err));
     /* touches the memory of all weights */
     return vptq_batch_time(p->b, &(vptq_batch_group){1, 1, 0}, &blocks, &head, err);
@@ -50,8 +70,8 @@ static void close_probe(probe *p)
     vptq_narrow_release(&p->narrow);
 }
 
-/* Seconds of a group: in one block of the model, of choosing its tokens, and of measuring it.
- */
+/* Seconds of a group, of the fastest turn: in one block of the model, of choosing its tokens,
+ * and of measuring it. */
 typedef struct group_time {
     double block, head, turn;
 } group_time;
@@ -62,18 +82,19 @@ static vptq_status time_group(const probe *p, const vptq_batch_group *g, group_t
     const vptq_model_desc *d = p->m->desc;
     const size_t length = 2 * g->stored + g->rows; /* of which a row attends to half */
     const double start = vptq_seconds();
-    double turns = 0, blocks, head;
-    *t = (group_time){0, 0, 0};
-    do {
+    *t = (group_time){(double)INFINITY, (double)INFINITY, 0};
+    for (int turn = 0; turn < MAX_TURNS; turn++) {
+        double blocks, head;
         VPTQ_CHECK(vptq_batch_time(p->b, g, &blocks, &head, err));
-        t->block += blocks;
-        t->head += head;
-        turns++;
-    } while (turns < MAX_TURNS && vptq_seconds() - start < p->seconds);
-    t->turn = (vptq_seconds() - start) / turns;
+        t->block = fmin(t->block, blocks);
+        t->head = fmin(t->head, head);
+        if (vptq_seconds() - start > p->seconds)
+            break;
+    }
+    t->turn = t->block + t->head;
     t->block *= vptq_block_products(d, length, false) /
-                (vptq_block_products(&p->desc, length, false) * p->desc.layers * turns);
-    t->head *= (double)d->hidden / (p->desc.hidden * turns);
+                (vptq_block_products(&p->desc, length, false) * p->desc.layers);
+    t->head *= (double)d->hidden / p->desc.hidden;
     return VPTQ_OK;
 }
 
@@ -137,35 +158,17 @@ static vptq_status measure(const probe *p, uint32_t runs, uint32_t warmup, doubl
     return VPTQ_OK;
 }
 
-/* Adds what the run allocates: as planned, packed weights as the device has prepared them, and
- * what ops have taken for a while. */
-static vptq_status add_memory(const probe *p, const vptq_mem *mem, vptq_dtype kv, double *bytes,
-                              vptq_err *err)
-{
-    vptq_serve_need need, probed;
-    VPTQ_CHECK(vptq_serve_need_of(p->m, p->c, kv, &need, err));
-    VPTQ_CHECK(vptq_serve_need_of(&p->few, p->c, kv, &probed, err));
-    *bytes += (double)need.cache + (double)need.working;
-    if (!mem)
-        return VPTQ_OK;
-    const double held =
-        (double)(mem->used - p->used) - (double)probed.cache - (double)probed.working;
-    *bytes += fmax(held, 0) * vptq_block_products(p->m->desc, 0, false) * p->m->desc->layers /
-              (vptq_block_products(&p->desc, 0, false) * p->desc.layers);
-    *bytes += (double)(mem->peak - mem->used);
-    return VPTQ_OK;
-}
-
 /* Adds the time of one model under one configuration, and the memory. */
 static vptq_status add_model(vptq_device *dev, const vptq_serve_plan *o, probe *p,
                              double *seconds, double *memory, vptq_err *err)
 {
+    vptq_serve_need need;
+    VPTQ_CHECK(vptq_serve_need_of(p->m, p->c, o->kv, &need, err));
     VPTQ_CHECK(vptq_model_narrow(p->m, dev, &p->narrow, err));
     vptq_status st = open_probe(p, dev, o->kv, err);
     if (!st)
         st = measure(p, o->runs, o->warmup, seconds, err);
-    if (!st)
-        st = add_memory(p, dev->ctx->mem, o->kv, memory, err);
+    *memory += (double)need.cache + (double)need.working + p->packed;
     close_probe(p);
     return st;
 }

@@ -66,6 +66,10 @@ plan $sums vptq-quantize --tokens ids -n 2 -l 2048 -v 8 -k 256 --sequential
 activations=$((4 * 2048 * (2 * 8192 + 2 * 1024 + 2 * 28672)))
 plan $activations vptq-eval ppl --tokens ids
 plan $activations vptq-eval kld --base large --tokens ids
+cp "$(data models/stories260K-hf)/tokenizer.json" large # for the ids of prompts, whatever they stand for
+plan $((80 * 2 * 2 * 1024 * 96)) vptq-eval serve --config 1,64,32 --runs 1
+echo '[{"name": "original", "original": true}, {"name": "gptq", "settings": {"method": "gptq"}}]' > rows.json
+plan $((8 * 28672 * 28672)) vptq-eval ablate --text-tokens ids --context 1024 --table rows.json
 
 # ---- a model that is just too large to be measured whole: the run takes the memory that was said ----
 python3 make.py model 2 1024 5120 8 2
