@@ -459,9 +459,44 @@ static void test_plan_matches_use(void **state)
     vrig_close(&r);
 }
 
+/* A measurement takes pages for a while and changes nothing of what the batch does next. */
+static void test_time(void **state)
+{
+    static const vptq_batch_group groups[] = {
+        {1, 1, 0}, {SEQUENCES, 1, LENGTH - 2}, {3, 40, 10}, {SEQUENCES, LENGTH, 0}};
+    (void)state;
+    vrig r;
+    vptq_err err = {0};
+    vptq_batch *b;
+    int32_t prompt[LENGTH], want[NEW];
+    size_t id, count;
+    const vptq_batch_options o = make_options(VPTQ_F32);
+    open_tiny(&r, "llama3", "cpu", 2);
+    assert_ok(vptq_batch_open(&r.m, &r.dev, &o, &b, &err), &err);
+    const size_t pages = vptq_batch_free_pages(b);
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        double blocks = 0, head = 0;
+        assert_ok(vptq_batch_time(b, &groups[i], &blocks, &head, &err), &err);
+        assert_true(blocks > 0 && head > 0);
+        assert_int_equal(vptq_batch_free_pages(b), pages);
+    }
+    const size_t n = make_prompt(0, prompt);
+    assert_ok(vptq_batch_add(b, prompt, n, &id, &err), &err);
+    prefill(b);
+    for (size_t i = 1; i < NEW; i++)
+        assert_ok(vptq_batch_decode(b, &err), &err);
+    run_alone(&r, prompt, n, NEW, 0, o.temperature, o.seed, want);
+    const int32_t *ids = vptq_batch_ids(b, id, &count);
+    assert_int_equal(count, n + NEW);
+    assert_memory_equal(ids + n, want, sizeof want);
+    vptq_batch_close(b);
+    vrig_close(&r);
+}
+
 VTEST_MAIN(cmocka_unit_test(test_families), cmocka_unit_test(test_device_memory),
            cmocka_unit_test(test_steps_upload_no_weights),
            cmocka_unit_test(test_published_text), cmocka_unit_test(test_threads),
            cmocka_unit_test(test_long_prompts), cmocka_unit_test(test_pages),
            cmocka_unit_test(test_bad_input), cmocka_unit_test(test_cancelled),
-           cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_plan_matches_use))
+           cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_plan_matches_use),
+           cmocka_unit_test(test_time))
