@@ -388,9 +388,14 @@ static vptq_status open_original(vptq_ablation *a, double *bits, vptq_err *err)
     *bits = vptq_model_bits_per_weight(&model);
     own->ppl.context = vptq_model_window(&model, own->ppl.context);
     own->collect.calibrate.length = vptq_model_window(&model, own->collect.calibrate.length);
+    if (own->collect.last_layer == UINT32_MAX)
+        own->collect.last_layer = model.desc->layers - 1;
+    a->all_layers =
+        own->collect.first_layer == 0 && own->collect.last_layer == model.desc->layers - 1;
     a->opt = a->report->opt = own;
+    const vptq_status st = vptq_ablate_plan_figures(a, &model, err);
     vptq_model_release(&model);
-    return VPTQ_OK;
+    return st;
 }
 
 static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
@@ -399,7 +404,6 @@ static vptq_status plan_rows(vptq_ablation *a, vptq_err *err)
     VPTQ_CHECK(vptq_ablate_rows(a->dev->ctx, a->opt, &a->report->arena, &a->rows,
                                 &a->report->count, err));
     VPTQ_CHECK(open_original(a, &bits, err));
-    VPTQ_CHECK(vptq_ablate_plan_figures(a, err));
     a->report->rows =
         vptq_arena_alloc(&a->report->arena, a->report->count, sizeof *a->report->rows, err);
     if (!a->report->rows)
@@ -463,20 +467,42 @@ static vptq_status get_hessians(vptq_ablation *a, vptq_err *err)
     return st;
 }
 
+/* Writes the manifest, or compares the one that is there: work directories collect layers, so
+ * that rows of other layers would mix with these. */
+static vptq_status take_manifest(const vptq_ablation *a, const char *path, vptq_err *err)
+{
+    char layers[32] = "all";
+    const char *before;
+    json_t *doc = NULL;
+    vptq_status st;
+    if (!a->all_layers)
+        snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, a->opt->collect.first_layer,
+                 a->opt->collect.last_layer);
+    if (!vptq_path_exists(path)) {
+        doc = json_pack("{s:i, s:s, s:s}", "format", FORMAT, "tool", "vptq-eval " VPTQ_VERSION,
+                        "layers", layers);
+        st = doc ? vptq_json_save(path, doc, err) : vptq_ablate_no_memory(err);
+    } else {
+        st = vptq_json_load(path, MAX_ROW_FILE, &doc, err);
+        if (!st)
+            st = vptq_json_str_or(doc, path, "layers", "all", &before, err);
+        if (!st && strcmp(before, layers))
+            st = vptq_fail(err, VPTQ_E_MISMATCH,
+                           "%s: its key 'layers' is '%s', here it is '%s'; give another "
+                           "directory",
+                           path, before, layers);
+    }
+    json_decref(doc);
+    return st;
+}
+
 static vptq_status make_directory(const vptq_ablation *a, vptq_err *err)
 {
     static const char *const inner[] = {"work", "packed", "rows"};
     char path[PATH_MAX];
     const char *dir = a->opt->dir;
     VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, MANIFEST, err));
-    if (!vptq_path_exists(path)) {
-        json_t *doc =
-            json_pack("{s:i, s:s}", "format", FORMAT, "tool", "vptq-eval " VPTQ_VERSION);
-        const vptq_status st =
-            doc ? vptq_json_save(path, doc, err) : vptq_ablate_no_memory(err);
-        json_decref(doc);
-        VPTQ_CHECK(st);
-    }
+    VPTQ_CHECK(take_manifest(a, path, err));
     for (size_t i = 0; i < sizeof inner / sizeof inner[0]; i++) {
         VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, inner[i], err));
         VPTQ_CHECK(vptq_dir_make(path, err));
@@ -551,29 +577,13 @@ static vptq_status prepare(const vptq_ablation *a, vptq_lock *lock, vptq_err *er
     return make_directory(a, err);
 }
 
-/* Agrees that all ranks have the same rows and texts, whose results are files. */
-static vptq_status check_same(const vptq_ablation *a, vptq_err *err)
-{
-    char text[17];
-    const vptq_ablate_report *r = a->report;
-    uint64_t hash = vptq_hash(a->text_hash,
-                              vptq_ablate_text_count(a->opt) * sizeof *a->text_hash, r->count);
-    hash = vptq_hash(a->task_hash, a->opt->task_count * sizeof *a->task_hash, hash);
-    for (size_t i = 0; i < r->count; i++) {
-        hash = vptq_hash(a->rows[i].name, strlen(a->rows[i].name), hash);
-        hash = vptq_hash(&r->rows[i].bits_per_weight, sizeof r->rows[i].bits_per_weight, hash);
-    }
-    snprintf(text, sizeof text, "%016" PRIx64, hash);
-    return vptq_comm_same(a->dev->ctx, "the table or a text", text, err);
-}
-
 static vptq_status run_all(vptq_ablation *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
     const vptq_ctx *ctx = a->dev->ctx;
     const bool first = vptq_comm_rank(ctx) == 0;
-    VPTQ_TRY(check_same(a, err));
+    VPTQ_TRY(vptq_ablate_check_same(a, err));
     VPTQ_TRY(name_hessians(a, err));
     st = first ? prepare(a, &lock, err) : VPTQ_OK;
     VPTQ_TRY(vptq_comm_agree(ctx, st, err));

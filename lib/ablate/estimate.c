@@ -103,11 +103,8 @@ static vptq_status add_figures(const vptq_ablation *a, const vptq_model *m, vptq
     const double rows = (double)a->report->count, quantized = (double)a->plan.quantized;
     /* a divergence takes a pass of the row and one of the original */
     const double times = rows + (a->opt->kld ? 2 * quantized : 0);
-    vptq_ablate_passes p;
-    VPTQ_CHECK(vptq_ablate_count_text(a, m, &p, err));
-    VPTQ_CHECK(add_passes(a, m, times, &p, e, err));
-    VPTQ_CHECK(vptq_ablate_count_tasks(a, m, &p, err));
-    return add_passes(a, m, rows, &p, e, err);
+    VPTQ_CHECK(add_passes(a, m, times, &a->text_passes, e, err));
+    return add_passes(a, m, rows, &a->task_passes, e, err);
 }
 
 static vptq_status add_all(const vptq_ablation *a, const vptq_model *m, vptq_estimate *e,

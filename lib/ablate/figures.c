@@ -53,13 +53,12 @@ const char *vptq_ablate_text(const vptq_ablate_options *o, size_t i)
     return i < c->text_count ? c->texts[i] : c->tokens[i - c->text_count];
 }
 
-/* Hashes what is read, which does not depend on compression. */
-static vptq_status hash_input(const vptq_ablation *a, const char *path, vptq_text_kind kind,
-                              uint64_t *hash, vptq_err *err)
+vptq_status vptq_ablate_hash_input(const vptq_ablation *a, const char *path,
+                                   vptq_text_kind kind, uint64_t *hash, vptq_err *err)
 {
     vptq_text_file t;
     VPTQ_CHECK(vptq_text_file_open(a->dev->ctx, path, kind, SIZE_MAX, &t, err));
-    *hash = vptq_hash(t.data, t.size, 0);
+    *hash = vptq_hash(t.data, t.size, *hash);
     vptq_text_file_close(&t);
     return VPTQ_OK;
 }
@@ -75,7 +74,8 @@ static vptq_status hash_text(const vptq_ablation *a, size_t i, uint64_t *hash, v
     const vptq_text_kind kind = tokens                ? VPTQ_TEXT_BYTES
                                 : o->ppl.corpus.lossy ? VPTQ_TEXT_LOSSY
                                                       : VPTQ_TEXT_UTF8;
-    VPTQ_CHECK(hash_input(a, vptq_ablate_text(o, i), kind, hash, err));
+    *hash = 0;
+    VPTQ_CHECK(vptq_ablate_hash_input(a, vptq_ablate_text(o, i), kind, hash, err));
     *hash = vptq_hash(options, sizeof options, *hash);
     return VPTQ_OK;
 }
@@ -89,7 +89,8 @@ static vptq_status hash_task(const vptq_ablation *a, size_t i, uint64_t *hash, v
             return vptq_fail(err, VPTQ_E_ARG, "two tasks with the name '%.60s'",
                              o->tasks[i].name);
     VPTQ_CHECK(vptq_json_check_text("ablate", "the task's name", o->tasks[i].name, err));
-    VPTQ_CHECK(hash_input(a, o->tasks[i].path, VPTQ_TEXT_JSON, hash, err));
+    *hash = 0;
+    VPTQ_CHECK(vptq_ablate_hash_input(a, o->tasks[i].path, VPTQ_TEXT_JSON, hash, err));
     *hash = vptq_hash(&limit, sizeof limit,
                       vptq_hash(o->tasks[i].name, strlen(o->tasks[i].name), *hash));
     return VPTQ_OK;
@@ -113,18 +114,88 @@ static vptq_status check_options(const vptq_ablate_options *o, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_ablate_plan_figures(vptq_ablation *a, vptq_err *err)
+/* The corpus of text i alone; `path` must outlive it. */
+static vptq_corpus_options corpus_of(const vptq_ablate_options *o, size_t i,
+                                     const char *const *path)
+{
+    const bool tokens = i >= o->ppl.corpus.text_count;
+    return (vptq_corpus_options){.texts = path,
+                                 .text_count = !tokens,
+                                 .tokens = path,
+                                 .token_count = tokens,
+                                 .rows = o->ppl.corpus.rows,
+                                 .lossy = o->ppl.corpus.lossy};
+}
+
+/* A text that is too short, and one without tokens, fail here. */
+static vptq_status count_texts(vptq_ablation *a, const vptq_model *m, vptq_err *err)
+{
+    vptq_ablate_passes *p = &a->text_passes;
+    *p = (vptq_ablate_passes){.length = a->opt->ppl.context};
+    for (size_t i = 0; i < vptq_ablate_text_count(a->opt); i++) {
+        const char *path = vptq_ablate_text(a->opt, i);
+        vptq_ppl_options o = a->opt->ppl;
+        vptq_ppl_result r;
+        o.corpus = corpus_of(a->opt, i, &path);
+        o.dry_run = true;
+        VPTQ_CHECK(vptq_eval_ppl(a->dev, m, &o, NULL, &r, err));
+        p->tokens += (double)r.windows * (double)r.context;
+        p->scored += (double)r.tokens;
+    }
+    return VPTQ_OK;
+}
+
+/* As do items that are none. */
+static vptq_status count_tasks(vptq_ablation *a, const vptq_model *m, vptq_err *err)
+{
+    double requests = 0;
+    vptq_ablate_passes *p = &a->task_passes;
+    *p = (vptq_ablate_passes){.length = 1};
+    for (size_t i = 0; i < a->opt->task_count; i++) {
+        const vptq_task *task = &a->opt->tasks[i];
+        const vptq_task_file_options options = {
+            .task = task->name, .delimiter = TASK_DELIMITER, .limit = a->opt->task_limit};
+        const vptq_task_run count = {.name = task->name, .dry_run = true};
+        vptq_task_file file;
+        vptq_task_figures f;
+        VPTQ_CHECK(vptq_task_file_read(task->path, &options, a->dev->ctx, &file, err));
+        const vptq_status st = vptq_eval_task(a->dev, m, &file, &count, NULL, &f, err);
+        vptq_task_file_release(&file);
+        VPTQ_CHECK(st);
+        p->tokens += (double)f.rows;
+        requests += (double)f.requests;
+    }
+    p->scored = p->tokens;
+    if (p->tokens > requests)
+        p->length = (size_t)(p->tokens / requests);
+    return VPTQ_OK;
+}
+
+static vptq_status plan_serve(vptq_ablation *a, const vptq_model *m, vptq_err *err)
+{
+    const char *text = a->opt->serve;
+    if (!text)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_serve_parse(text, &a->serve, err));
+    const uint64_t length = (uint64_t)a->serve.input + a->serve.output;
+    if (a->serve.output < 2)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "'%.40s': decoding is timed from the second token on, expected at "
+                         "least 2 tokens of output",
+                         text);
+    return length > m->desc->context ? vptq_fail(err, VPTQ_E_ARG,
+                                                 "'%.40s': sequences have %" PRIu64
+                                                 " tokens, the model's context has %" PRIu32,
+                                                 text, length, m->desc->context)
+                                     : VPTQ_OK;
+}
+
+vptq_status vptq_ablate_plan_figures(vptq_ablation *a, const vptq_model *m, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
     const size_t texts = vptq_ablate_text_count(o);
     VPTQ_CHECK(check_options(o, err));
-    if (o->serve)
-        VPTQ_CHECK(vptq_serve_parse(o->serve, &a->serve, err));
-    if (o->serve && a->serve.output < 2)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "'%.40s': decoding is timed from the second token on, expected at "
-                         "least 2 tokens of output",
-                         o->serve);
+    VPTQ_CHECK(plan_serve(a, m, err));
     a->text_hash = vptq_arena_alloc(&a->report->arena, texts, sizeof *a->text_hash, err);
     a->task_hash =
         vptq_arena_alloc(&a->report->arena, o->task_count, sizeof *a->task_hash, err);
@@ -134,7 +205,8 @@ vptq_status vptq_ablate_plan_figures(vptq_ablation *a, vptq_err *err)
         VPTQ_CHECK(hash_text(a, i, &a->text_hash[i], err));
     for (size_t i = 0; i < o->task_count; i++)
         VPTQ_CHECK(hash_task(a, i, &a->task_hash[i], err));
-    return VPTQ_OK;
+    VPTQ_CHECK(count_texts(a, m, err));
+    return count_tasks(a, m, err);
 }
 
 /* ---- the row file ---- */
@@ -235,19 +307,6 @@ bool vptq_ablate_has_figures(const vptq_ablate_job *m)
 
 /* ---- measuring ---- */
 
-/* The corpus of text i alone; `path` must outlive it. */
-static vptq_corpus_options corpus_of(const vptq_ablate_options *o, size_t i,
-                                     const char *const *path)
-{
-    const bool tokens = i >= o->ppl.corpus.text_count;
-    return (vptq_corpus_options){.texts = path,
-                                 .text_count = !tokens,
-                                 .tokens = path,
-                                 .token_count = tokens,
-                                 .rows = o->ppl.corpus.rows,
-                                 .lossy = o->ppl.corpus.lossy};
-}
-
 static vptq_status score_text(vptq_ablate_job *m, const vptq_model *model, size_t i,
                               vptq_err *err)
 {
@@ -318,50 +377,6 @@ static vptq_status score_task(vptq_ablate_job *m, const vptq_model *model, size_
     }
     hash_key(m->a->task_hash[i], key);
     return save(m, "tasks", key, entry, err);
-}
-
-/* ---- counts for an estimate ---- */
-
-vptq_status vptq_ablate_count_text(const vptq_ablation *a, const vptq_model *m,
-                                   vptq_ablate_passes *p, vptq_err *err)
-{
-    *p = (vptq_ablate_passes){.length = a->opt->ppl.context};
-    for (size_t i = 0; i < vptq_ablate_text_count(a->opt); i++) {
-        const char *path = vptq_ablate_text(a->opt, i);
-        vptq_ppl_options o = a->opt->ppl;
-        vptq_ppl_result r;
-        o.corpus = corpus_of(a->opt, i, &path);
-        o.dry_run = true;
-        VPTQ_CHECK(vptq_eval_ppl(a->dev, m, &o, NULL, &r, err));
-        p->tokens += (double)r.windows * (double)r.context;
-        p->scored += (double)r.tokens;
-    }
-    return VPTQ_OK;
-}
-
-vptq_status vptq_ablate_count_tasks(const vptq_ablation *a, const vptq_model *m,
-                                    vptq_ablate_passes *p, vptq_err *err)
-{
-    double requests = 0;
-    *p = (vptq_ablate_passes){.length = 1};
-    for (size_t i = 0; i < a->opt->task_count; i++) {
-        const vptq_task *task = &a->opt->tasks[i];
-        const vptq_task_file_options options = {
-            .task = task->name, .delimiter = TASK_DELIMITER, .limit = a->opt->task_limit};
-        const vptq_task_run count = {.name = task->name, .dry_run = true};
-        vptq_task_file file;
-        vptq_task_figures f;
-        VPTQ_CHECK(vptq_task_file_read(task->path, &options, a->dev->ctx, &file, err));
-        const vptq_status st = vptq_eval_task(a->dev, m, &file, &count, NULL, &f, err);
-        vptq_task_file_release(&file);
-        VPTQ_CHECK(st);
-        p->tokens += (double)f.rows;
-        requests += (double)f.requests;
-    }
-    p->scored = p->tokens;
-    if (p->tokens > requests)
-        p->length = (size_t)(p->tokens / requests);
-    return VPTQ_OK;
 }
 
 /* ---- serving ---- */

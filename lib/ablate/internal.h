@@ -24,6 +24,12 @@ typedef struct vptq_ablate_plan {
     bool tuned;             /* some of them are */
 } vptq_ablate_plan;
 
+/* One measurement of all texts, or of all tasks. */
+typedef struct vptq_ablate_passes {
+    double tokens, scored;
+    size_t length; /* of a sequence */
+} vptq_ablate_passes;
+
 typedef struct vptq_ablation {
     vptq_device *dev;
     const vptq_ablate_options *opt;
@@ -33,9 +39,11 @@ typedef struct vptq_ablation {
     char hessian_path[PATH_MAX];
     uint64_t *text_hash; /* [texts] of the content and the scoring options */
     uint64_t *task_hash; /* [tasks] of name, content and limit */
+    vptq_ablate_passes text_passes, task_passes;
     vptq_serve_config serve;
     vptq_model original; /* open when a row has been compared with it */
     bool has_original;
+    bool all_layers;
     bool estimates; /* a dry run that prints an estimate */
     vptq_ablate_plan plan;
 } vptq_ablation;
@@ -58,8 +66,10 @@ bool vptq_ablate_set_real(json_t *doc, const char *key, double x);
 vptq_status vptq_ablate_open_model(const vptq_ablation *a, const char *path, vptq_model *model,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Checks and hashes texts and tasks.  VPTQ_E_ARG, or errors of reading them. */
-vptq_status vptq_ablate_plan_figures(vptq_ablation *a, vptq_err *err) VPTQ_MUST_CHECK;
+/* Checks, hashes and counts texts and tasks, as the original `m` reads them, before anything is
+ * measured.  VPTQ_E_ARG, or errors of reading them. */
+vptq_status vptq_ablate_plan_figures(vptq_ablation *a, const vptq_model *m,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
 /* Reads the figures of the row file into the result; false if one is missing. */
 bool vptq_ablate_has_figures(const vptq_ablate_job *m);
 /* Measures the model at `path` in every way that the row file has no figures of, and saves the
@@ -67,16 +77,16 @@ bool vptq_ablate_has_figures(const vptq_ablate_job *m);
 vptq_status vptq_ablate_measure(vptq_ablate_job *m, const char *path,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_ablate_release_original(vptq_ablation *a);
-/* Passes of all rows over texts and tasks, added up by what a dry run estimates together. */
-typedef struct vptq_ablate_passes {
-    double tokens, scored;
-    size_t length; /* of a sequence */
-} vptq_ablate_passes;
-/* Counts what one measurement of the texts and of the tasks takes. */
-vptq_status vptq_ablate_count_text(const vptq_ablation *a, const vptq_model *m,
-                                   vptq_ablate_passes *p, vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_ablate_count_tasks(const vptq_ablation *a, const vptq_model *m,
-                                    vptq_ablate_passes *p, vptq_err *err) VPTQ_MUST_CHECK;
+/* *hash = hash of itself and what is read, which does not depend on compression. */
+vptq_status vptq_ablate_hash_input(const vptq_ablation *a, const char *path,
+                                   vptq_text_kind kind, uint64_t *hash,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- same.c ---- */
+
+/* Agrees that all ranks have the same rows and texts: results are files, which one rank writes
+ * and another reads. */
+vptq_status vptq_ablate_check_same(const vptq_ablation *a, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- estimate.c ---- */
 

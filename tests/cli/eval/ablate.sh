@@ -22,6 +22,20 @@ ablate() { "$BIN/vptq-eval" ablate "${options[@]}" "$@"; }
 ablate -q --dry-run --format json >plan.jsonl
 [ "$(wc -l <plan.jsonl)" -eq 6 ] || fail "$(cat plan.jsonl)"
 ablate -q -o whole --keep-packed --format json >whole.jsonl
+# the directory's work is of these layers
+"$BIN/vptq-eval" ablate "${options[@]}" --layers 0-4 -q -o whole >out.txt 2>err.txt && fail "layers were mixed"
+expect_line err.txt "whole/ablate.json: its key 'layers' is '1-2', here it is 'all'; give another directory$"
+expect_error 1 "its key 'layers' is '1-2', here it is '1-3'" ablate --layers 1-3 -q -o whole --force
+
+# ---- what cannot be measured is found before anything is quantized ----
+printf 'Once' >short.txt
+echo '{"question": "What?", "choices": ["a", "b"], "gold": "c"}' >broken.jsonl
+expect_error 1 "short.txt: the text has" ablate -q -o early --text short.txt
+expect_error 1 "broken.jsonl: line 1: " ablate -q -o early --task quiz=broken.jsonl
+expect_error 2 "'1,600,4': sequences have 604 tokens, the model's context has 512" ablate -q -o early --serve 1,600,4
+expect_error 1 "broken.jsonl: line 1: " ablate -q --dry-run --task quiz=broken.jsonl
+[ ! -e early ] || fail "begun: $(ls early)"
+
 line() { sed -n "$1p" "$2" >line.json; }
 for n in 2 3 4; do
     line $n whole.jsonl

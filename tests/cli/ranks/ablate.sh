@@ -38,9 +38,12 @@ mkdir elsewhere
 cp rows.json items.jsonl elsewhere
 expect_exit 1 on_rank 2 'cd elsewhere' "${ablate[@]}" -q -o far >out.txt 2>err.txt
 expect_line err.txt "^vptq-eval: rank 2: does not see the directory 'far' of rank 0; put it where all see it$"
-sed 's/"centroids": 16/"centroids": 32/' rows.json >elsewhere/rows.json
-expect_exit 1 on_rank 1 'cd elsewhere' "${ablate[@]}" -q -o other >out.txt 2>err.txt
-expect_line err.txt '^vptq-eval: the table or a text differs between the processes of this run: '
+for change in 's/"centroids": 16/"centroids": 32/' 's/"retrain": 1/"retrain": 2/'; do # with other bits, and the same
+    sed "$change" rows.json >elsewhere/rows.json
+    expect_exit 1 on_rank 1 'cd elsewhere' "${ablate[@]}" -q -o other >out.txt 2>err.txt
+    expect_line err.txt '^vptq-eval: the table, the Hessians or a text differs between the processes of this run: '
+    [ ! -e other ] || fail "begun with other rows"
+done
 if [ -e "${FAULTS:-}" ]; then
     # all collect the Hessians: a rank fails there, and with these finished in a row of its own
     expect_exit 1 on_rank 1 "export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:1-" "${ablate[@]}" -q -o full \
