@@ -258,7 +258,7 @@ static bool quote_command(const vptq_cli *cli, char *text, size_t size)
     return true;
 }
 
-/* Quantizes and packs. */
+/* Quantizes and packs, or plans that. */
 static vptq_status convert(vptq_cli *cli, const quantize_args *a,
                            const vptq_quantize_options *quantize, vptq_err *err)
 {
@@ -323,9 +323,8 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_settings *
     if (!st)
         st = save_config(cli, a, &err);
     if (!st)
-        st = is_packed(a) && !cli->common.dry_run
-                 ? convert(cli, a, &opt, &err)
-                 : vptq_quantize(cli->ctx, &opt, &cli->out, NULL, &err);
+        st = is_packed(a) ? convert(cli, a, &opt, &err)
+                          : vptq_quantize(cli->ctx, &opt, &cli->out, NULL, &err);
     return vptq_cli_finish(cli, st, &err);
 }
 

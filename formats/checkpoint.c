@@ -133,6 +133,28 @@ size_t vptq_checkpoint_matrix_count(const vptq_checkpoint *c)
            vptq_checkpoint_additive_count(c) + vptq_checkpoint_dense_count(c);
 }
 
+vptq_status vptq_code_counts_check(const vptq_code_counts *n, bool dir, const char *path,
+                                   vptq_err *err)
+{
+    if (n->vectors && n->uniform + n->additive)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: %zu matrices are quantized by method vptq and %zu by others: no "
+                         "packed layout holds both",
+                         path, n->vectors, n->uniform + n->additive);
+    if (n->uniform && n->additive)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: %zu matrices have uniform and %zu additive codes: no packed "
+                         "layout holds both",
+                         path, n->uniform, n->additive);
+    if (n->additive && dir)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: %zu matrices have additive codes, which no layout of directories "
+                         "holds; write an archive (OUT.vptq or --to archive), or plain weights "
+                         "(vptq-pack --unpack)",
+                         path, n->additive);
+    return VPTQ_OK;
+}
+
 /* ---- faults ---- */
 
 bool vptq_checkpoint_is_fault(vptq_status st)

@@ -114,6 +114,17 @@ bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t);
 /* Number of matrices that were quantized or changed, however they are stored. */
 size_t vptq_checkpoint_matrix_count(const vptq_checkpoint *c);
 
+/* Matrices by their codes; those that are stored plain do not count. */
+typedef struct vptq_code_counts {
+    size_t vectors, uniform, additive;
+} vptq_code_counts;
+
+/* Fails for codes that no packed model holds: one config.json describes one kind of them, and
+ * no layout of directories (`dir`) additive ones.  VPTQ_E_UNSUPPORTED, its sentence beginning
+ * with `path`. */
+vptq_status vptq_code_counts_check(const vptq_code_counts *n, bool dir, const char *path,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Reads the tokenizer; VPTQ_E_FORMAT if the model has none. */
 vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx, vptq_vocab *v,
                                   vptq_err *err) VPTQ_MUST_CHECK;

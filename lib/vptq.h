@@ -407,6 +407,7 @@ typedef struct vptq_quantize_options {
                       refuses are errors, and the estimate has the disk for it */
     bool no_shared_dir; /* several ranks: those on other machines do not see `work` of rank 0,
                            which gets their matrices as messages; not with `tune` */
+    bool packs_dir;     /* with `packs`: as a packed directory, not an archive */
 } vptq_quantize_options;
 
 /* Options with their defaults: all layers, NAN where that means "as recorded". */
@@ -533,7 +534,7 @@ VPTQ_CALL vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt,
 
 /* From a model to a packed one, with a model card (README.md). */
 typedef struct vptq_convert_options {
-    const vptq_quantize_options *quantize; /* its `work`, `force` and `dry_run` are not used */
+    const vptq_quantize_options *quantize; /* its `work` and `force` are not used */
     const vptq_pack_options *pack; /* its `input`, `card` and `dry_run` are not used; `force`
                                       replaces the output and work of other settings */
     const char *command;           /* as it was typed, for the card; NULL = not known */
@@ -541,7 +542,9 @@ typedef struct vptq_convert_options {
 } vptq_convert_options;
 
 /* Quantizes into OUTPUT.work, which the same call continues after an interruption, packs it and
- * removes it.  VPTQ_E_EXISTS before any work if the output exists and may not be replaced. */
+ * removes it.  VPTQ_E_EXISTS before any work if the output exists and may not be replaced. With
+ * quantize->dry_run as vptq_quantize: the output may be NULL, and only what packing would
+ * refuse about settings and tokenizer fails. */
 VPTQ_CALL vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt,
                                    const vptq_output *out, vptq_err *err);
 

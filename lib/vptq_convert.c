@@ -180,15 +180,21 @@ vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt, const v
     char work[MAX_PATH], model[VPTQ_HUB_PATH];
     vptq_quantize_options quantize = *opt->quantize;
     vptq_pack_options pack = *opt->pack;
-    VPTQ_CHECK(work_path(work, pack.output, err));
+    pack.dry_run = quantize.dry_run;
+    quantize.work = NULL;
+    if (pack.output || !pack.dry_run) {
+        VPTQ_CHECK(work_path(work, pack.output, err));
+        quantize.work = pack.input = work;
+    }
     VPTQ_CHECK(vptq_hub_find(quantize.model, ctx->mem, model, err));
     quantize.model = model;
-    quantize.work = pack.input = work;
     quantize.force = pack.force;
     quantize.packs = true;
-    quantize.dry_run = pack.dry_run = false;
+    quantize.packs_dir = pack.form == VPTQ_PACK_HF;
     if (!pack.tokenizer)
         pack.tokenizer = quantize.tokenizer;
     VPTQ_CHECK(vptq_pack_check_output(ctx, quantize.model, &pack, err));
+    if (quantize.dry_run)
+        return vptq_quantize(ctx, &quantize, out, NULL, err);
     return run(ctx, opt, &quantize, &pack, out, err);
 }

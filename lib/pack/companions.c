@@ -297,6 +297,22 @@ static bool is_foreign(const vptq_checkpoint *c, const char *given_tokenizer)
                                !vptq_package_lies_in(origin->path, c->tokenizer));
 }
 
+vptq_status vptq_package_check_tokenizer(const vptq_checkpoint *c, const vptq_ctx *ctx,
+                                         const char *given_tokenizer, vptq_err *err)
+{
+    char path[4096];
+    vptq_vocab vocab;
+    const char *dir = origin_of(c)->path;
+    const bool copied = is_dir(origin_of(c)) && !is_foreign(c, given_tokenizer) &&
+                        !vptq_path_join(path, sizeof path, dir, "tokenizer.json", NULL) &&
+                        vptq_path_exists(path);
+    if (!c->tokenizer || copied)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_checkpoint_vocab(c, ctx, &vocab, err));
+    vptq_vocab_release(&vocab);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_package_add_companions(vptq_package *o, const vptq_checkpoint *c,
                                         const char *given_tokenizer, const char *output,
                                         vptq_err *err)

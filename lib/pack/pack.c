@@ -150,31 +150,17 @@ static vptq_status find_dense(packing *p, vptq_err *err)
 /* One config.json describes one kind of codes, of one type. */
 static vptq_status check_mixture(const packing *p, vptq_err *err)
 {
-    const size_t uniform = vptq_checkpoint_uniform_count(p->c);
-    const size_t additive = vptq_checkpoint_additive_count(p->c);
-    if (p->c->quantized_count && uniform + additive)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: %zu matrices are quantized by method vptq and %zu by others: no "
-                         "packed layout holds both",
-                         p->c->path, p->c->quantized_count, uniform + additive);
-    if (uniform && additive)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: %zu matrices have uniform and %zu additive codes: no packed "
-                         "layout holds both",
-                         p->c->path, uniform, additive);
-    if (additive && p->opt->form == VPTQ_PACK_HF)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: %zu matrices have additive codes, which no layout of directories "
-                         "holds; write an archive (OUT.vptq or --to archive), or plain weights "
-                         "(--unpack)",
-                         p->c->path, additive);
-    if (uniform + additive && p->opt->dtype != VPTQ_DTYPE_COUNT &&
+    const vptq_code_counts n = {.vectors = p->c->quantized_count,
+                                .uniform = vptq_checkpoint_uniform_count(p->c),
+                                .additive = vptq_checkpoint_additive_count(p->c)};
+    VPTQ_CHECK(vptq_code_counts_check(&n, p->opt->form == VPTQ_PACK_HF, p->c->path, err));
+    if (n.uniform + n.additive && p->opt->dtype != VPTQ_DTYPE_COUNT &&
         p->opt->dtype != p->c->storage)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: the matrices were quantized for %s, and %s codes fit no other "
                          "type",
                          p->c->path, vptq_dtype_get(p->c->storage)->name,
-                         uniform ? "uniform" : "additive");
+                         n.uniform ? "uniform" : "additive");
     return VPTQ_OK;
 }
 
@@ -523,13 +509,17 @@ out:
     return st;
 }
 
-/* VPTQ_E_ARG for types that are not packed. */
+/* VPTQ_E_ARG for types that are not packed in that form. */
 static vptq_status check_types(const vptq_pack_options *opt, vptq_err *err)
 {
     if (opt->dtype != VPTQ_DTYPE_COUNT && opt->dtype != VPTQ_F16 && opt->dtype != VPTQ_BF16)
         return vptq_fail(err, VPTQ_E_ARG,
                          "--dtype: packed models store f16 or bf16; --unpack writes GGUF files "
                          "of other types");
+    if (opt->form == VPTQ_PACK_HF && opt->embeddings != VPTQ_DTYPE_COUNT)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--embeddings: the published layout has one type for all numbers "
+                         "(--dtype); write an archive (OUT.vptq or --to archive)");
     return vptq_package_check_embeddings(opt, err);
 }
 
@@ -548,10 +538,6 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
         return vptq_fail(err, VPTQ_E_ARG, "--level is %u, expected 1 to %d", opt->level,
                          (int)VPTQ_ARCHIVE_MAX_LEVEL);
     VPTQ_CHECK(check_types(opt, err));
-    if (opt->form == VPTQ_PACK_HF && opt->embeddings != VPTQ_DTYPE_COUNT)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "--embeddings: the published layout has one type for all numbers "
-                         "(--dtype); write an archive (OUT.vptq or --to archive)");
     /* opening it as a model checks every matrix and tensor against the architecture */
     vptq_status st = vptq_model_open(ctx, opt->input, &open, false, &model, err);
     if (st)
@@ -585,9 +571,11 @@ vptq_status vptq_pack_check_output(const vptq_ctx *ctx, const char *model,
     vptq_model m;
     VPTQ_CHECK(check_types(opt, err));
     VPTQ_CHECK(vptq_model_open(ctx, model, &open, false, &m, err));
-    const vptq_status st = vptq_package_check_path(&m.ckpt, opt->output, err);
+    vptq_status st = vptq_package_check_tokenizer(&m.ckpt, ctx, opt->tokenizer, err);
+    if (!st && opt->output)
+        st = vptq_package_check_path(&m.ckpt, opt->output, err);
     vptq_model_release(&m);
-    if (st)
+    if (st || opt->dry_run)
         return st;
     if (opt->form == VPTQ_PACK_ARCHIVE) {
         vptq_file_writer file;

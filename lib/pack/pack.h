@@ -37,8 +37,8 @@ typedef struct vptq_pack_result {
 vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                             vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 /* Fails as vptq_pack_model would, once a quantized form of `model` is ready, because of its
- * output: one that exists, cannot be replaced or written, or holds the model.  Creates its
- * folder. */
+ * types, its tokenizer or its output: one that exists, cannot be replaced or written, or holds
+ * the model.  Creates the folder of the output; a dry run writes nothing. */
 vptq_status vptq_pack_check_output(const vptq_ctx *ctx, const char *model,
                                    const vptq_pack_options *opt, vptq_err *err) VPTQ_MUST_CHECK;
 /* Unpacks any MODEL to a plain Hugging Face directory with config and tokenizer, or to one GGUF

@@ -225,6 +225,10 @@ vptq_status vptq_package_split_config(const vptq_model_desc *d, json_t *config,
 json_t *vptq_package_config_holder(json_t *config);
 vptq_status vptq_package_add_config(vptq_package *o, const json_t *config,
                                     vptq_err *err) VPTQ_MUST_CHECK;
+/* Fails if vptq_package_add_companions will convert the tokenizer and cannot read it. */
+vptq_status vptq_package_check_tokenizer(const vptq_checkpoint *c, const vptq_ctx *ctx,
+                                         const char *given_tokenizer,
+                                         vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds tokenizer, generation settings, license and all other small files of the model, from its
  * directory or archive.  A tokenizer in another form is converted to tokenizer.json.  Warns if
  * the model has none.  `output` is the output's path: converting needs a temporary directory

@@ -51,6 +51,64 @@ static vptq_allocate_mode resolve_allocate(const vptq_quantizer *q)
     return VPTQ_ALLOCATE_PROXY;
 }
 
+/* An error if the run packs, else a warning: a work directory may keep what packing refuses. */
+static vptq_status refuse_packing(const vptq_quantizer *q, const char *text, vptq_err *err)
+{
+    if (q->opt->packs)
+        return vptq_fail(err, VPTQ_E_ARG, "%s", text);
+    vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s", text);
+    return VPTQ_OK;
+}
+
+/* Finds methods whose matrices no packed model holds together. */
+static vptq_status check_codes(const vptq_quantizer *q, vptq_err *err)
+{
+    vptq_code_counts n = {0};
+    vptq_err why;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
+            if (!vptq_linear_exists(q->model.desc, layer, l))
+                continue;
+            const uint32_t method = vptq_quantizer_matrix(q, layer, l)->settings.method;
+            n.vectors += method == VPTQ_METHOD_VPTQ;
+            n.uniform += vptq_method_has_codes(method);
+            n.additive += vptq_method_is_additive(method);
+        }
+    const bool dir = q->opt->packs && q->opt->packs_dir;
+    return vptq_code_counts_check(&n, dir, q->opt->model, &why)
+               ? refuse_packing(q, why.text, err)
+               : VPTQ_OK;
+}
+
+/* Finds groups of uniform codes that no packed model can have (formats/hf/compressed.h). */
+static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
+{
+    const vptq_model_desc *d = q->model.desc;
+    char name[VPTQ_NAME_MAX], text[VPTQ_NAME_MAX + 192];
+    uint32_t out, in, columns = 0, group = 0;
+    size_t count = 0;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < vptq_linear_count(d); l++) {
+            if (!vptq_linear_exists(d, layer, l))
+                continue;
+            const vptq_encoder_settings *s = &vptq_quantizer_matrix(q, layer, l)->settings;
+            vptq_linear_shape(d, (vptq_linear)l, &out, &in);
+            if (!vptq_method_has_codes(s->method) || s->group_size == 0 ||
+                s->group_size >= in || in % s->group_size == 0 || count++)
+                continue;
+            vptq_linear_full_name(d, name, layer, (vptq_linear)l);
+            group = s->group_size;
+            columns = in;
+        }
+    if (!count)
+        return VPTQ_OK;
+    snprintf(text, sizeof text,
+             "%s: group_size is %u, which does not divide %u columns (%zu such matrices), so "
+             "that they cannot be packed; --fit-groups true takes groups that divide",
+             name, group, columns, count);
+    return refuse_packing(q, text, err);
+}
+
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
@@ -78,7 +136,9 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
                          q->first, q->last, d->layers, d->layers - 1);
     VPTQ_CHECK(resolve_settings(q, err));
     /* finds errors in settings that allocation does not change before it spends time */
-    return vptq_settings_check(d, q->matrix, err);
+    VPTQ_CHECK(vptq_settings_check(d, q->matrix, err));
+    VPTQ_CHECK(check_codes(q, err));
+    return check_groups(q, err);
 }
 
 /* Warns of Hessians with few tokens or only diagonals. */
@@ -379,44 +439,10 @@ static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Finds groups of uniform codes that no packed model can have (formats/hf/compressed.h): an
- * error if the run packs, else a warning, since a work directory may keep them. */
-static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
-{
-    const vptq_model_desc *d = q->model.desc;
-    char name[VPTQ_NAME_MAX], text[VPTQ_NAME_MAX + 192];
-    uint32_t out, in, columns = 0, group = 0;
-    size_t count = 0;
-    for (uint32_t layer = q->first; layer <= q->last; layer++)
-        for (int l = 0; l < vptq_linear_count(d); l++) {
-            if (!vptq_linear_exists(d, layer, l))
-                continue;
-            const vptq_encoder_settings *s = &vptq_quantizer_matrix(q, layer, l)->settings;
-            vptq_linear_shape(d, (vptq_linear)l, &out, &in);
-            if (!vptq_method_has_codes(s->method) || s->group_size == 0 ||
-                s->group_size >= in || in % s->group_size == 0 || count++)
-                continue;
-            vptq_linear_full_name(d, name, layer, (vptq_linear)l);
-            group = s->group_size;
-            columns = in;
-        }
-    if (!count)
-        return VPTQ_OK;
-    snprintf(text, sizeof text,
-             "%s: group_size is %u, which does not divide %u columns (%zu such matrices), so "
-             "that they cannot be packed; --fit-groups true takes groups that divide",
-             name, group, columns, count);
-    if (q->opt->packs)
-        return vptq_fail(err, VPTQ_E_ARG, "%s", text);
-    vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s", text);
-    return VPTQ_OK;
-}
-
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
 {
     VPTQ_CHECK(check_folds(q, err));
     VPTQ_CHECK(vptq_settings_check(q->model.desc, q->matrix, err));
-    VPTQ_CHECK(check_groups(q, err));
     warn_unused_outputs(q);
     if (!q->opt->no_size_warnings)
         warn_large_codebooks(q);

@@ -41,6 +41,35 @@ expect_error 2 "--from writes a work directory" \
     "$BIN/vptq-quantize" --from w --tune e2e -c builtin -o y.vptq
 for work in *.work .work; do [ ! -e "$work" ] || fail "$work"; done
 
+# What cannot be packed is an error before anything is quantized, and of a plan, too.
+"$BIN/vptq-hessian" -q -m "$model" -c "$(data text/tinystories/tiny.utf8)" -n 8 -l 128 -o h >out.txt
+rule() { echo "{\"rules\": [{\"match\": \"v_proj\", \"settings\": {\"method\": \"$1\"}}]}"; }
+rule gptq >gptq.json
+rule aqlm >aqlm.json
+echo '{}' >tok.json
+refused() { # STATUS MESSAGE OPTION..
+    local status=$1 message=$2
+    shift 2
+    expect_error "$status" "$message" "$BIN/vptq-quantize" -q -m "$model" -H h "$@"
+    expect_error "$status" "$message" "$BIN/vptq-quantize" -q -m "$model" -H h --dry-run "$@"
+    for left in *.work z z.vptq; do [ ! -e "$left" ] || fail "$left"; done
+}
+for method in gptvq "aqlm -v 4" db-llm; do
+    # shellcheck disable=SC2086
+    refused 2 "35 matrices have additive codes, which no layout of directories holds; write an archive" \
+        --method $method --to hf -o z
+done
+refused 2 "--embeddings: the published layout has one type for all numbers" -v 4 -k 16 --to hf --embeddings q8 -o z
+refused 2 "30 matrices are quantized by method vptq and 5 by others: no packed layout holds both" \
+    -v 4 -k 16 --recipe gptq.json -o z.vptq
+refused 2 "30 matrices have uniform and 5 additive codes: no packed layout holds both" \
+    --method rtn --group-size 4 --recipe aqlm.json -o z.vptq
+refused 1 "tok.json: model is not an object" -v 4 -k 16 --tokenizer tok.json -o z.vptq
+"$BIN/vptq-quantize" -m "$model" -H h -v 4 -k 16 --recipe gptq.json -o mixed >out.txt 2>err.txt
+expect_line err.txt "warning: .*: 30 matrices are quantized by method vptq and 5 by others: no packed layout holds both"
+"$BIN/vptq-quantize" -q -m "$model" -H h --method db-llm --dry-run --to archive >out.txt
+expect_line out.txt '^35 matrices'
+
 # A plan does not measure, and says so.
 "$BIN/vptq-quantize" -m "$model" -b 3 -o y.vptq --dry-run >out.txt 2>err.txt
 expect_line err.txt 'the run itself will choose by --allocate kl'
