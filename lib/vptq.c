@@ -14,7 +14,6 @@
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
-#include "lib/model/backward.h"
 #include "lib/model/model.h"
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
@@ -259,19 +258,8 @@ static vptq_status share_digest(const vptq_ctx *ctx, const char *work,
     return vptq_comm_broadcast(ctx, 0, digest, VPTQ_DIGEST_SIZE, err);
 }
 
-/* Fails before any work for a model that cannot be tuned. */
-static vptq_status check_gradients(const vptq_ctx *ctx, const char *path, vptq_err *err)
-{
-    vptq_model m;
-    const vptq_checkpoint_options quiet = {.quiet = true};
-    VPTQ_CHECK(vptq_model_open(ctx, path, &quiet, false, &m, err));
-    const vptq_status st = vptq_backward_check(&m, err);
-    vptq_model_release(&m);
-    return st;
-}
-
-/* Makes the directory of a run with tuning, or fails before any work. */
-static vptq_status make_stage(const vptq_ctx *ctx, const vptq_quantize_options *opt,
+/* Finds the directory of a run with tuning, or fails before any work. */
+static vptq_status find_stage(const vptq_ctx *ctx, const vptq_quantize_options *opt,
                               char *untuned, vptq_err *err)
 {
     if (opt->no_shared_dir && vptq_comm_size(ctx) > 1)
@@ -279,8 +267,21 @@ static vptq_status make_stage(const vptq_ctx *ctx, const vptq_quantize_options *
                          "--tune reads the quantized matrices in every process and cannot run "
                          "with --no-shared-dir; quantize without --tune, copy the work "
                          "directory to every machine, and tune it with --from");
-    VPTQ_CHECK(check_gradients(ctx, opt->model, err));
-    return vptq_tune_make_stage(opt->work, opt->force, ctx->mem, untuned, err);
+    return vptq_tune_find_stage(opt->work, opt->force, ctx->mem, untuned, err);
+}
+
+static vptq_status quantize_only(vptq_ctx *ctx, const vptq_quantize_options *opt,
+                                 const vptq_output *out, vptq_quantize_result *result,
+                                 vptq_err *err)
+{
+    vptq_device *dev;
+    const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(vptq_quantize_report(dev, opt, out, result, err));
+    if (opt->dry_run)
+        return VPTQ_OK;
+    VPTQ_CHECK(share_digest(ctx, opt->work, &open, result->digest, err));
+    return vptq_quantize_report_end(opt, result, out, err);
 }
 
 /* Two runs: quantizes into work/untuned, and tunes that to `work`. */
@@ -292,14 +293,13 @@ static vptq_status quantize_and_tune(vptq_ctx *ctx, const vptq_quantize_options 
     vptq_tune_result tuned;
     vptq_quantize_options quantize = *opt;
     vptq_tune_options tune = *opt->tune;
-    VPTQ_CHECK(vptq_comm_agree(ctx, make_stage(ctx, opt, untuned, err), err));
+    VPTQ_CHECK(vptq_comm_agree(ctx, find_stage(ctx, opt, untuned, err), err));
     quantize.work = tune.from = untuned;
-    quantize.tune = NULL;
     tune.model = opt->model;
     tune.work = opt->work;
     tune.tokenizer = opt->tokenizer;
     tune.force = opt->force;
-    VPTQ_CHECK(vptq_quantize(ctx, &quantize, out, result, err));
+    VPTQ_CHECK(quantize_only(ctx, &quantize, out, result, err));
     VPTQ_CHECK(vptq_tune(ctx, &tune, out, &tuned, err));
     memcpy(result->digest, tuned.digest, sizeof tuned.digest);
     return VPTQ_OK;
@@ -308,11 +308,9 @@ static vptq_status quantize_and_tune(vptq_ctx *ctx, const vptq_quantize_options 
 vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
                           const vptq_output *out, vptq_quantize_result *result, vptq_err *err)
 {
-    vptq_device *dev;
     vptq_quantize_result own;
     const vptq_encoder_settings best = vptq_encoder_defaults();
     vptq_quantize_options o = *opt;
-    const vptq_checkpoint_options open = {.tokenizer = o.tokenizer, .base = o.model};
     if (!o.settings)
         o.settings = &best;
     if (o.calibrate && isnan(o.kv_factor)) {
@@ -326,12 +324,7 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
         return quantize_and_tune(ctx, &o, out, result, err);
     if (o.dry_run && o.predict)
         return predict(ctx, &o, out, result, err);
-    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    VPTQ_CHECK(vptq_quantize_report(dev, &o, out, result, err));
-    if (o.dry_run)
-        return VPTQ_OK;
-    VPTQ_CHECK(share_digest(ctx, o.work, &open, result->digest, err));
-    return vptq_quantize_report_end(&o, result, out, err);
+    return quantize_only(ctx, &o, out, result, err);
 }
 
 /* ---- Tuning ----------------------------------------------------------------------------- */

@@ -400,7 +400,7 @@ typedef struct vptq_quantize_options {
                                          about tensors that the model does not use */
     /* NULL, or to tune the result: quantizing then writes work/untuned, which stays, and tuning
      * writes `work`.  Model, directories, tokenizer and force are those of this run, not of
-     * *tune.  A dry run ignores it: bits and shapes stay. */
+     * *tune.  A dry run only checks it, and reads its text: bits and shapes stay. */
     const vptq_tune_options *tune;
     bool estimate; /* in a dry run: also time, memory and disk, from a second or two of work */
     bool packs;    /* the result will be packed, as by vptq_convert: settings that packing

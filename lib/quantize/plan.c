@@ -9,6 +9,7 @@
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/quantize/internal.h"
+#include "lib/quantize/tune.h"
 
 /* Weights of a chunk that a thread checks. */
 enum { SCAN_VALUES = 1 << 15 };
@@ -109,6 +110,31 @@ static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
     return refuse_packing(q, text, err);
 }
 
+/* Finds a matrix that cannot be tuned, then what else tuning will refuse. */
+static vptq_status check_tuning(const vptq_quantizer *q, vptq_err *err)
+{
+    const vptq_model_desc *d = q->model.desc;
+    char name[VPTQ_NAME_MAX], method[VPTQ_SETTING_TEXT];
+    const vptq_matrix_settings *first = NULL;
+    size_t count = 0;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < vptq_linear_count(d); l++) {
+            const vptq_matrix_settings *m = vptq_quantizer_matrix(q, layer, l);
+            if (!vptq_linear_exists(d, layer, l) || m->settings.method == VPTQ_METHOD_VPTQ)
+                continue;
+            first = first ? first : m;
+            count++;
+        }
+    if (!first)
+        return vptq_tune_check(q->dev->ctx, q->opt->tune, &q->model, err);
+    vptq_linear_full_name(d, name, first->layer, first->linear);
+    vptq_setting_print(vptq_setting_find("method"), &first->settings, method, sizeof method);
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "%s: method is %s (%zu matrices of other methods than vptq), which cannot "
+                     "be tuned",
+                     name, method, count);
+}
+
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
@@ -119,7 +145,8 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG,
                          "no allocate_text, on which --allocate kl measures divergences");
     const bool text = (measured && o->allocate_text->text_count > 0) ||
-                      (o->calibrate && o->calibrate->corpus.text_count > 0);
+                      (o->calibrate && o->calibrate->corpus.text_count > 0) ||
+                      (o->tune && o->tune->corpus.text_count > 0);
 
     VPTQ_CHECK(vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err));
     const vptq_checkpoint *c = &q->model.ckpt;
@@ -138,7 +165,8 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     /* finds errors in settings that allocation does not change before it spends time */
     VPTQ_CHECK(vptq_settings_check(d, q->matrix, err));
     VPTQ_CHECK(check_codes(q, err));
-    return check_groups(q, err);
+    VPTQ_CHECK(check_groups(q, err));
+    return o->tune ? check_tuning(q, err) : VPTQ_OK;
 }
 
 /* Warns of Hessians with few tokens or only diagonals. */

@@ -156,35 +156,48 @@ static uint32_t measured_every(const vptq_tune_options *o)
     return o->steps > 10 * SAVED_EVERY ? (o->steps + 9) / 10 : SAVED_EVERY;
 }
 
-static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err *err)
+/* The windows of a text that a run takes, and how many of them it holds out. */
+typedef struct text_windows {
+    size_t *starts; /* [count] */
+    size_t count, held_out;
+} text_windows;
+
+static vptq_status sample_text(const vptq_tune_options *o, const vptq_corpus *c,
+                               vptq_arena *arena, text_windows *w, vptq_err *err)
 {
-    const vptq_tune_options *o = t->opt;
-    const size_t own = o->self_windows;
-    size_t *starts, wanted, count, held_out;
-    wanted_windows(o, &wanted, &held_out);
+    size_t wanted;
+    wanted_windows(o, &wanted, &w->held_out);
     VPTQ_CHECK(
-        vptq_corpus_sample(c, o->length, wanted, o->seed, &t->arena, &starts, &count, err));
-    if (count < wanted)
-        held_out = (size_t)held_out_of(o, (double)count);
-    if (held_out > count || o->batch > count - held_out + own)
+        vptq_corpus_sample(c, o->length, wanted, o->seed, arena, &w->starts, &w->count, err));
+    if (w->count < wanted)
+        w->held_out = (size_t)held_out_of(o, (double)w->count);
+    if (w->held_out > w->count || o->batch > w->count - w->held_out + o->self_windows)
         return vptq_fail(
             err, VPTQ_E_FORMAT,
             "%s has %zu windows of %zu tokens: too few for %zu held out and %zu of "
             "a step (a shorter -l, a smaller --batch or more text)",
-            c->name, count, o->length, held_out, o->batch);
+            c->name, w->count, o->length, w->held_out, o->batch);
+    return VPTQ_OK;
+}
+
+static vptq_status choose_windows(vptq_tuner *t, const vptq_corpus *c, vptq_err *err)
+{
+    const vptq_tune_options *o = t->opt;
+    text_windows w;
+    VPTQ_CHECK(sample_text(o, c, &t->arena, &w, err));
     t->plan = (vptq_trainer_options){.steps = o->steps,
                                      .batch = o->batch,
                                      .rate = o->rate,
                                      .length = o->length,
-                                     .windows = count - held_out + own,
-                                     .held_out = held_out,
+                                     .windows = w.count - w.held_out + o->self_windows,
+                                     .held_out = w.held_out,
                                      .every = measured_every(o),
                                      .seed = o->seed,
                                      .bf16 = o->bf16,
                                      .dir = o->work};
     t->result->windows = t->plan.windows;
-    t->result->held_out_windows = held_out;
-    return copy_windows(t, c, starts, count, err);
+    t->result->held_out_windows = w.held_out;
+    return copy_windows(t, c, w.starts, w.count, err);
 }
 
 static vptq_status load_text(vptq_tuner *t, char fingerprint[17], vptq_err *err)
@@ -474,7 +487,32 @@ static vptq_status check_own(const char *work, vptq_mem *mem, vptq_err *err)
     return vptq_dir_check_own(work, VPTQ_WORK_FILE, "a work directory", mem, err);
 }
 
-vptq_status vptq_tune_make_stage(const char *work, bool force, vptq_mem *mem, char *untuned,
+static vptq_status check_text(const vptq_ctx *ctx, const vptq_tune_options *o,
+                              const vptq_model *original, vptq_err *err)
+{
+    vptq_corpus c;
+    vptq_arena arena;
+    text_windows w;
+    VPTQ_CHECK(
+        vptq_corpus_load(ctx, &o->corpus, original->tokenizer, original->desc->vocab, &c, err));
+    vptq_arena_init(&arena, ctx->mem);
+    const vptq_status st = sample_text(o, &c, &arena, &w, err);
+    vptq_arena_release(&arena);
+    vptq_corpus_release(&c);
+    return st;
+}
+
+vptq_status vptq_tune_check(const vptq_ctx *ctx, const vptq_tune_options *opt,
+                            const vptq_model *original, vptq_err *err)
+{
+    VPTQ_CHECK(check_options(opt, err));
+    VPTQ_CHECK(vptq_backward_check(original, err));
+    if (opt->self_windows)
+        VPTQ_CHECK(vptq_self_text_check(original, err));
+    return check_text(ctx, opt, original, err);
+}
+
+vptq_status vptq_tune_find_stage(const char *work, bool force, vptq_mem *mem, char *untuned,
                                  vptq_err *err)
 {
     char manifest[PATH_MAX];
@@ -485,8 +523,7 @@ vptq_status vptq_tune_make_stage(const char *work, bool force, vptq_mem *mem, ch
                          "'%s' holds a run without --tune; tune it into another directory "
                          "(--from), or start over with --force",
                          work);
-    VPTQ_CHECK(check_own(work, mem, err));
-    return vptq_dir_make(work, err);
+    return check_own(work, mem, err);
 }
 
 /* Rank 0 */

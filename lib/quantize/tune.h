@@ -8,11 +8,15 @@
 /* Tuning as a stage of a run: quantizing writes this directory inside the one to tune to. */
 #define VPTQ_UNTUNED_DIR "untuned"
 
-/* Makes `work` and sets `untuned` [PATH_MAX] to the directory for quantizing, on every rank.
- * VPTQ_E_MISMATCH for a directory of something else, or without `force` for one of a run
- * without this stage. */
-vptq_status vptq_tune_make_stage(const char *work, bool force, vptq_mem *mem, char *untuned,
+/* Sets `untuned` [PATH_MAX] to the directory for quantizing inside `work`.  VPTQ_E_MISMATCH for
+ * a directory of something else, or without `force` for one of a run without this stage. */
+vptq_status vptq_tune_find_stage(const char *work, bool force, vptq_mem *mem, char *untuned,
                                  vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Fails as vptq_tune_report will, when matrices of `original` are quantized, because of the
+ * options, the model or the text, which it reads.  `original` has its tokenizer. */
+vptq_status vptq_tune_check(const vptq_ctx *ctx, const vptq_tune_options *opt,
+                            const vptq_model *original, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* "layer", "e2e" or "layer,e2e" */
 const char *vptq_tune_method_name(vptq_tune_method m);

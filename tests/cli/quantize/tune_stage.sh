@@ -59,6 +59,28 @@ expect_error 2 "-H and a calibration text exclude each other, except with --tune
     "$BIN/vptq-quantize" -m "$model" -H h -c "$text" "${light[@]}" -o new
 expect_error 2 "--sequential needs a calibration text (-c TEXT) and no -H" \
     "$BIN/vptq-quantize" -m "$model" -H h -c "$text" "${light[@]}" --sequential --tune e2e -o new
+# What tuning will refuse is an error before anything is quantized, and of a plan, too.
+refused() { # STATUS MESSAGE OPTION..
+    local status=$1 message=$2
+    shift 2
+    expect_error "$status" "$message" "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -q -o new "$@"
+    expect_error "$status" "$message" "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -q -o new --dry-run "$@"
+}
+for method in rtn gptq gptvq db-llm sparse; do
+    refused 2 "layers.0.self_attn.q_proj: method is $method (35 matrices of other methods than vptq), which cannot be tuned$" \
+        --method $method --tune e2e -c "$text"
+done
+echo '{"rules": [{"match": "v_proj", "settings": {"method": "gptq"}}]}' >gptq.json
+refused 2 "layers.0.self_attn.v_proj: method is gptq (5 matrices of other methods than vptq), which cannot be tuned$" \
+    "${light[@]}" --recipe gptq.json --tune layer -c "$text"
+head -c 300 "$text" >short.txt
+refused 1 "short.txt: the text has [0-9]* tokens, one window needs 512" "${light[@]}" --tune e2e -c short.txt
+refused 1 "has [0-9]* windows of 512 tokens: too few for 17 held out and 4000 of a step" \
+    "${light[@]}" --tune e2e -c "$text" --batch 4000
+refused 2 "steps of 20 windows, expected at least 1 and at most all windows" \
+    "${light[@]}" --tune layer -c "$text" -n 10 --batch 20
+expect_error 2 "cannot be tuned" "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 -q \
+    --method gptq --tune e2e -o new
 [ ! -e new ] || fail "a refused run leaves a directory"
 expect_error 1 "'work' holds a run without --tune; tune it into another directory (--from), or start over with --force" \
     quantize --tune e2e --steps 12 --batch 1 -o work
