@@ -68,7 +68,7 @@ static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
 {
     const vptq_model_desc *d = a->q->model.desc;
     const vptq_linear linear = a->q->matrix[a->at[i]].linear;
-    if (a->q->allocate == VPTQ_ALLOCATE_KL)
+    if (a->q->allocate == VPTQ_ALLOCATE_KL && a->measured)
         return a->measured[a->at[i]].kld;
     if (vptq_linear_expert(linear) >= 0) /* reached by that share of the tokens */
         return (double)out * in * d->experts.used / d->experts.count;
@@ -166,6 +166,7 @@ static void set_budget(allocation *a)
 static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
 {
     const size_t max = a->matrices * (a->choices + 1);
+    a->weights = 0;
     a->first = vptq_arena_zalloc(arena, a->matrices + 1, sizeof *a->first, err);
     a->options = vptq_arena_alloc(arena, max, sizeof *a->options, err);
     a->rate_of = vptq_arena_alloc(arena, max, sizeof *a->rate_of, err);
@@ -256,14 +257,21 @@ static vptq_status choose_uniform(allocation *a, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status choose(allocation *a, vptq_err *err)
+/* Whether the budget is possible depends on sizes only, not on what measuring finds. */
+static vptq_status check_budget(allocation *a, vptq_err *err)
 {
     const uint64_t least = vptq_allocate_least(&a->problem);
     if (a->q->allocate == VPTQ_ALLOCATE_UNIFORM)
         return choose_uniform(a, err);
     if (a->budget < least)
         return too_small(a, least, err);
-    VPTQ_CHECK(check_largest(a, vptq_allocate_most(&a->problem), err));
+    return check_largest(a, vptq_allocate_most(&a->problem), err);
+}
+
+static vptq_status choose(allocation *a, vptq_err *err)
+{
+    if (a->q->allocate == VPTQ_ALLOCATE_UNIFORM)
+        return choose_uniform(a, err);
     return vptq_allocate(&a->problem, a->budget, a->q->dev->ctx->mem, a->choice, err);
 }
 
@@ -348,9 +356,12 @@ vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err)
     a.rates = (uint32_t)rates;
     a.choices = a.rates + MOST_BITS - LEAST_BITS + 1;
     VPTQ_TRY(list_matrices(&a, &arena, err));
-    if (vptq_allocate_measures(q))
-        VPTQ_TRY(measure(&a, err));
     VPTQ_TRY(list_options(&a, &arena, err));
+    VPTQ_TRY(check_budget(&a, err));
+    if (vptq_allocate_measures(q)) {
+        VPTQ_TRY(measure(&a, err));
+        VPTQ_TRY(list_options(&a, &arena, err)); /* with their costs */
+    }
     VPTQ_TRY(choose(&a, err));
     VPTQ_TRY(apply(&a, err));
 out:

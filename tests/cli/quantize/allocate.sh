@@ -18,6 +18,12 @@ bits()
 }
 predicted() { json_get predicted_loss "$1" | awk '{ s += $1 } END { print s }'; }
 
+# A budget that no settings meet is an error before divergences are measured.
+for bits in 1 14; do
+    expect_error 2 "a budget of $bits bits per weight is" quantize -o refused -b $bits "${kl[@]}"
+    [ ! -e refused ] || fail "a refused run leaves $(ls -A refused)"
+done
+
 # One setting for all, chosen without Hessians.
 quantize --dry-run -b 3 --allocate uniform --format json >uniform.json
 [ "$(json_get v uniform.json | sort -u | wc -l)" = 1 ] || fail "uniform has several v"
