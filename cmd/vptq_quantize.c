@@ -36,16 +36,20 @@ typedef struct quantize_args {
 
 enum { TO_AUTO, TO_WORK, TO_HF, TO_ARCHIVE }; /* "auto|work|hf|archive" */
 
-/* Whether the output is a packed model: --to, or the ending of its name. */
-static bool is_packed(const quantize_args *a)
+/* Whether the name of the output has that ending. */
+static bool output_ends_with(const quantize_args *a, const char *ending)
 {
-    static const char ending[] = ".vptq";
-    const size_t size = sizeof ending - 1;
+    const size_t size = strlen(ending);
     size_t n = a->output ? strlen(a->output) : 0;
     while (n > 0 && a->output[n - 1] == '/')
         n--;
-    return a->to == TO_AUTO ? n > size && !memcmp(a->output + n - size, ending, size)
-                            : a->to != TO_WORK;
+    return n > size && !memcmp(a->output + n - size, ending, size);
+}
+
+/* Whether the output is a packed model: --to, or the ending of its name. */
+static bool is_packed(const quantize_args *a)
+{
+    return a->to == TO_AUTO ? output_ends_with(a, ".vptq") : a->to != TO_WORK;
 }
 
 /* Whether this run calibrates; a plan without an output does without, unless a text is given.
@@ -418,6 +422,12 @@ static int dispatch(vptq_cli *cli, void *arg)
         return vptq_cli_finish(cli, vptq_presets_show(&cli->out, &err), &err);
     if (check_tune(cli, a) != CLI_OK)
         return CLI_USAGE;
+    if (a->to == TO_AUTO && output_ends_with(a, ".gguf"))
+        return vptq_cli_usage_error(cli,
+                                    "'%s': a GGUF file is written from the result: -o %s, then "
+                                    "vptq-pack --unpack %s -o %s",
+                                    a->output, a->from ? "WORK2" : "OUT.vptq",
+                                    a->from ? "WORK2" : "OUT.vptq", a->output);
     if (a->from)
         return tune(cli, a);
     if (!a->model)

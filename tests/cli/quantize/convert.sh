@@ -37,6 +37,11 @@ expect_error 2 "a/: an archive is a file; --to hf writes a directory" \
     "$BIN/vptq-quantize" -q -m named -b 3 --to archive -o a/
 expect_error 2 "--layers needs a work directory" "$BIN/vptq-quantize" -m named -b 3 -o y.vptq --layers 0-0
 expect_error 2 "--keep-work needs a packed model" "$BIN/vptq-quantize" -m named -b 3 -o y --keep-work
+expect_error 2 "'y.gguf': a GGUF file is written from the result: -o OUT.vptq, then vptq-pack --unpack OUT.vptq -o y.gguf" \
+    "$BIN/vptq-quantize" -m named -b 3 -o y.gguf
+expect_error 2 "'y.gguf': .* -o WORK2, then vptq-pack --unpack WORK2 -o y.gguf" \
+    "$BIN/vptq-quantize" --from w --tune e2e -c builtin -o y.gguf
+[ ! -e y.gguf ] || fail "a directory y.gguf"
 expect_error 2 "--from writes a work directory" \
     "$BIN/vptq-quantize" --from w --tune e2e -c builtin -o y.vptq
 for work in *.work .work; do [ ! -e "$work" ] || fail "$work"; done
