@@ -15,10 +15,12 @@ static vptq_status check_vectors(const vptq_additive_shape *s, vptq_err *err)
         return vptq_fail(err, VPTQ_E_SHAPE,
                          "a matrix of %u x %u (expected at least one row and one column)",
                          s->out, s->in);
-    if (!s->v || s->v > VPTQ_ADDITIVE_MAX_V || s->in % s->v)
-        return vptq_fail(err, VPTQ_E_SHAPE,
-                         "vector length %u is not in 1..%d or does not divide %u columns", s->v,
-                         VPTQ_ADDITIVE_MAX_V, s->in);
+    if (!s->v || s->v > VPTQ_ADDITIVE_MAX_V)
+        return vptq_fail(err, VPTQ_E_SHAPE, "vector length %u is not in 1..%d", s->v,
+                         VPTQ_ADDITIVE_MAX_V);
+    if (s->in % s->v)
+        return vptq_fail(err, VPTQ_E_SHAPE, "vector length %u does not divide %u columns", s->v,
+                         s->in);
     if (!s->stages || s->stages > VPTQ_ADDITIVE_MAX_STAGES)
         return vptq_fail(err, VPTQ_E_SHAPE, "%u codebooks are not in 1..%d", s->stages,
                          VPTQ_ADDITIVE_MAX_STAGES);

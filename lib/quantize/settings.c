@@ -98,11 +98,46 @@ static vptq_status check_layout(const vptq_encoder_settings *s, vptq_err *err)
         s->k_res, s->k);
 }
 
+/* Lists the vector lengths that the other settings allow, as "1, 2 or 4". */
+static void list_lengths(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
+                         char text[VPTQ_SETTING_TEXT])
+{
+    uint32_t lengths[VPTQ_ADDITIVE_MAX_V], count = 0;
+    size_t n = 0;
+    for (uint32_t v = 1; v <= VPTQ_ADDITIVE_MAX_V; v++) {
+        vptq_encoder_settings t = *s;
+        t.v = v;
+        const vptq_additive_shape shape = vptq_additive_shape_of(&t, out, in);
+        if (!vptq_encoder_check(&t, out, in, NULL) && !vptq_additive_shape_check(&shape, NULL))
+            lengths[count++] = v;
+    }
+    text[0] = 0;
+    for (uint32_t i = 0; i < count; i++)
+        n += (size_t)snprintf(text + n, VPTQ_SETTING_TEXT - n, "%s%u",
+                              i == 0          ? ""
+                              : i + 1 < count ? ", "
+                                              : " or ",
+                              lengths[i]);
+}
+
+/* The vectors of these methods are columns that follow each other in a row. */
 static vptq_status check_additive(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                   vptq_err *err)
 {
     const vptq_additive_shape shape = vptq_additive_shape_of(s, out, in);
-    return vptq_additive_shape_check(&shape, err);
+    char lengths[VPTQ_SETTING_TEXT];
+    if (in % shape.v == 0)
+        return vptq_additive_shape_check(&shape, err);
+    if (s->method & VPTQ_METHOD_QUIP)
+        return vptq_fail(
+            err, VPTQ_E_ARG,
+            "method quip# needs a multiple of %u columns, and the matrix has %u; a rule "
+            "of --recipe can give it another method",
+            shape.v, in);
+    list_lengths(s, out, in, lengths);
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "vector_length (-v) is %u, which does not divide %u columns, expected %s",
+                     shape.v, in, *lengths ? lengths : "another method");
 }
 
 vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_settings *rows,

@@ -81,7 +81,7 @@ expect_error 1 "its key 'settings.weight_bits' is 3, here it is 4" quantize -o t
 
 # Impossible settings and mixtures.
 expect_sentence 2 'weight_bits is 5, expected 2 to 4' quantize -o x --method gptvq --weight-bits 5
-expect_sentence 1 'vector length 3 is not in 1..16 or does not divide 64 columns' quantize -o x --method gptvq -v 3
+expect_sentence 2 'vector_length (-v) is 3, which does not divide 64 columns, expected 1, 2, 4 or 8$' quantize -o x --method gptvq -v 3
 expect_sentence 1 'codes of 32 bits are not in 1..16' quantize -o x --method gptvq -v 8 --weight-bits 4
 expect_error 2 "expected vptq, gptvq" quantize -o x --method gptvq+gptq
 expect_error 2 'centroids has no effect with method gptvq' quantize -o x --method gptvq -k 16
@@ -115,7 +115,7 @@ quantize -o one --method aqlm -v 4 -k 256 --codebooks 1 --dtype bf16 --kmeans-it
 expect_line one/quantize.json '"codebooks": 1'
 quantize -o seed --method aqlm -v 4 -k 16 --seed 1 > /dev/null
 [ "$(mean seed)" != "$(mean aqlm)" ] || fail "another seed has the same losses"
-expect_sentence 1 'vector length 8 is not in 1..16 or does not divide 172 columns' quantize -o x --method aqlm
+expect_sentence 2 'down_proj: vector_length (-v) is 8, which does not divide 172 columns, expected 1, 2 or 4$' quantize -o x --method aqlm
 expect_sentence 2 'beam is 33, expected 1 to 32 of method aqlm' quantize -o x --method aqlm -v 4 --search beam:33
 expect_error 2 "--codebooks 9: expected a whole number from 1 to 8" quantize -o x --method aqlm --codebooks 9
 expect_error 2 'group_size has no effect with method aqlm' quantize -o x --method aqlm --group-size 16
@@ -160,6 +160,6 @@ expect_number "$(loss quip3)" '<' "$(loss quip | awk '{ print 0.4 * $1 }')"
 expect_number "$(loss quip4)" '<' "$(loss quip3 | awk '{ print 0.4 * $1 }')"
 quantize -o seed -f --method 'quip#' --seed 1 --recipe down.json > /dev/null
 [ "$(loss seed)" != "$(loss quip)" ] || fail "another seed has the same losses"
-expect_sentence 1 'vector length 8 is not in 1..16 or does not divide 172 columns' quantize -o x --method 'quip#'
+expect_sentence 2 'down_proj: method quip# needs a multiple of 8 columns, and the matrix has 172; a rule of --recipe can give it' quantize -o x --method 'quip#'
 expect_sentence 2 'weight_bits is 5, expected 2 to 4 of method quip#' quantize -o x --method 'quip#' --weight-bits 5
 expect_error 2 'group_size has no effect with method quip#' quantize -o x --method 'quip#' --group-size 16
