@@ -343,9 +343,10 @@ VPTQ_CALL vptq_status vptq_presets_show(const vptq_output *out, vptq_err *err);
  * "calibration": ["a.txt", "b.txt"]}.  The keys are names of options with "_" for "-". */
 typedef struct vptq_config {
     vptq_setting_text *items; /* [count] in the file's order, one for each element of a list;
-                                 without those that are false or null; value NULL: true */
+                                 without those that are null; value NULL: true or false */
     size_t count;
-    void *memory; /* of the texts */
+    void *memory;   /* of the texts */
+    bool *is_false; /* [count] */
 } vptq_config;
 
 /* Which keys there may be is the caller's business.  Release with vptq_config_free. */

@@ -23,7 +23,7 @@ static vptq_status add_item(vptq_config *c, const char *path, const char *key,
 {
     vptq_setting_text item = {.key = key, .value = NULL};
     char *number = NULL;
-    if (json_is_false(value) || json_is_null(value))
+    if (json_is_null(value))
         return VPTQ_OK;
     if (json_is_object(value) || json_is_array(value))
         return vptq_fail(err, VPTQ_E_FORMAT,
@@ -34,12 +34,13 @@ static vptq_status add_item(vptq_config *c, const char *path, const char *key,
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: more than %d options", path, (int)MAX_ITEMS);
     if (json_is_number(value))
         VPTQ_CHECK(vptq_json_text(value, path, false, &number, err));
-    if (!json_is_true(value)) {
+    if (!json_is_boolean(value)) {
         item.value = copy_text(c->memory, number ? number : json_string_value(value), err);
         free(number);
         if (!item.value)
             return VPTQ_E_NOMEM;
     }
+    c->is_false[c->count] = json_is_false(value);
     c->items[c->count++] = item;
     return VPTQ_OK;
 }
@@ -74,7 +75,8 @@ vptq_status vptq_config_read(const char *path, vptq_config *c, vptq_err *err)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_NOMEM, "out of memory"));
     vptq_arena_init(c->memory, NULL);
     c->items = vptq_arena_alloc(c->memory, MAX_ITEMS, sizeof *c->items, err);
-    if (!c->items)
+    c->is_false = vptq_arena_alloc(c->memory, MAX_ITEMS, sizeof *c->is_false, err);
+    if (!c->items || !c->is_false)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(add_all(c, path, object, err));
 out:

@@ -319,8 +319,9 @@ static bool store(vptq_cli *cli, const vptq_cli_option *o, const char *text)
 
 /* --- parsing ----------------------------------------------------------------------------- */
 
-static void note_config(vptq_cli_config *c, char **argv)
+static void note_config(vptq_cli_config *c, const vptq_cli_option *o, char **argv)
 {
+    c->option = o;
     c->twice = c->path != NULL;
     c->path = optarg;
     c->words[0] = optarg == argv[optind - 1] ? argv[optind - 2] : argv[optind - 1];
@@ -341,7 +342,7 @@ static void look_ahead(vptq_cli *cli, int argc, char **argv, const spelling *sp)
             continue;
         e->seen = true;
         if (e->option->type == CLI_CONFIG)
-            note_config(&cli->state->config, argv);
+            note_config(&cli->state->config, e->option, argv);
         if (e->option->target == &cli->common.help)
             cli->common.help = true;
         else if (e->option->target == &cli->common.version)

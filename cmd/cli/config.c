@@ -17,6 +17,7 @@ static void respell(char *to, size_t size, const char *name, char from, char wit
 
 enum { MAX_NAME = 64 };
 
+/* The option of a key, whose "-" the file writes as "_"; NULL if there is none. */
 static const vptq_cli_entry *find(const struct vptq_cli_state *s, const char *key)
 {
     char name[MAX_NAME];
@@ -34,6 +35,10 @@ static const vptq_cli_entry *find(const struct vptq_cli_state *s, const char *ke
 static int unknown_key(const vptq_cli *cli, const char *key)
 {
     char name[MAX_NAME], nearest[MAX_NAME] = "";
+    const vptq_cli_option *self = cli->state->config.option;
+    if (!strcmp(key, self->name))
+        return vptq_cli_usage_error(cli, "%s: a file of options cannot have the option '%s'",
+                                    cli->state->config.path, key);
     respell(name, sizeof name, key, '_', '-');
     const char *found = vptq_cli_nearest_name(cli->state, name);
     if (found)
@@ -43,28 +48,51 @@ static int unknown_key(const vptq_cli *cli, const char *key)
                                 found ? "'?" : "");
 }
 
-/* *word = the option as on a command line, "--name=value". */
-static int make_word(const vptq_cli *cli, const vptq_setting_text *item, char **word)
+/* *word = "--name=value", or "--name" if the value is NULL. */
+static int join(const vptq_cli *cli, const char *name, const char *value, char **word)
 {
-    const char *path = cli->state->config.path;
-    const vptq_cli_entry *e = find(cli->state, item->key);
-    *word = NULL;
-    if (!e)
-        return unknown_key(cli, item->key);
-    if (e->seen)
-        return CLI_OK;
-    if (vptq_cli_takes_value(e->option) != (item->value != NULL))
-        return vptq_cli_usage_error(cli, "%s: '%s' expects %s", path, item->key,
-                                    item->value ? "true or false" : "a value");
-    const char *value = item->value ? item->value : "";
-    const size_t size = strlen(e->option->name) + strlen(value) + sizeof "--=";
+    const size_t size = strlen(name) + (value ? strlen(value) : 0) + sizeof "--=";
     *word = malloc(size);
     if (!*word) {
         vptq_cli_say(cli, "out of memory");
         return CLI_FAILED;
     }
-    snprintf(*word, size, "--%s%s%s", e->option->name, item->value ? "=" : "", value);
+    snprintf(*word, size, "--%s%s%s", name, value ? "=" : "", value ? value : "");
     return CLI_OK;
+}
+
+/* As make_word for a flag: false is the option --no-NAME if there is one, else no option. */
+static int make_flag_word(const vptq_cli *cli, const vptq_cli_option *o, bool off, char **word)
+{
+    char key[MAX_NAME];
+    if (!off)
+        return join(cli, o->name, NULL, word);
+    snprintf(key, sizeof key, "no_%s", o->name);
+    const vptq_cli_entry *opposite = find(cli->state, key);
+    return opposite ? join(cli, opposite->option->name, NULL, word) : CLI_OK;
+}
+
+/* *word = item i of the file as on a command line; NULL if it needs none. */
+static int make_word(const vptq_cli *cli, size_t i, char **word)
+{
+    const vptq_cli_config *c = &cli->state->config;
+    const vptq_setting_text *item = &c->read.items[i];
+    const vptq_cli_entry *e = find(cli->state, item->key);
+    const char *value = item->value;
+    *word = NULL;
+    if (!e)
+        return unknown_key(cli, item->key);
+    if (e->seen)
+        return CLI_OK;
+    if (!vptq_cli_takes_value(e->option))
+        return value ? vptq_cli_usage_error(cli, "%s: '%s' expects true or false", c->path,
+                                            item->key)
+                     : make_flag_word(cli, e->option, c->read.is_false[i], word);
+    if (!value)
+        value = c->read.is_false[i] ? "false" : "true";
+    if (!item->value && !vptq_cli_lists(e->option->arg, value))
+        return vptq_cli_usage_error(cli, "%s: '%s' expects a value", c->path, item->key);
+    return join(cli, e->option->name, value, word);
 }
 
 /* Fills config->argv: the first word, those of the file, then the others. */
@@ -79,7 +107,7 @@ static int make_argv(vptq_cli *cli)
     }
     c->argv[n++] = cli->argv[0];
     for (size_t i = 0; i < c->read.count; i++) {
-        const int code = make_word(cli, &c->read.items[i], &c->argv[n]);
+        const int code = make_word(cli, i, &c->argv[n]);
         if (code)
             return code;
         c->from_file += c->argv[n] != NULL;

@@ -61,6 +61,37 @@ expect_error 1 "$sentence" "$BIN/vptq-quantize" --config run.json -o fourth --sa
 expect_error 1 "cannot write 'no/where/'" "$BIN/vptq-quantize" --config run.json -o fourth --save-config no/where/
 expect_error 2 "exclude each other" "$BIN/vptq-quantize" --config run.json --dry-run --save-config fourth.json
 
+# true and false mean the same as their texts to an option that takes one of them, and false is the opposite of a flag.
+"$BIN/vptq-hessian" -q -m "$model" -c b -n 4 -l 64 -o hess
+small() { quantize -m "$model" -H hess -o "$@"; }
+run() { printf '{"model": "%s", "hessians": "hess", "vector_length": 4, "centroids": 16, %s}' "$model" "$1" >some.json; }
+small off.vptq -v 4 -k 16 --scales false
+small on.vptq -v 4 -k 16
+[ "$(digest off.vptq)" != "$(digest on.vptq)" ] || fail "--scales changes nothing"
+run '"scales": false, "no_progress": false, "progress": false, "sequential": false'
+quantize --config some.json -o file.vptq --save-config saved.json
+[ "$(digest off.vptq)" = "$(digest file.vptq)" ] || fail "the file's false is another one"
+expect_line saved.json '"scales": "false"'
+expect_line saved.json '"no_progress": true'
+! grep -q sequential saved.json || fail "false of a flag is saved"
+quantize --config saved.json -o again.vptq
+[ "$(digest off.vptq)" = "$(digest again.vptq)" ] || fail "the saved file is another run"
+quantize --config some.json --scales true -o over.vptq
+[ "$(digest on.vptq)" = "$(digest over.vptq)" ] || fail "the command line is ignored"
+quantize --config some.json --progress -o over.vptq -f
+expect_line err.txt 'quantize: [0-9]* matrices'
+for on in true false; do
+    run "\"scales\": false, \"progress\": $on"
+    quantize --config some.json -o "p$on.vptq"
+    grep -c 'quantize: [0-9]* matrices' err.txt >"$on.count" || true
+done
+[ "$(cat true.count)" != 0 ] || fail "no progress"
+[ "$(cat false.count)" = 0 ] || fail "progress"
+printf '{"model": "%s", "hessians": "hess", "method": "rtn", "group_size": 64, "fit_groups": true}' "$model" >fit.json
+small fit --method rtn --group-size 64 --fit-groups true
+quantize --config fit.json -o fit.file
+expect_same fit/layer_000_down_proj.safetensors fit.file/layer_000_down_proj.safetensors
+
 # Files that are none, and options that are none.
 rm run.json
 bad 1 "cannot open 'run.json'"
@@ -79,9 +110,15 @@ bad 2 "run.json: unknown option 'centriods'; did you mean 'centroids'?"
 printf '{"vector-length": 4}' >run.json
 bad 2 "run.json: unknown option 'vector-length'; did you mean 'vector_length'?"
 printf '{"config": "run.json"}' >run.json
-bad 2 "run.json: unknown option 'config'"
-printf '{"model": true}' >run.json
-bad 2 "run.json: 'model' expects a value"
+bad 2 "run.json: a file of options cannot have the option 'config'"
+for value in true false; do
+    printf '{"model": %s}' $value >run.json
+    bad 2 "run.json: 'model' expects a value"
+    printf '{"norm": %s}' $value >run.json
+    bad 2 "run.json: 'norm' expects a value"
+done
+printf '{"sequential": "false"}' >run.json
+bad 2 "run.json: 'sequential' expects true or false"
 printf '{"sequential": 1}' >run.json
 bad 2 "run.json: 'sequential' expects true or false"
 printf '{"windows": "many", "model": null, "sequential": false}' >run.json

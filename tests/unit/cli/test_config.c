@@ -6,9 +6,13 @@
 #include "lib/vptq.h"
 #include "tests/support/vtest.h"
 
-static void expect_items(const vptq_config *c, const vptq_setting_text *want, size_t count)
+/* Of the items, only number `off` is false. */
+static void expect_items(const vptq_config *c, const vptq_setting_text *want, size_t count,
+                         size_t off)
 {
     assert_int_equal(c->count, count);
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(c->is_false[i], i == off);
     for (size_t i = 0; i < count; i++) {
         assert_string_equal(c->items[i].key, want[i].key);
         if (want[i].value)
@@ -24,15 +28,15 @@ static void test_read(void **state)
                                " \"norm\": false, \"tokenizer\": null, \"sequential\": true,"
                                " \"calibration\": [\"x\", 7, \"\"], \"none\": []}";
     static const vptq_setting_text want[] = {
-        {"model", "a b.gguf"}, {"bits", "2.2"},      {"seed", "12"},     {"sequential", NULL},
-        {"calibration", "x"},  {"calibration", "7"}, {"calibration", ""}};
+        {"model", "a b.gguf"}, {"bits", "2.2"},      {"seed", "12"},       {"norm", NULL},
+        {"sequential", NULL},  {"calibration", "x"}, {"calibration", "7"}, {"calibration", ""}};
     char path[4096];
     vptq_config c;
     vptq_err err;
     vtest_path(path, sizeof path, *state, "run.json");
     vtest_write_file(path, text, sizeof text - 1);
     assert_ok(vptq_config_read(path, &c, &err), &err);
-    expect_items(&c, want, sizeof want / sizeof *want);
+    expect_items(&c, want, sizeof want / sizeof *want, 3);
     vptq_config_free(&c);
     assert_int_equal(c.count, 0);
     vptq_config_free(&c);
@@ -53,7 +57,7 @@ static void test_round_trip(void **state)
     vtest_path(path, sizeof path, *state, "run.json");
     assert_ok(vptq_config_write(path, items, COUNT, false, &err), &err);
     assert_ok(vptq_config_read(path, &c, &err), &err);
-    expect_items(&c, items, COUNT);
+    expect_items(&c, items, COUNT, COUNT);
     vptq_config_free(&c);
     char *text = vtest_read_file(path, &size);
     assert_non_null(strstr(text, "\"model\": 12,"));
@@ -67,7 +71,7 @@ static void test_round_trip(void **state)
     vtest_expect_text(path, text);
     assert_ok(vptq_config_write(path, items, COUNT - 1, true, &err), &err);
     assert_ok(vptq_config_read(path, &c, &err), &err);
-    expect_items(&c, items, COUNT - 1);
+    expect_items(&c, items, COUNT - 1, COUNT);
     vptq_config_free(&c);
     free(text);
 }
