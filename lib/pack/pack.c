@@ -555,6 +555,8 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                        c->path, vptq_checkpoint_kind_name(c->kind));
     if (!st && !opt->dry_run)
         st = vptq_package_check_path(c, opt->output, err);
+    if (!st && !opt->dry_run && opt->form == VPTQ_PACK_HF)
+        st = vptq_package_check_replaced(ctx, opt->output, err);
     if (!st)
         st = pack(&p, r, err);
     vptq_package_release(&out);
@@ -583,6 +585,7 @@ vptq_status vptq_pack_check_output(const vptq_ctx *ctx, const char *model,
         vptq_file_writer_abort(&file);
     } else {
         vptq_dir_writer dir;
+        VPTQ_CHECK(vptq_package_check_replaced(ctx, opt->output, err));
         VPTQ_CHECK(vptq_dir_writer_open(opt->output, NULL, opt->force, &dir, err));
         vptq_dir_writer_abort(&dir);
     }

@@ -399,6 +399,42 @@ vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output
     return c->base ? check_path(c->base->path, "the base model", output, err) : VPTQ_OK;
 }
 
+/* Whether writing a directory may make a file of this name. */
+static bool is_model_file(const char *name)
+{
+    static const char *const weights[] = {".safetensors", ".safetensors.index.json"};
+    const size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        const size_t k = strlen(weights[i]);
+        if (n > k && !strcmp(name + n - k, weights[i]) && !strncmp(name, "model", 5))
+            return true;
+    }
+    return vptq_companion_ok(name) || !strcmp(name, "SHA256SUMS");
+}
+
+vptq_status vptq_package_check_replaced(const vptq_ctx *ctx, const char *path, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    char **names = NULL;
+    size_t count = 0;
+    bool config = false;
+    if (!vptq_path_is_dir(path))
+        return VPTQ_OK;
+    vptq_arena_init(&arena, ctx->mem);
+    VPTQ_TRY(vptq_dir_list(path, &arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++)
+        config |= !strcmp(names[i], "config.json");
+    for (size_t i = 0; i < count && !st; i++)
+        if (!config || !is_model_file(names[i]))
+            st = vptq_fail(err, VPTQ_E_MISMATCH,
+                           "cannot replace directory '%s': it holds '%s'%s", path, names[i],
+                           config ? ", which is not a file of a model" : " and no config.json");
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
 vptq_status vptq_package_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
                                     vptq_err *err)
 {

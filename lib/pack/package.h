@@ -156,6 +156,10 @@ bool vptq_package_lies_in(const char *dir, const char *file);
  * them: replacing it would delete them. */
 vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output,
                                     vptq_err *err) VPTQ_MUST_CHECK;
+/* VPTQ_E_MISMATCH if the path is a directory that holds other files than a model's: replacing
+ * it would delete them. */
+vptq_status vptq_package_check_replaced(const vptq_ctx *ctx, const char *path,
+                                        vptq_err *err) VPTQ_MUST_CHECK;
 /* Size of a file, or of all files in a directory. */
 vptq_status vptq_package_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
                                     vptq_err *err) VPTQ_MUST_CHECK;

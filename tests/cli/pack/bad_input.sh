@@ -69,8 +69,31 @@ bad 2 "'holder' is the directory of the input" pack --unpack holder/model.bin -o
 [ -e holder/model.bin ] || fail "the input is gone"
 mkdir -p deep/inside
 touch deep/inside/file
-bad 1 "not hold only plain files" pack model -o deep -f
+sentence="cannot replace directory 'deep': it holds 'inside' and no config.json"
+bad 1 "$sentence" pack model -o deep -f
+bad 1 "$sentence" pack --unpack model -o deep -f
 [ -e deep/inside/file ] || fail "somebody's files are gone"
+
+# Only what packing writes and copies is replaced.
+mkdir thesis void
+touch thesis/thesis.txt
+sentence="cannot replace directory 'thesis': it holds 'thesis.txt' and no config.json"
+bad 1 "$sentence" pack model -o thesis
+bad 1 "$sentence" pack model -o thesis -f
+bad 1 "$sentence" pack one.vptq --unpack -o thesis -f
+[ -e thesis/thesis.txt ] || fail "somebody's files are gone"
+for name in thesis.tex weights.safetensors pytorch_model.bin .hidden; do
+    touch "dir/$name"
+    bad 1 "cannot replace directory 'dir': it holds '$name', which is not a file of a model" pack model -o dir -f
+    rm "dir/$name"
+done
+mkdir dir/LICENSES
+bad 1 "cannot replace directory 'dir': it does not hold only plain files" pack model -o dir -f
+rmdir dir/LICENSES
+touch dir/model-00001-of-00001.safetensors dir/model.safetensors.index.json dir/LICENSE
+pack model -o dir -f > /dev/null
+[ ! -e dir/LICENSE ] || fail "the directory was not replaced"
+pack model -o void -f > /dev/null
 
 # Damaged archives: each is an error of every command, a finding of --check.
 size=$(wc -c < one.vptq)

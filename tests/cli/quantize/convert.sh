@@ -29,8 +29,9 @@ convert -o a/one.vptq --force
 mkdir x.vptq
 expect_error 1 "cannot replace 'x.vptq': is a directory" "$BIN/vptq-quantize" -q -m "$model" -b 3 -f -o x.vptq
 mkdir -p deep/inner/most
-expect_error 1 "'deep': it does not hold only plain files" \
+expect_error 1 "cannot replace directory 'deep': it holds 'inner' and no config.json" \
     "$BIN/vptq-quantize" -q -m "$model" -b 3 -f --to hf -o deep
+[ -d deep/inner/most ] || fail "somebody's files are gone"
 expect_error 2 "named" "$BIN/vptq-quantize" -q -m named -b 3 -f --to hf -o named
 expect_error 2 "the name of the output is empty" "$BIN/vptq-quantize" -q -m named -b 3 --to hf -o ''
 expect_error 2 "a/: an archive is a file; --to hf writes a directory" \
