@@ -6,11 +6,20 @@ text=$(data text/tinystories/tinystories_v2_sample.txt)
 examples=$SRC/examples
 export PATH=$BIN:$PATH
 
-# Exit status 3 above the limit; the work directory is kept then.
+# Exit status 3 above the limit: the last good model stays, and the next night begins anew.
 expect_exit 0 "$examples/pipeline.sh" "$model" "$calibration" "$text" out.vptq 4.5 >out 2>err
 expect_line out '"ppl": '
 [ ! -e out.vptq.work ] || fail "pipeline.sh leaves its work"
-expect_exit 3 "$examples/pipeline.sh" "$model" "$calibration" "$text" out.vptq 4.5 1.5 >out 2>err
+cp out.vptq good.vptq
+"$BIN/vptq-pack" -q --unpack out.vptq -o other >out
+expect_exit 3 "$examples/pipeline.sh" other "$calibration" "$text" out.vptq 4.5 1.5 >out 2>err
+expect_line err 'pipeline.sh: out.vptq is not replaced: the new model is refused'
+expect_same good.vptq out.vptq
+[ ! -e out.vptq.work ] || fail "pipeline.sh leaves the work of a refused model"
+expect_exit 3 "$examples/pipeline.sh" other "$calibration" "$text" first.vptq 4.5 1.5 >out 2>err
+[ ! -e first.vptq ] || fail "a refused model was published"
+expect_exit 0 "$examples/pipeline.sh" other "$calibration" "$text" out.vptq 4 >out 2>err
+! cmp -s good.vptq out.vptq || fail "the new model was not published"
 expect_exit 2 "$examples/pipeline.sh" 2>err
 expect_line err 'usage: pipeline.sh'
 
