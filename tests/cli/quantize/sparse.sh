@@ -71,6 +71,8 @@ for work in half both; do
     [ $work = half ] || continue
     ! grep -q quantization_config out/config.json || fail "a quantization_config without codes"
     cmp out/model.safetensors plain/model.safetensors || fail "packed and unpacked weights differ"
+    [ "$("$BIN/vptq-pack" -q --digest half)" = "$("$BIN/vptq-pack" -q --digest out.vptq)" ] || fail "another digest"
+    expect_error 1 "out is a Hugging Face directory, expected a packed directory" "$BIN/vptq-pack" -q --digest out
 done
 
 # A recipe leaves some matrices dense: the config ignores them.
