@@ -92,6 +92,9 @@ static vptq_status check_settings(const vptq_kld_base_file *file, const vptq_mod
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: saved with a context of %" PRIu32 " tokens, not of %zu",
                          file->file.path, h->context, opt->context);
+    if (opt->windows > h->windows)
+        return vptq_fail(err, VPTQ_E_MISMATCH, "%s: saved %" PRIu32 " windows, not %zu",
+                         file->file.path, h->windows, opt->windows);
     if (!opt->any_protocol && llama_cpp != (opt->protocol == VPTQ_PPL_LLAMA_CPP))
         return vptq_fail(err, VPTQ_E_MISMATCH, "%s: saved by the %s protocol, not by %s",
                          file->file.path, protocol_name(llama_cpp), protocol_name(!llama_cpp));

@@ -97,6 +97,9 @@ expect_exit 1 kld -m "$model" --base-file top --tokens ids.i32 -q 2>err.txt
 expect_line err.txt "^vptq-eval: top: saved from another text: ids.i32 has other tokens from token 0 on$"
 expect_exit 1 kld -m "$model" --base-file top --context 128 -q 2>err.txt
 expect_line err.txt 'top: saved with a context of 256 tokens, not of 128$'
+kld -m "$model" --base-file top --windows 4 -q >out.txt
+expect_exit 1 kld -m "$model" --base-file top --windows 5 -q 2>err.txt
+expect_line err.txt '^vptq-eval: top: saved 4 windows, not 5$'
 expect_exit 1 kld -m "$model" --base-file top --protocol llama.cpp -q 2>err.txt
 expect_line err.txt 'top: saved by the gptq protocol, not by llama.cpp$'
 expect_exit 1 kld -m "$SRC/tests/golden/tiny_mistral" --base-file top -q 2>err.txt
