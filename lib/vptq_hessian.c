@@ -25,6 +25,7 @@ static bool is_json(const vptq_output *out)
 typedef struct collected {
     const char *model, *output;
     vptq_collect_result r;
+    uint32_t layers_done, layers_to_do; /* of a plan to do, else done */
     bool planned;
     vptq_estimate estimate;
     vptq_object totals;
@@ -32,11 +33,15 @@ typedef struct collected {
 static const vptq_column collected_columns[] = {
     {.name = "model", VPTQ_TEXT(collected, model)},
     {.name = "output", VPTQ_TEXT(collected, output)},
+    {.name = "dry_run", VPTQ_BOOL(collected, planned)},
     {.name = "windows", VPTQ_INTEGER(collected, r.windows)},
     {.name = "windows_held_out", VPTQ_INTEGER(collected, r.held_out)},
     {.name = "window_length", VPTQ_INTEGER(collected, r.length)},
     {.name = "tokens", VPTQ_INTEGER(collected, r.tokens)},
-    {.name = "layers_done", VPTQ_INTEGER(collected, r.layers_done)},
+    {.name = "layers_done", VPTQ_INTEGER(collected, layers_done)},
+    {.name = "layers_to_do",
+     VPTQ_INTEGER(collected, layers_to_do),
+     .when = offsetof(collected, planned)},
     {.name = "layers_reused", VPTQ_INTEGER(collected, r.layers_reused)},
     {.name = "bytes", VPTQ_INTEGER(collected, r.bytes)},
     {.name = "seconds", VPTQ_REAL(collected, r.seconds)},
@@ -94,6 +99,7 @@ vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     VPTQ_CHECK(vptq_hessian_collect(dev, m, &o, dir, &c.r, err));
     c.planned = opt->dry_run;
+    *(c.planned ? &c.layers_to_do : &c.layers_done) = c.r.layers_done;
     if (c.planned)
         estimate_collected(ctx, m, opt, &c);
     return vptq_comm_rank(ctx) ? VPTQ_OK : report_collected(out, &c, err);

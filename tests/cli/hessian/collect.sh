@@ -7,7 +7,8 @@ collect() { "$BIN/vptq-hessian" "${args[@]}" "$@"; }
 
 collect --dry-run --format json > plan.json
 [ "$(json_get tokens plan.json)" = 6144 ] || fail "tokens of the plan"
-[ "$(json_get layers_done plan.json)" = 5 ] || fail "layers of the plan"
+[ "$(json_get layers_done plan.json) $(json_get layers_to_do plan.json)" = "0 5" ] || fail "layers of the plan"
+[ "$(json_get dry_run plan.json)" = true ] || fail "$(cat plan.json)"
 collect --dry-run --layers 1-3 > plan.txt
 expect_line plan.txt ' 3 layers to do, '
 [ -z "$(find . -name '*.safetensors')" ] || fail "a dry run wrote Hessians"
