@@ -163,6 +163,14 @@ bool vptq_checkpoint_is_fault(vptq_status st)
            st != VPTQ_E_CANCELLED;
 }
 
+bool vptq_checkpoint_is_faulty(const vptq_checkpoint *c, const char *module)
+{
+    for (size_t i = 0; i < c->faulty_count; i++)
+        if (!strcmp(c->faulty[i], module))
+            return true;
+    return false;
+}
+
 vptq_status vptq_checkpoint_report_fault(const vptq_checkpoint *c, vptq_status st,
                                          const vptq_err *err)
 {

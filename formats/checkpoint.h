@@ -68,6 +68,9 @@ typedef struct vptq_checkpoint {
     struct vptq_checkpoint_files *files; /* ARCHIVE, WORK: open files that hold data; owned */
     vptq_fault_fn fault;                 /* as in the options */
     void *fault_arg;
+    const char *
+        *faulty; /* [faulty_count] modules of uniform or additive codes, the faults of */
+    size_t faulty_count; /* which were reported: `set` has neither their parts nor a weight */
 } vptq_checkpoint;
 
 /* `opt` may be NULL.  Errors name the path and what was expected there.  A WORK directory
@@ -80,6 +83,8 @@ const char *vptq_checkpoint_kind_name(vptq_checkpoint_kind kind); /* "GGUF file"
 
 /* True for a failure caused by the file, false for one of the system, memory or the user. */
 bool vptq_checkpoint_is_fault(vptq_status st);
+/* Whether a module is one of c->faulty. */
+bool vptq_checkpoint_is_faulty(const vptq_checkpoint *c, const char *module);
 /* Returns st, except for a fault of a checkpoint opened with a fault callback: passes its text
  * to the callback and returns VPTQ_OK. */
 vptq_status vptq_checkpoint_report_fault(const vptq_checkpoint *c, vptq_status st,

@@ -108,6 +108,23 @@ vptq_status vptq_checkpoint_read_matrices(bool shapes_only, vptq_checkpoint *c, 
 
 /* ---- uniformly quantized matrices ---- */
 
+/* Reports the fault of a matrix of uniform or additive codes and adds it to c->faulty; *own =
+ * its name there.  Damage of an archive was reported when its tensors were added. */
+static vptq_status add_faulty(vptq_checkpoint *c, vptq_status st, const char *name,
+                              const char **own, vptq_err *err)
+{
+    if (!c->fault || c->kind != VPTQ_CKPT_ARCHIVE || st != VPTQ_E_CHECKSUM)
+        VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
+    const size_t most = c->desc.layers * (size_t)vptq_linear_count(&c->desc);
+    if (!c->faulty)
+        c->faulty = vptq_arena_alloc(&c->arena, most, sizeof *c->faulty, err);
+    *own = c->faulty ? vptq_arena_strdup(&c->arena, name, err) : NULL;
+    if (!*own)
+        return VPTQ_E_NOMEM;
+    c->faulty[c->faulty_count++] = *own;
+    return VPTQ_OK;
+}
+
 static int by_module(const void *a, const void *b)
 {
     return strcmp(((const vptq_compressed_matrix *)a)->name,
@@ -131,7 +148,8 @@ static const vptq_compressed_matrix *matrix_of(const vptq_compressed_matrix *sor
     return count ? bsearch(&key, sorted, count, sizeof key, by_module) : NULL;
 }
 
-/* Puts one tensor, the weight, in place of the stored parts of each matrix. */
+/* Puts one tensor, the weight, in place of the stored parts of each matrix; none of a faulty
+ * one. */
 static vptq_status replace_parts(vptq_checkpoint *c, const vptq_compressed_matrix *sorted,
                                  size_t count, vptq_err *err)
 {
@@ -146,6 +164,8 @@ static vptq_status replace_parts(vptq_checkpoint *c, const vptq_compressed_matri
     }
     set->count = kept;
     for (size_t i = 0; i < count; i++) { /* each had two parts at least: there is space */
+        if (vptq_checkpoint_is_faulty(c, sorted[i].name))
+            continue;
         snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, sorted[i].name);
         const char *own = vptq_arena_strdup(&c->arena, name, err);
         if (!own)
@@ -196,8 +216,9 @@ vptq_status vptq_checkpoint_read_uniform(vptq_checkpoint *c, vptq_err *err)
         vptq_status st = is_gptq ? vptq_gptq_read(&c->set, &gptq, name, c->path, &c->arena,
                                                   &list[count], &quantized, err)
                                  : read_compressed(c, &layout, name, &list[count], err);
-        count += !st && quantized;
-        VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
+        if (st)
+            VPTQ_CHECK(add_faulty(c, st, name, &list[count].name, err));
+        count += st || quantized;
     }
     qsort(list, count, sizeof *list, by_module);
     return replace_parts(c, list, count, err);
@@ -214,7 +235,7 @@ static bool is_additive_part(const vptq_additive_matrix *list, size_t count, con
     return false;
 }
 
-/* Puts the decoded weight in place of the stored parts of each matrix. */
+/* Puts the decoded weight in place of the stored parts of each matrix; none of a faulty one. */
 static vptq_status replace_additive(const vptq_ctx *ctx, vptq_checkpoint *c,
                                     const vptq_additive_matrix *list, size_t count,
                                     vptq_err *err)
@@ -226,10 +247,14 @@ static vptq_status replace_additive(const vptq_ctx *ctx, vptq_checkpoint *c,
             set->tensors[kept++] = set->tensors[i];
     set->count = kept;
     for (size_t i = 0; i < count; i++) { /* each had two parts at least: there is space */
+        const char *name = list[i].name;
+        if (vptq_checkpoint_is_faulty(c, name))
+            continue;
         vptq_status st = vptq_additive_weight(ctx, &list[i], c->path, &c->arena,
                                               &set->tensors[set->count], err);
         set->count += !st;
-        VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
+        if (st)
+            VPTQ_CHECK(add_faulty(c, st, name, &name, err));
     }
     return vptq_tensor_set_finish(set, err);
 }
@@ -268,8 +293,9 @@ vptq_status vptq_checkpoint_read_additive(const vptq_ctx *ctx, vptq_checkpoint *
         if (!vptq_additive_entry(c->config, name))
             continue;
         vptq_status st = read_additive(c, name, rows, columns, &list[count], err);
-        count += !st;
-        VPTQ_CHECK(vptq_checkpoint_report_fault(c, st, err));
+        if (st)
+            VPTQ_CHECK(add_faulty(c, st, name, &list[count].name, err));
+        count++;
     }
     return replace_additive(ctx, c, list, count, err);
 }

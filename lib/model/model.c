@@ -50,7 +50,8 @@ static bool is_missing_quantized(const vptq_model *m, const char *module)
 {
     const vptq_checkpoint *c = &m->ckpt;
     bool packed = c->kind == VPTQ_CKPT_PACKED || c->kind == VPTQ_CKPT_ARCHIVE;
-    return c->fault && packed && vptq_packed_entry(c->config, module);
+    return c->fault && ((packed && vptq_packed_entry(c->config, module)) ||
+                        vptq_checkpoint_is_faulty(c, module));
 }
 
 /* A sum of products of bytes must fit in 32 bits; a tile of codes and scales, in one of floats.

@@ -40,3 +40,34 @@ expect_error 1 "'awq' is quantized already" "$BIN/vptq-quantize" -m awq -H h_awq
 cp -r awq other
 sed -i 's/"quant_method": "awq"/"quant_method": "marlin"/' other/config.json
 expect_error 1 "is quantized by 'marlin', expected vptq, compressed-tensors, gptq or awq" "$BIN/vptq-pack" --list other
+
+# Damage of a matrix is one error, and progress counts all matrices.
+poison()
+{
+    python3 - "$1" <<'PY'
+import json, struct, sys
+path = sys.argv[1]
+data = bytearray(open(path, "rb").read())
+size = struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8 : 8 + size])
+name = min(n for n in header if n.endswith(("weight_scale", ".scales")))
+at = 8 + size + header[name]["data_offsets"][0]
+data[at : at + 2] = b"\xff\x7f"
+open(path, "wb").write(data)
+PY
+}
+command -v python3 >/dev/null || skip "needs python3"
+for form in packed_gptq gptq; do
+    "$BIN/vptq-pack" --check $form --progress >check.txt 2>err.txt
+    grep -q 'check: 7 matrices' err.txt || fail "$form: $(cat err.txt)"
+    poison $form/model.safetensors
+    rm -f $form/SHA256SUMS
+    expect_exit 3 "$BIN/vptq-pack" --check $form -q >check.txt 2>err.txt
+    expect_line check.txt "^$form: 1 error, 1 warning"
+    [ "$(wc -l <check.txt)" = 3 ] || fail "$(cat check.txt)" # and no tokenizer
+done
+printf '\x55' | dd of=gptq.vptq bs=1 seek=$(($(wc -c <gptq.vptq) * 6 / 10)) conv=notrunc status=none
+expect_exit 3 "$BIN/vptq-pack" --check gptq.vptq --progress >check.txt 2>err.txt
+expect_line check.txt "weight_[a-z]*' is damaged"
+expect_line check.txt "^gptq.vptq: 1 error, 1 warning"
+expect_line err.txt 'check: 7 matrices'
