@@ -132,7 +132,7 @@ typedef struct ppl_row {
     vptq_object totals;
 } ppl_row;
 
-enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD };
+enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD, PROGRAMS = VPTQ_IN_JSON | VPTQ_IN_CSV };
 /* Conditions of columns: of a measurement, of a plan. */
 enum { MEASURED = 1, PLANNED = 2 };
 
@@ -168,14 +168,11 @@ static const vptq_column columns[] = {
     COUNT("windows", r.windows),
     COUNT("skipped", r.skipped),
     COUNT("context", r.context),
-    {.name = "seconds",
-     VPTQ_REAL(ppl_row, r.seconds),
-     .formats = VPTQ_IN_JSON,
-     .needs = MEASURED},
+    {.name = "seconds", VPTQ_REAL(ppl_row, r.seconds), .formats = PROGRAMS, .needs = MEASURED},
     FIGURE("tokens_per_second", r.tokens_per_second, 1, MEASURED),
     FIGURE("bits_per_weight", r.bits_per_weight, 4, 0),
     NAME("text", text, VPTQ_IN_JSON, MEASURED),
-    NAME("model", model, VPTQ_IN_JSON, 0),
+    NAME("model", model, PROGRAMS, 0),
     {.name = "totals",
      VPTQ_OBJECT(ppl_row, totals),
      .formats = VPTQ_IN_JSON,

@@ -1,4 +1,5 @@
 /* Lists a model: one row per matrix and tensor. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -163,7 +164,7 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
         VPTQ_TRY(vptq_archive_open(c.path, ctx->mem, &l.archive, err));
     VPTQ_TRY(list_rows(ctx, &l, fn, arg, err));
     VPTQ_TRY(vptq_package_path_bytes(ctx, c.path, total_bytes, err));
-    *bits_per_weight = l.weights > 0 ? l.bits / l.weights : 0;
+    *bits_per_weight = l.weights > 0 ? l.bits / l.weights : (double)NAN;
 out:
     vptq_archive_close(l.archive);
     vptq_checkpoint_release(&c);

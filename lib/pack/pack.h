@@ -71,7 +71,7 @@ typedef struct vptq_list_row {
 typedef vptq_status (*vptq_list_fn)(void *arg, const vptq_list_row *row, vptq_err *err);
 
 /* Calls fn for all matrices and tensors of any MODEL, by name; *total_bytes = size of the
- * files. `open` may be NULL. */
+ * files; *bits_per_weight of the quantized matrices, NAN without any.  `open` may be NULL. */
 vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
                             const vptq_checkpoint_options *open, vptq_list_fn fn, void *arg,
                             uint64_t *total_bytes, double *bits_per_weight,

@@ -49,6 +49,8 @@ expect_near "$(json_get bits_per_byte one.json)" \
 # Tables.
 run --text a.txt --text 'b, "c".txt' --format csv >rows.csv
 expect_line rows.csv '^text,ppl,ppl_stderr,nll,bits_per_byte,tokens,windows,skipped,context,'
+expect_line rows.csv ',seconds,tokens_per_second,bits_per_weight,model$'
+expect_line rows.csv ",$model\$"
 expect_line rows.csv "^a.txt,$(printf '%.4f' "$(json_get ppl a.json)"),"
 expect_line rows.csv '^"b, ""c"".txt",[0-9.]*,'
 run --text a.txt --format csv >one.csv

@@ -20,5 +20,7 @@ paste <(json_get bits_per_weight quantized.json) <(json_get rows quantized.json)
 # every kind of model can be listed
 "$BIN/vptq-pack" -q --list "$(data models/stories260K/stories260K.bin)" > list.txt
 expect_line list.txt "0 quantized matrices, 48 plain\|0 quantized matrices, 47 plain"
+"$BIN/vptq-pack" -q --list "$(data models/stories260K/stories260K.bin)" --format json | tail -n 1 > last.json
+[ "$(json_get bits_per_weight last.json)" = null ] || fail "bits per weight of a plain model: $(cat last.json)"
 "$BIN/vptq-pack" -q -m "$golden" --list --format json | tail -n 1 > last.json
 [ "$(json_get matrices last.json)" = 35 ] || fail "-m names the model, too"
