@@ -47,7 +47,7 @@ static const vptq_setting table[] = {
     {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0,
      "vptq|smooth|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#", true, ALL,
      "vectors, uniform codes and what comes before them, or additive codes; a chain is joined "
-     "by +"},
+     "by +, as in smooth+gptq"},
     {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ | GPTVQ | AQLM,
      "rows that share one index (additive codes: columns)"},
     {"centroids", VPTQ_SETTING_POWER, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true, VQ | AQLM,
@@ -367,6 +367,20 @@ void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, c
     }
 }
 
+static const char *values_of(const vptq_setting *t)
+{
+    switch (t->kind) {
+    case VPTQ_SETTING_METHOD: /* smooth is none alone */
+        return "vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#";
+    case VPTQ_SETTING_BOOL:
+        return "true|false";
+    case VPTQ_SETTING_DOUBLE:
+        return "X";
+    default:
+        return t->choices ? t->choices : "N";
+    }
+}
+
 bool vptq_setting_describe(size_t i, vptq_setting_info *info)
 {
     const vptq_encoder_settings best = vptq_encoder_defaults();
@@ -374,13 +388,8 @@ bool vptq_setting_describe(size_t i, vptq_setting_info *info)
     if (i >= sizeof table / sizeof table[0])
         return false;
     const vptq_setting *t = &table[i];
-    *info = (vptq_setting_info){.key = t->key,
-                                .help = t->help,
-                                .values = t->choices                       ? t->choices
-                                          : t->kind == VPTQ_SETTING_BOOL   ? "true|false"
-                                          : t->kind == VPTQ_SETTING_DOUBLE ? "X"
-                                                                           : "N",
-                                .stored = t->stored};
+    *info = (vptq_setting_info){
+        .key = t->key, .help = t->help, .values = values_of(t), .stored = t->stored};
     vptq_setting_print(t, &best, info->best, sizeof info->best);
     if (!vptq_encoder_set_encoder(&upstream, "upstream", NULL))
         vptq_setting_print(t, &upstream, info->upstream, sizeof info->upstream);

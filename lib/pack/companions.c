@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "formats/hf/config.h"
+#include "formats/hf/safetensors.h"
 #include "formats/vptq/archive.h"
 #include "lib/pack/package.h"
 
@@ -200,10 +201,21 @@ static vptq_status add_from_dir(vptq_package *o, const char *dir, const char *na
     return vptq_package_add_file(o, name, own, size, err);
 }
 
+/* Whether the file has the model's weights or follows from the files of the output. */
+static bool is_written_anew(const vptq_checkpoint *c, const char *path)
+{
+    const char *name = vptq_path_base(path);
+    bool is = !strcmp(name, VPTQ_SAFETENSORS_INDEX) || !strcmp(name, "SHA256SUMS");
+    for (size_t i = 0; i < c->set.count && !is; i++)
+        is = !strcmp(c->set.tensors[i].file, path);
+    return is;
+}
+
 /* Adds every other companion in the directory. */
-static vptq_status add_others(vptq_package *o, const char *dir, vptq_err *err)
+static vptq_status add_others(vptq_package *o, const vptq_checkpoint *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    const char *dir = c->path;
     vptq_arena arena;
     char **names, path[4096];
     size_t count = 0;
@@ -213,7 +225,7 @@ static vptq_status add_others(vptq_package *o, const char *dir, vptq_err *err)
         struct stat sb;
         VPTQ_TRY(vptq_path_join(path, sizeof path, dir, names[i], err));
         if (is_tokenizer_file(names[i]) || vptq_package_has_file(o, names[i]) ||
-            stat(path, &sb) != 0 || !S_ISREG(sb.st_mode))
+            is_written_anew(c, path) || stat(path, &sb) != 0 || !S_ISREG(sb.st_mode))
             continue;
         const char *why = !vptq_companion_ok(names[i])  ? "neither config, tokenizer nor text"
                           : sb.st_size > MAX_OTHER_FILE ? "as large as weights"
@@ -322,7 +334,7 @@ vptq_status vptq_package_add_companions(vptq_package *o, const vptq_checkpoint *
     if (is_dir(origin)) {
         for (size_t i = foreign ? TOKENIZER_FILES : 0; i < TOKENIZER_FILES; i++)
             VPTQ_CHECK(add_from_dir(o, origin->path, tokenizer_files[i], err));
-        VPTQ_CHECK(add_others(o, origin->path, err));
+        VPTQ_CHECK(add_others(o, origin, err));
     }
     if (origin->kind == VPTQ_CKPT_ARCHIVE)
         VPTQ_CHECK(add_from_archive(o, origin->path, foreign, err));

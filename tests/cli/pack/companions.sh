@@ -58,6 +58,9 @@ truncate -s 17M src/huge.txt
 "$BIN/vptq-pack" --unpack src -o named > out.txt 2> err.txt
 expect_line err.txt "src/huge.txt is not copied: it is as large as weights"
 expect_line err.txt "src/two words.txt is not copied: it is neither config, tokenizer nor text"
+! grep -q 'model.safetensors is not copied' err.txt || fail "the weights were converted: $(cat err.txt)"
+"$BIN/vptq-pack" --unpack named/ -o anew > out.txt 2> err.txt
+! grep -q 'is not copied' err.txt || fail "weights and sums are written anew: $(cat err.txt)"
 expect_companions named
 
 # A GGUF file gets the chat template of chat_template.jinja, unless the tokenizer is another one.
