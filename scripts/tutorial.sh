@@ -2,14 +2,15 @@
 # Runs the commands of docs/tutorial.md and takes its pictures from the pages that the tools write.
 # usage: tutorial.sh MODEL CALIBRATION.txt EVALUATION.txt
 # The pictures in docs/tutorial are of stories260K; that of serving is of the recorded runs in docs/results.
-# Finished steps in build/tutorial are kept.  Environment: BIN (folder of the tools, default build/bin).
+# Finished steps in build/tutorial are kept.  Environment: BIN (folder of the tools, default build/bin), PICTURES (folder
+# of the pictures, default build/tutorial; docs/tutorial when they are to be committed).
 set -euo pipefail
 
 usage='usage: tutorial.sh MODEL CALIBRATION.txt EVALUATION.txt'
 src=$(cd "$(dirname "$0")/.." && pwd)
 model=$(realpath "${1:?$usage}") calibration=$(realpath "${2:?$usage}") text=$(realpath "${3:?$usage}")
 export BIN=${BIN:-$src/build/bin}
-pictures=$src/docs/tutorial
+pictures=$(realpath -m "${PICTURES:-$src/build/tutorial}")
 mkdir -p "$src/build/tutorial" "$pictures"
 cd "$src/build/tutorial"
 
