@@ -129,11 +129,9 @@ static vptq_status check_additive(const vptq_encoder_settings *s, uint32_t out, 
     if (in % shape.v == 0)
         return vptq_additive_shape_check(&shape, err);
     if (s->method & VPTQ_METHOD_QUIP)
-        return vptq_fail(
-            err, VPTQ_E_ARG,
-            "method quip# needs a multiple of %u columns, and the matrix has %u; a rule "
-            "of --recipe can give it another method",
-            shape.v, in);
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "method quip# needs columns that %u divides, found %u columns",
+                         shape.v, in);
     list_lengths(s, out, in, lengths);
     return vptq_fail(err, VPTQ_E_ARG,
                      "vector_length (-v) is %u, which does not divide %u columns, expected %s",
