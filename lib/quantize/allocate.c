@@ -278,9 +278,10 @@ static vptq_status choose(allocation *a, vptq_err *err)
 /* ---- measuring ---- */
 
 /* Rank 0: takes the work directory. */
-static vptq_status open_work(const vptq_quantizer *q, vptq_lock *lock, vptq_err *err)
+static vptq_status open_work(vptq_quantizer *q, vptq_lock *lock, vptq_err *err)
 {
     VPTQ_CHECK(vptq_work_check_own(q, err));
+    VPTQ_CHECK(vptq_manifest_check(q, err));
     VPTQ_CHECK(vptq_dir_make(q->opt->work, err));
     return vptq_lock_take(q->opt->work, lock, err);
 }

@@ -66,6 +66,20 @@ static vptq_status load_file(const vptq_hessian_source *s, const char *dir, uint
         s->diagonal ? "diagonal" : "full matrix");
 }
 
+/* Fails if the directory has been filled again since the run began: its files have no
+ * fingerprints of their own. */
+static vptq_status check_unchanged(const char *dir, const char *fingerprint, vptq_err *err)
+{
+    vptq_hessian_dir h;
+    VPTQ_CHECK(vptq_hessian_dir_open(dir, &h, err));
+    return strcmp(h.fingerprint, fingerprint)
+               ? vptq_fail(err, VPTQ_E_MISMATCH,
+                           "'%s' has other Hessians now than when this run began: its "
+                           "fingerprint was %s and is %s",
+                           dir, fingerprint, h.fingerprint)
+               : VPTQ_OK;
+}
+
 static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                             uint32_t columns, vptq_input_hessians *h, vptq_err *err)
 {
@@ -82,7 +96,9 @@ static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_i
     if (s->held_out_dir[0]) {
         VPTQ_TRY(load_file(s, s->held_out_dir, layer, input, columns, &h->held_out_file, err));
         h->held_out = h->held_out_file.lower;
+        VPTQ_TRY(check_unchanged(s->held_out_dir, s->held_out_fingerprint, err));
     }
+    VPTQ_TRY(check_unchanged(s->dir, s->fingerprint, err));
     vptq_hessians_set_outputs(s, layer, input, h);
 out:
     if (st)

@@ -195,6 +195,9 @@ vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err) VPTQ_MUS
 
 /* Makes q->manifest and q->fingerprint. */
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+/* Before measuring: fails if the work directory has another run, as vptq_manifest_open would
+ * whatever is allocated. */
+vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Writes the manifest into the work directory.  VPTQ_E_MISMATCH with the first differing key if
  * the directory belongs to another run; with `force` the matrices of that run are removed. */
 vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;

@@ -168,9 +168,24 @@ static vptq_status differ(const char *path, const char *name, const json_t *then
     return st;
 }
 
-/* VPTQ_E_MISMATCH with the first key in which an existing manifest differs from this run's. */
+/* Whether a key counts before measuring: nothing is allocated yet, and a dry run may measure
+ * for other settings. */
+static bool counts_early(const vptq_quantizer *q, const char *key)
+{
+    static const char *const measured[] = {"base_fingerprint", "hessian_fingerprint",
+                                           "kv_factor"};
+    if (!q->opt->dry_run)
+        return strcmp(key, "matrices") != 0;
+    for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
+        if (!strcmp(key, measured[i]))
+            return true;
+    return false;
+}
+
+/* VPTQ_E_MISMATCH with the first key in which an existing manifest differs from this run's,
+ * `early` of those that count before measuring. */
 static vptq_status compare_manifest(const vptq_quantizer *q, const char *path,
-                                    const json_t *old, vptq_err *err)
+                                    const json_t *old, bool early, vptq_err *err)
 {
     const json_t *now = member(q->manifest, "format"), *then = member(old, "format");
 
@@ -179,10 +194,10 @@ static vptq_status compare_manifest(const vptq_quantizer *q, const char *path,
     for (size_t i = 0; i < sizeof identity / sizeof identity[0]; i++) {
         now = member(q->manifest, identity[i]);
         then = member(old, identity[i]);
-        if (!same(now, then))
+        if ((!early || counts_early(q, identity[i])) && !same(now, then))
             return differ(path, identity[i], then, now, err);
     }
-    then = member(old, "tune");
+    then = early && q->opt->dry_run ? NULL : member(old, "tune");
     return then ? differ(path, "tune", then, NULL, err) : VPTQ_OK;
 }
 
@@ -271,30 +286,46 @@ vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err)
                               q->dev->ctx->mem, err);
 }
 
-vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
+/* Reads the manifest at `path` and compares it. */
+static vptq_status compare_file(const vptq_quantizer *q, const char *path, bool early,
+                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    char path[PATH_MAX];
     json_t *old = NULL;
-
-    VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
-    if (vptq_path_exists(path)) {
-        vptq_err why = {0};
-        st = vptq_json_load(path, JSON_LIMIT, &old, &why);
-        if (!st)
-            st = vptq_json_unseal(old, path, &why);
-        if (!st)
-            st = compare_manifest(q, path, old, &why);
-        if (st && !q->opt->force) {
-            if (err)
-                *err = why;
-            goto out;
-        }
-        if (st)
-            VPTQ_TRY(vptq_work_clear(q->opt->work, false, q->dev->ctx->mem, err));
-    }
-    VPTQ_TRY(vptq_json_save_sealed(path, q->manifest, err));
-out:
+    vptq_status st = vptq_json_load(path, JSON_LIMIT, &old, err);
+    if (!st)
+        st = vptq_json_unseal(old, path, err);
+    if (!st)
+        st = compare_manifest(q, path, old, early, err);
     json_decref(old);
     return st;
+}
+
+vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err)
+{
+    char path[PATH_MAX];
+    if (q->opt->force)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
+    if (!vptq_path_exists(path))
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_manifest_make(q, err));
+    const vptq_status st = compare_file(q, path, true, err);
+    json_decref(q->manifest);
+    q->manifest = NULL;
+    return st;
+}
+
+vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
+{
+    char path[PATH_MAX];
+    vptq_err why = {0};
+
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
+    const vptq_status st =
+        vptq_path_exists(path) ? compare_file(q, path, false, &why) : VPTQ_OK;
+    if (st && !q->opt->force)
+        return vptq_fail(err, st, "%s", why.text);
+    if (st)
+        VPTQ_CHECK(vptq_work_clear(q->opt->work, false, q->dev->ctx->mem, err));
+    return vptq_json_save_sealed(path, q->manifest, err);
 }

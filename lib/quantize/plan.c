@@ -110,6 +110,39 @@ static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
     return refuse_packing(q, text, err);
 }
 
+/* Rejects models and calibrations that the scales of columns do not go with. */
+static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
+{
+    const vptq_family *f = q->model.desc->family;
+    const char *path = q->model.ckpt.path;
+    uint32_t layer = q->first;
+    while (layer <= q->last && !vptq_fold_applies(q, layer))
+        layer++;
+    if (layer > q->last)
+        return VPTQ_OK;
+    if (f->norm_offset)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: awq and smooth move scales into norms, which models of type %s "
+                         "store as differences from 1",
+                         path, f->model_type);
+    if (f->layer_norm)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: awq and smooth move scales into norms, but not into those of "
+                         "models of type %s, which have biases",
+                         path, f->model_type);
+    if (f->experts)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: awq and smooth are not supported for models of type %s, whose "
+                         "experts share a norm with the router",
+                         path, f->model_type);
+    if (q->opt->calibrate && q->opt->calibrate->sequential)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "awq and smooth need the Hessians of a whole block first: they do not "
+                         "go with a sequential calibration, which is the default of -b without "
+                         "-H and -c; -c builtin calibrates on the built-in text at once");
+    return VPTQ_OK;
+}
+
 /* Finds a matrix that cannot be tuned, then what else tuning will refuse. */
 static vptq_status check_tuning(const vptq_quantizer *q, vptq_err *err)
 {
@@ -166,6 +199,7 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     VPTQ_CHECK(vptq_settings_check(d, q->matrix, err));
     VPTQ_CHECK(check_codes(q, err));
     VPTQ_CHECK(check_groups(q, err));
+    VPTQ_CHECK(check_folds(q, err));
     return o->tune ? check_tuning(q, err) : VPTQ_OK;
 }
 
@@ -197,7 +231,7 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
 {
     char path[PATH_MAX];
     const bool folds = vptq_fold_applies(q, layer); /* which reads all of them */
-    *needed = q->opt->force;
+    *needed = q->opt->force || vptq_allocate_measures(q);
     for (int l = 0; l < vptq_linear_count(q->model.desc) && !*needed; l++) {
         if (!vptq_linear_exists(q->model.desc, layer, l))
             continue;
@@ -211,13 +245,14 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
 
 /* Reads the Hessians that the run needs, so that a missing or damaged one is found now, not
  * after hours. */
-static vptq_status check_hessians(const vptq_quantizer *q, vptq_err *err)
+static vptq_status check_hessians(const vptq_quantizer *q, uint32_t first, uint32_t last,
+                                  vptq_err *err)
 {
     vptq_input_hessians h;
     vptq_expert_counts experts = {0};
     char source[512];
     bool needed;
-    for (uint32_t layer = q->first; layer <= q->last; layer++)
+    for (uint32_t layer = first; layer <= last; layer++)
         for (int i = 0; i < vptq_input_count(&q->model.desc->experts); i++) {
             const uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
             VPTQ_CHECK(vptq_check_cancel(q->dev->ctx, err));
@@ -225,11 +260,35 @@ static vptq_status check_hessians(const vptq_quantizer *q, vptq_err *err)
             if (!needed || !vptq_input_exists(&q->model.desc->experts, layer, i))
                 continue;
             VPTQ_CHECK(q->hessians.load(&q->hessians, layer, (vptq_input)i, columns, &h, err));
+            const bool lacks = vptq_fold_applies(q, layer) && !h.abs_mean;
             vptq_experts_count(&experts, q->model.desc, i, h.file.tokens);
             q->hessians.release(&q->hessians, &h);
+            if (lacks)
+                return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                                 "'%s': the Hessians of layer %u have no channel ranges, which "
+                                 "awq and smooth need; collect them again with this version",
+                                 q->opt->hessians, layer);
         }
     snprintf(source, sizeof source, "%.500s: ", q->opt->hessians);
     vptq_experts_warn(&experts, q->dev->ctx, source);
+    return VPTQ_OK;
+}
+
+/* A sequential calibration of later layers runs the quantized ones before them. */
+static vptq_status check_earlier(const vptq_quantizer *q, vptq_err *err)
+{
+    char path[PATH_MAX];
+    for (uint32_t layer = 0; layer < q->first; layer++)
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
+            if (!vptq_linear_exists(q->model.desc, layer, l))
+                continue;
+            VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
+            if (!vptq_path_exists(path))
+                return vptq_fail(err, VPTQ_E_MISMATCH,
+                                 "%s is missing: sequential calibration of later layers needs "
+                                 "layer %u quantized",
+                                 path, layer);
+        }
     return VPTQ_OK;
 }
 
@@ -258,7 +317,11 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
                                            .last_layer = last},
             q->dev->ctx->mem, &q->hessians, err));
     warn_hessians(q);
-    return o->hessians && !o->dry_run ? check_hessians(q, err) : VPTQ_OK;
+    if (o->dry_run)
+        return VPTQ_OK;
+    if (o->calibrate)
+        return o->calibrate->sequential ? check_earlier(q, err) : VPTQ_OK;
+    return check_hessians(q, first, last, err);
 }
 
 /* ---- codebooks ---- */
@@ -434,42 +497,20 @@ static bool has_vectors(const vptq_quantizer *q, uint32_t layer)
     return false;
 }
 
-/* Rejects calibrations that the scales of columns do not go with. */
-static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
+static vptq_status check_fold_outputs(const vptq_quantizer *q, vptq_err *err)
 {
-    for (uint32_t layer = q->first; layer <= q->last; layer++) {
-        if (!vptq_fold_applies(q, layer))
-            continue;
-        if (q->model.desc->family->norm_offset)
-            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: awq and smooth move scales into norms, which models of type "
-                             "%s store as differences from 1",
-                             q->model.ckpt.path, q->model.desc->family->model_type);
-        if (q->model.desc->family->layer_norm)
-            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: awq and smooth move scales into norms, but not into those of "
-                             "models of type %s, which have biases",
-                             q->model.ckpt.path, q->model.desc->family->model_type);
-        if (q->model.desc->family->experts)
-            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: awq and smooth are not supported for models of type %s, "
-                             "whose experts share a norm with the router",
-                             q->model.ckpt.path, q->model.desc->family->model_type);
-        if (q->opt->calibrate && q->opt->calibrate->sequential)
-            return vptq_fail(err, VPTQ_E_ARG,
-                             "awq and smooth need the Hessians of a whole block first: they do "
-                             "not go with a sequential calibration");
-        if (q->hessians.output_fingerprint[0] && has_vectors(q, layer))
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        if (vptq_fold_applies(q, layer) && q->hessians.output_fingerprint[0] &&
+            has_vectors(q, layer))
             return vptq_fail(err, VPTQ_E_ARG,
                              "awq and smooth change the outputs of matrices: output Hessians "
                              "do not go with matrices of method vptq in the same layer");
-    }
     return VPTQ_OK;
 }
 
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
 {
-    VPTQ_CHECK(check_folds(q, err));
+    VPTQ_CHECK(check_fold_outputs(q, err));
     VPTQ_CHECK(vptq_settings_check(q->model.desc, q->matrix, err));
     warn_unused_outputs(q);
     if (!q->opt->no_size_warnings)

@@ -82,6 +82,21 @@ json_get proxy_loss run.json | paste - <(json_get predicted_loss run.json) |
     fail "another budget goes on in the same directory"
 expect_line err.txt 'kl/quantize.json belongs to another run'
 
+# A directory of other Hessians is refused before it is measured for, and keeps its measurements.
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 8 -l 128 -o other -q
+cp kl/sensitivity.json kept.json
+for plan in "" --dry-run; do # shellcheck disable=SC2086 # none or one
+    expect_error 1 "kl/quantize.json belongs to another run: its key 'hessian_fingerprint'" \
+        quantize $plan -o kl -b 3 "${kl[@]}" -H other
+    expect_same kept.json kl/sensitivity.json
+done
+
+# All Hessians are read before the first is measured with, also for a run of some layers.
+cp -r h holes
+rm holes/layer_004_down.safetensors
+expect_error 1 "'holes' has no hessian of layer 4 input down" quantize -o few -b 3 "${kl[@]}" -H holes --layers 0-0
+[ ! -e few ] || fail "measured without a Hessian: $(ls few)"
+
 # Killed while measuring: the same bytes in the end, for any thread count.
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -o killed -b 3 "${kl[@]}" -t 1 -q >/dev/null &
 pid=$!

@@ -88,6 +88,11 @@ expect_exit 1 quantize "${run[@]}" --layers 1-1 -o later > out.txt 2> err.txt
 expect_line err.txt "layer_000_q_proj.safetensors is missing: sequential calibration"
 quantize "${run[@]}" --layers 0-0 -o later > out.txt
 quantize "${run[@]}" --layers 1-4 -o later > out.txt
+cp -r later holes
+rm holes/layer_002_up_proj.safetensors
+expect_exit 1 quantize "${run[@]}" --layers 4-4 -o holes > out.txt 2> err.txt
+expect_line err.txt "holes/layer_002_up_proj.safetensors is missing: sequential calibration"
+expect_same later/report.jsonl holes/report.jsonl
 for file in one/*_proj.safetensors; do
     cmp "$file" "later/${file#one/}" || fail "layers one after another: ${file#one/}"
 done

@@ -79,6 +79,25 @@ static void expect_same(sources *s, uint32_t layer, vptq_input input)
     run->release(run, &b);
 }
 
+/* Hessians that replace those of the run are not mixed with them. */
+static void test_replaced(void **state)
+{
+    sources s;
+    vptq_err err = {0};
+    vptq_input_hessians h;
+    vptq_collect_result result;
+    sources_open(&s, *state);
+    vptq_collect_options opt = {
+        .calibrate = s.calibrate, .last_layer = UINT32_MAX, .tool_version = "test"};
+    opt.calibrate.windows = 2;
+    opt.force = true;
+    assert_ok(vptq_hessian_collect(&s.v.dev, &s.v.m, &opt, s.dir, &result, &err), &err);
+    const uint32_t n = vptq_input_size(s.v.m.desc, 0);
+    assert_fails(s.from_dir.load(&s.from_dir, 0, 0, n, &h, &err), VPTQ_E_MISMATCH, &err,
+                 "has other Hessians now than when this run began");
+    sources_close(&s);
+}
+
 static void test_sources_agree(void **state)
 {
     sources s;
@@ -125,4 +144,4 @@ static void test_unknown_ranges(void **state)
 }
 
 VTEST_MAIN(scratch_test(test_sources_agree), scratch_test(test_first_input_of_a_sequential_run),
-           scratch_test(test_unknown_ranges))
+           scratch_test(test_unknown_ranges), scratch_test(test_replaced))
