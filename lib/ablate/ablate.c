@@ -219,6 +219,21 @@ static bool read_digest(const vptq_ablate_job *m)
 
 /* ---- a row ---- */
 
+/* Whether this run or an earlier one keeps the archive. */
+static bool is_kept(const vptq_ablate_job *m)
+{
+    return m->a->opt->keep_packed || json_is_true(json_object_get(m->doc, "kept"));
+}
+
+/* Whether the row was packed with this tokenizer, and has an archive if this run keeps it. */
+static bool is_packed(const vptq_ablate_job *m)
+{
+    const char *tokenizer = json_string_value(json_object_get(m->doc, "tokenizer"));
+    return tokenizer && !strcmp(tokenizer, m->a->tokenizer) &&
+           (!m->a->opt->keep_packed ||
+            (json_is_true(json_object_get(m->doc, "kept")) && vptq_path_exists(m->packed)));
+}
+
 /* Packs the row, so that it is measured as a reader of the packed file sees it. */
 static vptq_status pack_row(vptq_ablate_job *m, vptq_err *err)
 {
@@ -238,27 +253,27 @@ static vptq_status pack_row(vptq_ablate_job *m, vptq_err *err)
         json_object_set_new(m->doc, "digest", json_string(d.digest)) ||
         !vptq_ablate_set_real(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
         !vptq_ablate_set_real(m->doc, "mean_loss", m->result->mean_loss) ||
-        !vptq_ablate_set_real(m->doc, "mean_held_out", m->result->mean_held_out))
+        !vptq_ablate_set_real(m->doc, "mean_held_out", m->result->mean_held_out) ||
+        json_object_set_new(m->doc, "tokenizer", json_string(m->a->tokenizer)) ||
+        json_object_set_new(m->doc, "kept", json_boolean(is_kept(m))))
         VPTQ_CHECK(vptq_ablate_no_memory(err));
     return VPTQ_OK;
 }
 
 static vptq_status run_quantized(vptq_ablate_job *m, vptq_err *err)
 {
-    const bool keep = m->a->opt->keep_packed;
     VPTQ_CHECK(quantize_row(m, err));
     if (m->row->tune)
         VPTQ_CHECK(tune_row(m, err));
     VPTQ_CHECK(hash_work(m, err));
     VPTQ_CHECK(open_row(m, err));
-    if (!vptq_ablate_has_figures(m) || !read_digest(m) ||
-        (keep && !vptq_path_exists(m->packed))) {
-        VPTQ_CHECK(pack_row(m, err));
-        VPTQ_CHECK(vptq_ablate_measure(m, m->packed, err));
-        VPTQ_CHECK(vptq_json_save_sealed(m->file, m->doc, err));
-        read_digest(m);
-    }
-    return keep ? VPTQ_OK : vptq_file_remove(m->packed, err);
+    if (vptq_ablate_has_figures(m) && read_digest(m) && is_packed(m))
+        return VPTQ_OK;
+    VPTQ_CHECK(pack_row(m, err));
+    VPTQ_CHECK(vptq_ablate_measure(m, m->packed, err));
+    VPTQ_CHECK(vptq_json_save_sealed(m->file, m->doc, err));
+    read_digest(m);
+    return is_kept(m) ? VPTQ_OK : vptq_file_remove(m->packed, err);
 }
 
 static vptq_status run_original(vptq_ablate_job *m, vptq_err *err)

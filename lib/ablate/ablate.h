@@ -5,7 +5,7 @@
  *     DIR/hessians/         Hessians of all rows, unless the caller has some
  *     DIR/work/NAME/        work directory of a row
  *     DIR/tuned/NAME/       the same after tuning
- *     DIR/packed/NAME.vptq  archive of a row while it is measured
+ *     DIR/packed/NAME.vptq  archive of a row while it is measured, or since a run that keeps it
  *     DIR/rows/NAME.json    results of a row; also speeds, if it was served
  *     DIR/rows/NAME.seconds seconds of quantizing and tuning, added up over interruptions
  *

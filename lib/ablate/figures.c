@@ -13,7 +13,8 @@
 #include "lib/eval/tasks.h"
 
 #define TASK_DELIMITER "\nAnswer: "
-enum { MAX_TEXTS = 8, MAX_TASKS = 8, KEY = 48, RUNS = 3 };
+enum { MAX_TEXTS = 8, MAX_TASKS = 8, KEY = 96, RUNS = 3 };
+static const vptq_dtype serve_kv = VPTQ_F16;
 
 vptq_status vptq_ablate_no_memory(vptq_err *err)
 {
@@ -63,6 +64,7 @@ vptq_status vptq_ablate_hash_input(const vptq_ablation *a, const char *path,
     return VPTQ_OK;
 }
 
+/* The ids that the original's tokenizer makes of a text are added by count_texts. */
 static vptq_status hash_text(const vptq_ablation *a, size_t i, uint64_t *hash, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
@@ -136,9 +138,12 @@ static vptq_status count_texts(vptq_ablation *a, const vptq_model *m, vptq_err *
         const char *path = vptq_ablate_text(a->opt, i);
         vptq_ppl_options o = a->opt->ppl;
         vptq_ppl_result r;
+        uint64_t ids;
+        const vptq_eval_watch watch = {.hash = &ids};
         o.corpus = corpus_of(a->opt, i, &path);
         o.dry_run = true;
-        VPTQ_CHECK(vptq_eval_ppl(a->dev, m, &o, NULL, &r, err));
+        VPTQ_CHECK(vptq_eval_ppl(a->dev, m, &o, &watch, &r, err));
+        a->text_hash[i] = vptq_hash(&ids, sizeof ids, a->text_hash[i]);
         p->tokens += (double)r.windows * (double)r.context;
         p->scored += (double)r.tokens;
     }
@@ -155,13 +160,15 @@ static vptq_status count_tasks(vptq_ablation *a, const vptq_model *m, vptq_err *
         const vptq_task *task = &a->opt->tasks[i];
         const vptq_task_file_options options = {
             .task = task->name, .delimiter = TASK_DELIMITER, .limit = a->opt->task_limit};
-        const vptq_task_run count = {.name = task->name, .dry_run = true};
+        uint64_t ids = 0;
+        const vptq_task_run count = {.name = task->name, .dry_run = true, .hash = &ids};
         vptq_task_file file;
         vptq_task_figures f;
         VPTQ_CHECK(vptq_task_file_read(task->path, &options, a->dev->ctx, &file, err));
         const vptq_status st = vptq_eval_task(a->dev, m, &file, &count, NULL, &f, err);
         vptq_task_file_release(&file);
         VPTQ_CHECK(st);
+        a->task_hash[i] = vptq_hash(&ids, sizeof ids, a->task_hash[i]);
         p->tokens += (double)f.rows;
         requests += (double)f.requests;
     }
@@ -190,6 +197,30 @@ static vptq_status plan_serve(vptq_ablation *a, const vptq_model *m, vptq_err *e
                                      : VPTQ_OK;
 }
 
+/* Names the files that a packed model takes its tokenizer from by their content. */
+static vptq_status hash_tokenizer(vptq_ablation *a, const vptq_model *m, vptq_err *err)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
+                                        "special_tokens_map.json", "added_tokens.json"};
+    vptq_status st = VPTQ_OK;
+    uint64_t hash = 0;
+    vptq_arena arena;
+    vptq_arena_init(&arena, a->dev->ctx->mem);
+    const char *own = m->ckpt.tokenizer;
+    if (own && own != m->ckpt.path && !vptq_path_is_dir(own))
+        VPTQ_TRY(vptq_ablate_hash_input(a, own, VPTQ_TEXT_BYTES, &hash, err));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        vptq_text text;
+        VPTQ_TRY(vptq_checkpoint_companion(&m->ckpt, names[i], true, VPTQ_TOKENIZER_LIMIT,
+                                           &arena, &text, err));
+        hash = vptq_hash(text.data, text.len, hash);
+    }
+    snprintf(a->tokenizer, sizeof a->tokenizer, "%016" PRIx64, hash);
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
 vptq_status vptq_ablate_plan_figures(vptq_ablation *a, const vptq_model *m, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
@@ -206,7 +237,8 @@ vptq_status vptq_ablate_plan_figures(vptq_ablation *a, const vptq_model *m, vptq
     for (size_t i = 0; i < o->task_count; i++)
         VPTQ_CHECK(hash_task(a, i, &a->task_hash[i], err));
     VPTQ_CHECK(count_texts(a, m, err));
-    return count_tasks(a, m, err);
+    VPTQ_CHECK(count_tasks(a, m, err));
+    return hash_tokenizer(a, m, err);
 }
 
 /* ---- the row file ---- */
@@ -216,10 +248,13 @@ static void hash_key(uint64_t hash, char key[KEY])
     snprintf(key, KEY, "%016" PRIx64, hash);
 }
 
+/* Everything that a speed depends on, besides the machine. */
 static void serve_key(const vptq_ablation *a, char key[KEY])
 {
-    snprintf(key, KEY, "%" PRIu32 ",%" PRIu32 ",%" PRIu32, a->serve.batch, a->serve.input,
-             a->serve.output);
+    snprintf(key, KEY,
+             "%" PRIu32 ",%" PRIu32 ",%" PRIu32 " kv %s, %d threads, %.16s, " VPTQ_VERSION,
+             a->serve.batch, a->serve.input, a->serve.output, vptq_dtype_get(serve_kv)->name,
+             a->dev->ctx->threads, a->dev->ops->name);
 }
 
 /* Saves doc[section][key] = entry. */
@@ -419,7 +454,7 @@ static vptq_status serve_model(vptq_ablate_job *m, vptq_model *model, vptq_err *
                                   .config_count = 1,
                                   .runs = RUNS,
                                   .warmup = 1,
-                                  .kv = VPTQ_F16,
+                                  .kv = serve_kv,
                                   .backend = a->dev->ops->name};
     snprintf(served.name, sizeof served.name, "%.*s", (int)sizeof served.name - 1,
              m->row->name);

@@ -37,8 +37,9 @@ typedef struct vptq_ablation {
     vptq_ablate_row *rows; /* [report->count] */
     const char *hessians;
     char hessian_path[PATH_MAX];
-    uint64_t *text_hash; /* [texts] of the content and the scoring options */
-    uint64_t *task_hash; /* [tasks] of name, content and limit */
+    uint64_t *text_hash; /* [texts] of the content, its ids and the scoring options */
+    uint64_t *task_hash; /* [tasks] of name, content, its ids and limit */
+    char tokenizer[17];  /* hash of its files */
     vptq_ablate_passes text_passes, task_passes;
     vptq_serve_config serve;
     vptq_model original; /* open when a row has been compared with it */

@@ -264,6 +264,8 @@ static vptq_status measure(run *r, vptq_corpus *corpus, vptq_ids *documents, vpt
 {
     vptq_arena *const arena = r->watch.losses ? r->watch.arena : work;
     VPTQ_CHECK(plan(r, corpus, documents, &result->skipped, work, err));
+    if (r->watch.hash)
+        *r->watch.hash = vptq_windows_hash(&r->w);
     for (size_t s = 0; s < r->w.count; s++)
         result->tokens += vptq_windows_scored(&r->w, s);
     VPTQ_CHECK(count_bytes(r, &result->bytes, err));

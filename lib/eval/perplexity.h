@@ -17,6 +17,8 @@ typedef struct vptq_eval_watch {
     double **losses; /* may be NULL; perplexity only: becomes the NLL of every scored token
                         in order, in `arena` */
     vptq_arena *arena;
+    uint64_t *hash; /* may be NULL; perplexity only: becomes that of the windows, also in a dry
+                       run */
 } vptq_eval_watch;
 
 /* Measures the corpus as one text: runs windows in batches, block by block.  The size of a

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "lib/base/file.h"
 #include "lib/eval/task_text.h"
 #include "lib/model/forward.h"
 
@@ -200,6 +201,9 @@ static vptq_status encode_all(builder *b, vptq_arena *arena, vptq_arena *work, v
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < b->file->count; i++)
         VPTQ_CHECK(encode_item(b, &b->file->items[i], &request, err));
+    p->hash = vptq_hash(b->ids.data, b->ids.count * sizeof *b->ids.data, 0);
+    p->hash = vptq_hash(b->begin, (request + 1) * sizeof *b->begin, p->hash);
+    p->hash = vptq_hash(p->scored, (request + 1) * sizeof *p->scored, p->hash);
     return vptq_ids_check(b->ids.data, b->ids.count, b->encoder.m->desc->vocab, b->file->path,
                           err);
 }

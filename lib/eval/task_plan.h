@@ -14,6 +14,7 @@ typedef struct vptq_task_plan {
     size_t requests;
     uint64_t unshared; /* rows that all requests would have without sharing */
     size_t longest;    /* rows of the longest request */
+    uint64_t hash;     /* of the tokens of all requests and of which are scored */
 
     /* the trees, in the order of items, in the form of forward.h */
     int32_t *ids; /* [rows] */

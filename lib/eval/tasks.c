@@ -402,6 +402,8 @@ vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const vptq_tas
     out->requests = plan.requests;
     out->rows = plan.rows;
     out->rows_saved = plan.unshared - plan.rows;
+    if (!st && opt->hash)
+        *opt->hash = plan.hash;
     if (opt->dry_run)
         goto out;
     if (!st)

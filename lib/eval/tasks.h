@@ -29,6 +29,7 @@ typedef struct vptq_task_run {
     size_t context;    /* tokens per request at most; 0 = the model's context */
     bool dry_run;      /* only count */
     vptq_arena *arena; /* of the answers */
+    uint64_t *hash;    /* may be NULL; becomes that of the tokens of all requests */
 } vptq_task_run;
 
 /* Measures one file of items.  answers (may be NULL) becomes [file->count].  The size of a

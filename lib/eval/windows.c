@@ -48,12 +48,17 @@ size_t vptq_windows_scored(const vptq_windows *w, size_t s)
     return w->seq[s].length - 1 - w->seq[s].from;
 }
 
-vptq_status vptq_windows_same(const vptq_windows *w, const vptq_ctx *ctx, vptq_err *err)
+uint64_t vptq_windows_hash(const vptq_windows *w)
 {
     uint64_t hash = vptq_hash(w->seq, w->count * sizeof *w->seq, (uint32_t)w->bos);
     for (size_t s = 0; s < w->count; s++)
         hash = vptq_hash(w->ids + w->seq[s].at, w->seq[s].length * sizeof *w->ids, hash);
-    return vptq_units_same(ctx, "the text to measure on", hash, err);
+    return hash;
+}
+
+vptq_status vptq_windows_same(const vptq_windows *w, const vptq_ctx *ctx, vptq_err *err)
+{
+    return vptq_units_same(ctx, "the text to measure on", vptq_windows_hash(w), err);
 }
 
 /* ---- batches ---- */

@@ -53,6 +53,8 @@ int32_t vptq_windows_bos(const vptq_model *m, vptq_ppl_protocol protocol);
 
 /* Scored rows of sequence s. */
 size_t vptq_windows_scored(const vptq_windows *w, size_t s);
+/* Hash of the ids of all sequences and of what is scored of them. */
+uint64_t vptq_windows_hash(const vptq_windows *w);
 /* Agrees that all ranks have the same windows, as vptq_units_same. */
 vptq_status vptq_windows_same(const vptq_windows *w, const vptq_ctx *ctx,
                               vptq_err *err) VPTQ_MUST_CHECK;

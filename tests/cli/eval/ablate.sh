@@ -122,7 +122,8 @@ done
 expect_line whole.html '<svg'
 expect_alone whole.html
 [ "$(grep -c '</figure>' whole.html)" -ge 2 ] || fail "pictures are missing"
-[ ! -e whole/packed/v4.vptq ] || fail "an archive was kept"
+[ -e whole/packed/v4.vptq ] || fail "an archive to keep was removed"
+[ ! -e parts/packed/v4.vptq ] || fail "an archive was kept"
 ablate -q -o parts -t 1 --only v4 --only 4-5 --format json >some.jsonl
 sed -n '2p;4,5p' whole.jsonl | sed 's/"name": "[a-z0-9]*", //' >want.jsonl
 sed 's/"name": "[a-z0-9]*", //' some.jsonl >got.jsonl
