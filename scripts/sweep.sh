@@ -13,7 +13,7 @@
 #     mpirun -n N vptq-eval ablate ABLATE-OPTIONS --table DIR/rows.json -o DIR/ablation
 # which shares rows over ranks (docs/scale.md); the sweep then finds them finished.
 #
-# DIR/rows.json: the rows.  DIR/sweep.csv: the table of vptq-eval ablate and whether a row is on the
+# One sweep at a time writes to DIR.  DIR/rows.json: the rows.  DIR/sweep.csv: the table of vptq-eval ablate and whether a row is on the
 # frontier.  DIR/sweep.svg: the plot, if gnuplot is installed.
 # Environment: BIN (folder of the tools, default build/bin).
 set -euo pipefail
@@ -56,6 +56,11 @@ done
 [ $# -gt 1 ] || usage "-- and the options of vptq-eval ablate are missing"
 [ -n "$dir" ] || usage "-o DIR is missing"
 shift
+for word in "$@"; do
+    case $word in
+    --d | --dr* | --form* | --rep*) usage "$word is not for a sweep: its table is DIR/sweep.csv" ;;
+    esac
+done
 for list in "$vectors" "$centroids" "$residuals" "$groups"; do
     [[ $list =~ ^[0-9]+(,[0-9]+)*$ ]] || usage "'$list' is not a list of whole numbers"
 done
@@ -100,6 +105,15 @@ list()
 }
 
 mkdir -p "$dir"
+if command -v flock >/dev/null; then
+    exec 9>>"$dir/sweep.lock"
+    flock -n 9 || {
+        echo "sweep.sh: '$dir': another sweep is writing to it" >&2
+        exit 1
+    }
+else
+    echo "sweep: flock is not installed; nothing keeps two sweeps apart" >&2
+fi
 trap 'rm -f "$dir"/{grid,plan,large,small,table,sweep.csv}.tmp' EXIT
 grid >"$dir/grid.tmp"
 list "$dir/grid.tmp" >"$dir/rows.json"
@@ -150,6 +164,11 @@ points()
             print \$at[\"bits_per_weight\"], \$at[\"ppl\"], \$at[\"ppl_stderr\"], \$at[\"row\"] }" "$dir/sweep.csv" | sort -n
 }
 original=$(awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == "ppl") p = i } $1 == "original" { print $p }' "$dir/sweep.csv")
+range='' line=''
+if [ -n "$original" ]; then
+    range="set yrange [$original * 0.9:]"
+    line="$original with lines lt 1 dt 2 lc rgb '#777777' title sprintf('original, %.3f', $original), "
+fi
 # shellcheck disable=SC2016 # $ belongs to awk and gnuplot
 gnuplot <<EOF
 set terminal svg size 900,560 background "white" font "sans-serif,12"
@@ -162,15 +181,14 @@ set border 3
 set tics nomirror
 set key top right
 set offsets graph 0.02, graph 0.12, graph 0.2, graph 0.05
-set yrange [$original * 0.9:]
+$range
 \$all <<END
 $(points '$at["frontier"] == 0')
 END
 \$frontier <<END
 $(points '$at["frontier"] == 1')
 END
-plot $original with lines lt 1 dt 2 lc rgb "#777777" title sprintf("original, %.3f", $original), \
-    \$all using 1:2:3 with yerrorbars pt 7 ps 0.6 lt 1 lc rgb "#999999" title "settings", \
+plot $line\$all using 1:2:3 with yerrorbars pt 7 ps 0.6 lt 1 lc rgb "#999999" title "settings", \
     \$frontier using 1:2 with lines lt 1 lw 2 lc rgb "#0072b2" notitle, \
     \$frontier using 1:2:3 with yerrorbars pt 7 ps 0.9 lt 1 lc rgb "#0072b2" title "nothing better for as few bits", \
     \$frontier using 1:2:4 with labels left rotate by 40 offset 0.6,0.7 font ",10" notitle

@@ -29,6 +29,29 @@ if command -v gnuplot >/dev/null; then
     expect_line dir/sweep.svg '</svg>'
 fi
 
+# without the original
+"$SRC/scripts/sweep.sh" -o dir -v 4,8 -k 16 -- -m "$model" -c "$calibration" -n 4 -l 64 --text "$text" --context 128 \
+    --layers 0 --encoder upstream --set kmeans_iterations=2 --no-seconds -q --only v4-k16 --only v8-k16 >few.csv 2>err.txt ||
+    fail "$(cat err.txt)"
+[ "$(cut -d, -f1 few.csv | tr '\n' ' ')" = "row v4-k16 v8-k16 " ] || fail "$(cat few.csv)"
+if command -v gnuplot >/dev/null; then
+    expect_line dir/sweep.svg '</svg>'
+    ! grep -q 'original' dir/sweep.svg || fail "a line of the original"
+fi
+
+# a finished table stays
+cp dir/sweep.csv before.csv
+for option in --dry-run '--report x' --format=md '--form md'; do
+    # shellcheck disable=SC2086 # some are two words
+    expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -v 4 -k 16 -- -m "$model" $option 2>err.txt
+    expect_line err.txt "^sweep.sh: ${option%% *} is not for a sweep"
+done
+if command -v flock >/dev/null; then
+    expect_exit 1 flock dir/sweep.lock "$SRC/scripts/sweep.sh" -o dir -v 4 -k 16 -- -m "$model" 2>err.txt
+    expect_line err.txt "^sweep.sh: 'dir': another sweep is writing to it"
+fi
+expect_same dir/sweep.csv before.csv
+
 sweep -v 4,8 -k 16 -r 0,16 -g 1,2 --max-bits 3 >more.csv 2>err.txt
 expect_line err.txt '^sweep: .* is left out: more than 3 bits per weight'
 awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
