@@ -44,14 +44,23 @@ if command -v python3 >python.path && python3 -c 'import yaml' 2>err; then
     python3 -c 'import sys, yaml; yaml.safe_load(open(sys.argv[1]))' "$examples/ci-ablation/workflow.yml"
 fi
 
+# What the cache of the workflow is named by: everything that figures depend on.
+for input in 'vptq_tools-\*.whl' rows.json 'model/\*\*' calibration.txt evaluation.txt; do
+    expect_line "$examples/ci-ablation/workflow.yml" "key: .*hashFiles(.*$input'"
+done
+
 # Tasks of an array, one by one.
 "$BIN/vptq-hessian" -q -m "$model" -c "$calibration" -o hessians -n 4 -l 128
 for task in 1 2; do
     SLURM_ARRAY_TASK_ID=$task SLURM_CPUS_PER_TASK=2 \
         "$examples/slurm-sweep.sh" "$model" hessians "$text" "$examples/ci-ablation/rows.json" sweep --context 256 2>err
 done
-"$examples/slurm-sweep.sh" --join sweep >joined.csv
-[ "$(cut -d, -f1 joined.csv | paste -sd ' ')" = 'row original v4-k256' ] || fail "$(cat joined.csv)"
+"$examples/slurm-sweep.sh" --join sweep >joined.jsonl
+[ "$(json_get row joined.jsonl | paste -sd ' ')" = 'original v4-k256' ] || fail "$(cat joined.jsonl)"
+for key in ppl bits_per_weight packed_bytes; do
+    [ "$(tail -n 1 joined.jsonl | json_get $key)" = "$(json_get $key sweep/2.json)" ] || fail "$key: $(cat joined.jsonl)"
+done
+[ "$(tail -n 1 joined.jsonl | json_get v)" = 4 ] || fail "$(cat joined.jsonl)"
 
 case $BIN in *coverage*) skip "an instrumented library is not installed" ;; esac
 needs_own_machine "links a program with the library of this machine"
