@@ -54,6 +54,9 @@ static int check_kld_usage(const vptq_cli *cli, const kld_command *c)
         return vptq_cli_usage_error(cli, "--max-kld needs --model MODEL");
     if (!c->base_file && c->texts.count + c->tokens.count == 0)
         return vptq_cli_usage_error(cli, "missing option: --text FILE or --tokens FILE");
+    if (!c->texts.count && (c->rows || c->lossy))
+        return vptq_cli_usage_error(cli, "%s needs --text FILE",
+                                    c->rows ? "--rows" : "--lossy");
     return CLI_OK;
 }
 

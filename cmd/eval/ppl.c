@@ -48,6 +48,9 @@ static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
         return CLI_USAGE;
     if (c->texts.count + c->tokens.count == 0)
         return vptq_cli_usage_error(cli, "missing option: --text FILE or --tokens FILE");
+    if (!c->texts.count && (c->rows || c->lossy))
+        return vptq_cli_usage_error(cli, "%s needs --text FILE",
+                                    c->rows ? "--rows" : "--lossy");
     if (c->documents && c->tokens.count)
         return vptq_cli_usage_error(cli, "--documents and --tokens exclude each other");
     if (c->documents && c->join)

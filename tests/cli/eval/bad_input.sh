@@ -14,6 +14,11 @@ bad 2 "needs --documents" ppl -m "$model" --text "$text" --document-limit 3
 bad 2 "dump and --tokens-only exclude" ppl -m "$model" --text "$text" --tokens-only --dump x
 bad 2 "max-ppl and --tokens-only excl" ppl -m "$model" --text "$text" --tokens-only --max-ppl 9
 bad 2 "takes no other --format" ppl -m "$model" --text "$text" --tokens-only --format json
+bad 2 "\-\-rows needs --text" ppl -m "$model" --tokens x --rows
+bad 2 "\-\-lossy needs --text" ppl -m "$model" --tokens x --lossy
+bad 2 "\-\-rows needs --text" kld -m "$model" --base-file x --rows
+bad 2 "\-\-lossy needs --text" kld -m "$model" --base "$model" --tokens x --lossy
+
 echo >taken
 bad 1 "'taken' already exists" ppl -m "$model" --text "$text" --dump taken -q
 bad 2 "unexpected argument 'x'" ppl -m "$model" --text "$text" x
