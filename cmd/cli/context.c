@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cmd/cli/internal.h"
@@ -35,12 +36,26 @@ void vptq_cli_start(void)
 /* --- signals ----------------------------------------------------------------------------- */
 
 /* Static because a signal handler takes no argument. */
-static volatile sig_atomic_t cancelled; /* the signal that asked to stop */
+static volatile sig_atomic_t cancelled; /* the signal that asked to stop ... */
+static struct timespec cancelled_at;    /* ... first; CLOCK_MONOTONIC */
 
+static double seconds_since(const struct timespec *begin)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - begin->tv_sec) + 1e-9 * (double)(now.tv_nsec - begin->tv_nsec);
+}
+
+/* timeout(1) sends its signal to the process and then to the group: the same signal within a
+ * second is one request.  A later one, or another, ends the process at once. */
 static void on_signal(int sig)
 {
-    if (cancelled)
+    if (!cancelled)
+        clock_gettime(CLOCK_MONOTONIC, &cancelled_at);
+    else if (cancelled != sig || seconds_since(&cancelled_at) >= 1)
         _exit(CLI_SIGNALLED + sig);
+    else
+        return;
     cancelled = sig;
 }
 
@@ -67,6 +82,9 @@ static void catch_signals(const char *tool, bool on_line)
 {
     struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
     sigemptyset(&sa.sa_mask);
+    sigaddset(&sa.sa_mask, SIGINT); /* the handler does not interrupt itself */
+    sigaddset(&sa.sa_mask, SIGTERM);
+    sigaddset(&sa.sa_mask, SIGHUP);
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
     if (!sigaction(SIGHUP, NULL, &old) && old.sa_handler != SIG_IGN) /* else of nohup */

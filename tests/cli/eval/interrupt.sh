@@ -24,6 +24,31 @@ expect_exit 130 wait "$pid"
 expect_line err.txt 'interrupted'
 [ "$(wc -l <rest)" -lt 100000 ] || fail "went on to $(wc -l <rest) ids"
 
+# The same signal twice at once, as timeout(1) sends it to process and group, is one request; later it ends the
+# process at once.
+"$BIN/vptq-eval" ppl -m "$model" --text texts --tokens-only >ids 2>err.txt &
+pid=$!
+{
+    read -r _
+    kill -TERM "$pid"
+    sleep 0.1
+    kill -TERM "$pid"
+    sleep 0.1
+    cat >rest
+} <ids
+expect_exit 143 wait "$pid"
+expect_line err.txt 'interrupted'
+"$BIN/vptq-eval" ppl -m "$model" --text texts --tokens-only >ids 2>err.txt &
+pid=$!
+{
+    read -r _
+    kill -TERM "$pid"
+    sleep 1.2
+    kill -TERM "$pid"
+    expect_exit 143 wait "$pid"
+} <ids
+[ ! -s err.txt ] || fail "$(cat err.txt)"
+
 # What was finished before the interruption stays: rows, losses, samples.
 head -c 3000 "$text" >short
 "$BIN/vptq-eval" ppl -q -m "$model" --text short --context 64 --dump want.f64 >/dev/null
