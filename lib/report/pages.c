@@ -293,6 +293,10 @@ static void page_remarks(report_page *p)
     vptq_page_heading(p, 2, "remarks", "Remarks");
     outlier_table(p);
     runs_table(p);
+    for (size_t i = 0; i < p->r->group_count; i++)
+        if (p->r->groups[i].mixed)
+            vptq_page_paragraph(p, "%s: its runs differ in %s and are not comparable.",
+                                p->r->groups[i].name, p->r->groups[i].mixed);
     for (size_t i = 0; i < p->r->config_count; i++) {
         const vptq_report_config *c = &p->r->configs[i];
         vptq_report_config_text(text, c);

@@ -15,6 +15,9 @@ enum {
         1000000000 /* requests or tokens: a product of three is exact enough in a double */
 };
 
+const char *const vptq_record_settings[VPTQ_RECORD_SETTINGS] = {"kv", "threads", "seed",
+                                                                "model_fingerprint"};
+
 /* Range of seconds, rates, bits and bytes; quotients and products of a few stay finite. */
 static const double min_real = 1e-12, max_real = 1e18;
 
@@ -120,6 +123,22 @@ static vptq_status read_name(const reader *p, const char *key, bool required, co
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+/* Only compared with those of other runs: a value of another kind counts as not recorded. */
+static vptq_status read_setting(const reader *p, const char *key, const char **out,
+                                vptq_err *err)
+{
+    const json_t *v = json_object_get(p->object, key);
+    char number[32];
+    *out = NULL;
+    if (json_is_string(v) && is_name(json_string_value(v), json_string_length(v)))
+        return read_name(p, key, false, out, err);
+    if (!json_is_integer(v))
+        return VPTQ_OK;
+    snprintf(number, sizeof number, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
+    *out = vptq_arena_strdup(&p->to->arena, number, err);
+    return *out ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
 static vptq_status read_record(const reader *p, vptq_record *r, vptq_err *err)
 {
     VPTQ_CHECK(read_name(p, "run_name", true, &r->run_name, err));
@@ -136,6 +155,8 @@ static vptq_status read_record(const reader *p, vptq_record *r, vptq_err *err)
     VPTQ_CHECK(read_real(p, "peak_memory_bytes", false, &r->peak_memory_bytes, err));
     VPTQ_CHECK(read_name(p, "config", false, &r->config, err));
     VPTQ_CHECK(read_name(p, "backend", false, &r->backend, err));
+    for (size_t i = 0; i < VPTQ_RECORD_SETTINGS; i++)
+        VPTQ_CHECK(read_setting(p, vptq_record_settings[i], &r->settings[i], err));
     if (!r->group) {
         r->group = vptq_arena_strndup(&p->to->arena, r->run_name,
                                       vptq_run_name_stem(r->run_name), err);

@@ -6,6 +6,10 @@
 #include "lib/base/ctx.h"
 #include "lib/base/mem.h"
 
+/* Settings of a run that its speed depends on. */
+enum { VPTQ_RECORD_SETTINGS = 4 };
+extern const char *const vptq_record_settings[VPTQ_RECORD_SETTINGS];
+
 typedef struct vptq_record {
     const char *run_name;
     const char *group; /* if not recorded, run_name without its "_runN" */
@@ -19,7 +23,8 @@ typedef struct vptq_record {
     double ttft;               /* seconds until the last request of the batch has its first
                                   token */
     double bits_per_weight, peak_memory_bytes;
-    const char *config, *backend; /* NULL = not recorded */
+    const char *config, *backend;               /* NULL = not recorded */
+    const char *settings[VPTQ_RECORD_SETTINGS]; /* as texts; NULL = not recorded */
 } vptq_record;
 
 typedef struct vptq_records {

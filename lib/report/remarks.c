@@ -1,4 +1,5 @@
-/* Lists what is suspicious about the runs of a report: repeated, missing and misplaced ones. */
+/* Lists what is suspicious about the runs of a report: repeated, missing and misplaced ones,
+ * and those of other settings. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,6 +94,23 @@ static void list_missing(vptq_report *r, vptq_report_group *g, unsigned last, li
     take_list(l, r, &g->elsewhere);
 }
 
+/* Runs that do not have a setting recorded are left out. */
+static void list_mixed(vptq_report *r, vptq_report_group *g, list *l)
+{
+    for (size_t s = 0; s < VPTQ_RECORD_SETTINGS; s++) {
+        const char *first = NULL;
+        bool same = true;
+        for (size_t i = 0; i < g->run_count; i++) {
+            const char *value = g->runs[i]->settings[s];
+            same = same && (!value || !first || strcmp(value, first) == 0);
+            first = first ? first : value;
+        }
+        if (!same)
+            add_text(l, vptq_record_settings[s], "");
+    }
+    take_list(l, r, &g->mixed);
+}
+
 static void list_absent(vptq_report *r, vptq_report_config *c, list *l)
 {
     for (size_t m = 0; m < r->model_count; m++) {
@@ -119,6 +137,7 @@ vptq_status vptq_report_remark(vptq_report *r, vptq_err *err)
     for (size_t i = 0; i < r->group_count; i++) {
         list_repeated(r, &r->groups[i], &l);
         list_missing(r, &r->groups[i], last, &l);
+        list_mixed(r, &r->groups[i], &l);
     }
     for (size_t i = 0; i < r->config_count; i++)
         list_absent(r, &r->configs[i], &l);

@@ -239,6 +239,11 @@ vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt, const v
     for (size_t i = 0; i < opt->count; i++)
         VPTQ_TRY(vptq_records_read(ctx, &all, opt->records[i], err));
     VPTQ_TRY(vptq_report_build(&all, opt->original, ctx->mem, &report, err));
+    for (size_t i = 0; i < report.group_count; i++)
+        if (report.groups[i].mixed)
+            vptq_log(ctx, VPTQ_LOG_WARN,
+                     "group '%s': its runs differ in %s and are not comparable",
+                     report.groups[i].name, report.groups[i].mixed);
     st = opt->classic ? vptq_report_write_classic(&report, opt->source, &text, err)
                       : vptq_report_write(&report, format, opt->source, &text, err);
     vptq_report_release(&report);

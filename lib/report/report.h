@@ -52,6 +52,7 @@ typedef struct vptq_report_group {
     const char *backend;  /* of all runs; NULL if they differ or it is not recorded */
     double bits_per_weight, peak_memory_bytes; /* the largest recorded; NaN = none */
     const char *elsewhere;                     /* runs named after another group; or NULL */
+    const char *mixed; /* settings in which runs differ, "kv, threads"; or NULL */
 } vptq_report_group;
 
 typedef struct vptq_report_config {

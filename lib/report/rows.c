@@ -43,7 +43,8 @@ static const vptq_column columns[] = {
     {.name = "peak_memory_bytes", VPTQ_REAL(group_row, g.peak_memory_bytes)},
     {.name = "runs_repeated", VPTQ_TEXT(group_row, g.repeated)},
     {.name = "runs_missing", VPTQ_TEXT(group_row, g.missing)},
-    {.name = "runs_of_other_names", VPTQ_TEXT(group_row, g.elsewhere)}};
+    {.name = "runs_of_other_names", VPTQ_TEXT(group_row, g.elsewhere)},
+    {.name = "runs_differ_in", VPTQ_TEXT(group_row, g.mixed)}};
 
 vptq_status vptq_report_write_rows(const vptq_report *r, vptq_format format, vptq_buf *out,
                                    vptq_err *err)

@@ -124,6 +124,23 @@ expect_line hostile.classic '^#### !\\\[i\\\](https&#58;//x.y/z)$'
 compare hostile.jsonl --format csv >hostile.csv
 expect_line hostile.csv "^'=x|\`<script>alert(1)</script>,'=x|"
 
+# --- runs of other settings in one group ---
+run='"batch_size": 1, "input_len": 2, "output_len": 3, "latency": 1, "model_fingerprint": null'
+for x in '1 f16 2' '2 f32 2' '3 f16 4'; do
+    read -r n kv threads <<<"$x"
+    echo "{\"run_name\": \"m_run$n\", $run, \"kv\": \"$kv\", \"threads\": $threads, \"seed\": 7}"
+done >mixed.jsonl
+echo "{\"run_name\": \"m_run4\", $run}" >>mixed.jsonl
+compare mixed.jsonl >mixed.md 2>err.txt
+expect_line err.txt "warning: group 'm': its runs differ in kv, threads and are not comparable$"
+expect_line mixed.md '^m: its runs differ in kv, threads and are not comparable\.$'
+compare mixed.jsonl --format json 2>err.txt >mixed.json
+[ "$(json_get runs_differ_in mixed.json)" = 'kv, threads' ] || fail "$(cat mixed.json)"
+sed -n '1p;4p' mixed.jsonl >same.jsonl
+compare same.jsonl --format json 2>err.txt >same.json
+[ "$(json_get runs_differ_in same.json)" = null ] || fail "$(cat same.json)"
+[ ! -s err.txt ] || fail "$(cat err.txt)"
+
 # --- errors ---
 # refused STATUS PATTERN OPERAND..
 refused() { expect_error "$1" "$2" compare "${@:3}"; }

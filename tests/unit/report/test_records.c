@@ -25,7 +25,8 @@ static void test_read(void **state)
                     "{" HEAD ", \"group\": \"g\", \"latency\": 2, \"output_throughput\": 7, "
                     "\"overall_throughput\": 8.5, \"input_throughput\": 9, \"ttft\": 0.25, "
                     "\"bits_per_weight\": 2.125, \"peak_memory_bytes\": 123456789012, "
-                    "\"config\": \"a b\", \"backend\": \"cpu\"}",
+                    "\"config\": \"a b\", \"backend\": \"cpu\", \"kv\": \"f16\", "
+                    "\"threads\": 12, \"seed\": [7]}",
                     &r, &err),
               &err);
     assert_int_equal(r.count, 2);
@@ -44,6 +45,9 @@ static void test_read(void **state)
                 r.items[1].peak_memory_bytes == 123456789012.0);
     assert_string_equal(r.items[1].config, "a b");
     assert_string_equal(r.items[1].backend, "cpu");
+    assert_string_equal(r.items[1].settings[0], "f16");
+    assert_string_equal(r.items[1].settings[1], "12");
+    assert_true(!r.items[1].settings[2] && !r.items[1].settings[3] && !r.items[0].settings[0]);
     vptq_records_release(&r);
 }
 
