@@ -239,6 +239,38 @@ vptq_status vptq_checkpoint_companion(const vptq_checkpoint *c, const char *name
     return file_text(path, limit, arena, text, err);
 }
 
+/* Whether an existing file of the model's directory is read with the model: of a work
+ * directory, any file. */
+static bool is_own_file(const vptq_checkpoint *c, const char *path)
+{
+    static const char *const endings[] = {".safetensors", ".json", ".model"};
+    const char *name = vptq_path_base(path), *dot = strrchr(name, '.');
+    if (!vptq_path_is_dir(c->path) || !vptq_path_exists(path) ||
+        !vptq_path_lies_in(c->path, path))
+        return false;
+    if (c->kind == VPTQ_CKPT_WORK)
+        return true;
+    for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
+        if (!strcmp(dot, endings[i]))
+            return true;
+    return vptq_companion_ok(name);
+}
+
+vptq_status vptq_checkpoint_check_output(const vptq_checkpoint *c, const char *output,
+                                         vptq_err *err)
+{
+    if (!c)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_path_check_output(output, c->path, err));
+    if (c->tokenizer)
+        VPTQ_CHECK(vptq_path_check_output(output, c->tokenizer, err));
+    if (is_own_file(c, output))
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "the output '%s' is a file of the model '%s'; give another file",
+                         output, c->path);
+    return vptq_checkpoint_check_output(c->base, output, err);
+}
+
 /* ---- tokenizer ---- */
 
 static vptq_status read_archive_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx,

@@ -147,6 +147,11 @@ vptq_status vptq_checkpoint_companion(const vptq_checkpoint *c, const char *name
                                       bool tokenizer, size_t limit, vptq_arena *arena,
                                       vptq_text *text, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* VPTQ_E_ARG if writing `output` would replace a file of the model or of its base.  c NULL: no
+ * model. */
+vptq_status vptq_checkpoint_check_output(const vptq_checkpoint *c, const char *output,
+                                         vptq_err *err) VPTQ_MUST_CHECK;
+
 /* 16 hex digits over the description and over names, types, shapes and bytes of all tensors:
  * models with the same fingerprint give the same results. */
 vptq_status vptq_checkpoint_fingerprint(const vptq_checkpoint *c, const vptq_ctx *ctx,

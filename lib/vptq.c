@@ -345,6 +345,11 @@ vptq_status vptq_tune(vptq_ctx *ctx, const vptq_tune_options *opt, const vptq_ou
 
 /* ---- Output ----------------------------------------------------------------------------- */
 
+vptq_status vptq_check_output(const char *output, const char *input, vptq_err *err)
+{
+    return vptq_path_check_output(output, input, err);
+}
+
 struct vptq_writer {
     vptq_file_writer file;
 };

@@ -891,6 +891,8 @@ VPTQ_CALL vptq_status vptq_writer_write(vptq_writer *w, const void *data, size_t
                                         vptq_err *err);
 VPTQ_CALL vptq_status vptq_writer_commit(vptq_writer *w, vptq_err *err);
 VPTQ_API void vptq_writer_close(vptq_writer *w); /* without a commit, nothing appears */
+/* VPTQ_E_ARG if both are the same file, so that writing `output` would replace `input`. */
+VPTQ_CALL vptq_status vptq_check_output(const char *output, const char *input, vptq_err *err);
 
 #ifdef __cplusplus
 }

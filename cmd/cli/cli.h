@@ -183,7 +183,8 @@ int vptq_cli_run_command(const char *tool, const char *summary,
  * .html, .md, .csv, .json or .jsonl. */
 vptq_format vptq_cli_format_of(const vptq_cli *cli, const char *path);
 /* Opens the file `path`, which then appears whole, for a report in this format; NULL and "-"
- * are stdout, and *file is NULL.  Replaces an existing file only with --force. */
+ * are stdout, and *file is NULL.  Replaces an existing file only with --force, and never one
+ * that an option or an operand names as an input. */
 vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_writer **file,
                                  vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -66,6 +66,31 @@ vptq_format vptq_cli_format_of(const vptq_cli *cli, const char *path)
     return cli->out.format;
 }
 
+/* The part of a given option that names a file to read or a model; NULL if there is none. */
+static const char *input_of(const vptq_cli_word *given)
+{
+    const vptq_cli_option *o = given->option;
+    const bool reads = o->type == CLI_INPUT || o->type == CLI_INPUTS;
+    const char *equals =
+        given->text && reads && strchr(o->arg, '=') ? strchr(given->text, '=') : NULL;
+    if (!reads && (o->type != CLI_STRING || strcmp(o->arg, "MODEL") != 0))
+        return NULL;
+    return equals ? equals + 1 : given->text;
+}
+
+/* Fails if the file is an operand, or an option names it as an input. */
+static vptq_status check_output(const vptq_cli *cli, const char *path, vptq_err *err)
+{
+    for (size_t i = 0; i < cli->arg_count; i++)
+        VPTQ_CHECK(vptq_check_output(path, cli->args[i], err));
+    for (size_t i = 0; i < cli->state->given_count; i++) {
+        const char *input = input_of(&cli->state->given[i]);
+        if (input)
+            VPTQ_CHECK(vptq_check_output(path, input, err));
+    }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_writer **file,
                                  vptq_output *out, vptq_err *err)
 {
@@ -73,6 +98,7 @@ vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_wri
     *out = cli->out;
     if (!path || !strcmp(path, "-") || vptq_cli_is_hushed(cli))
         return VPTQ_OK;
+    VPTQ_CHECK(check_output(cli, path, err));
     VPTQ_CHECK(vptq_writer_open(path, cli->common.force, file, err));
     *out = (vptq_output){
         .format = vptq_cli_format_of(cli, path), .write = write_file, .arg = *file};

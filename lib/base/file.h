@@ -110,6 +110,13 @@ bool vptq_path_leaves(const char *dir, const char *name, char target[4096]);
 vptq_status vptq_path_join(char *out, size_t size, const char *dir, const char *name,
                            vptq_err *err) VPTQ_MUST_CHECK;
 const char *vptq_path_base(const char *path); /* the part after the last '/' */
+/* Whether two paths lead to the same file, or a file lies in a directory, by device and inode,
+ * however they are spelled.  False for what does not exist. */
+bool vptq_path_same(const char *a, const char *b);
+bool vptq_path_lies_in(const char *dir, const char *file);
+/* As vptq_check_output. */
+vptq_status vptq_path_check_output(const char *output, const char *input,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
 /* out = the path of `name` in the folder of `path`, which is "." for a bare name. */
 vptq_status vptq_path_beside(char *out, size_t size, const char *path, const char *name,
                              vptq_err *err) VPTQ_MUST_CHECK;

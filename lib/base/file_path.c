@@ -42,6 +42,27 @@ vptq_status vptq_path_beside(char *out, size_t size, const char *path, const cha
     return vptq_path_join(out, size, dir, name, err);
 }
 
+bool vptq_path_same(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+bool vptq_path_lies_in(const char *dir, const char *file)
+{
+    char parent[VPTQ_PATH_MAX];
+    return !parent_of(parent, file, NULL) && vptq_path_same(dir, parent);
+}
+
+vptq_status vptq_path_check_output(const char *output, const char *input, vptq_err *err)
+{
+    return vptq_path_same(output, input)
+               ? vptq_fail(err, VPTQ_E_ARG,
+                           "the output '%s' is the input '%s'; give another file", output,
+                           input)
+               : VPTQ_OK;
+}
+
 vptq_status vptq_path_temporary(char out[VPTQ_PATH_MAX], const char *path, const char *kind,
                                 vptq_err *err)
 {

@@ -457,10 +457,21 @@ static void compute_figures(const columns *c, size_t n, vptq_kld_result *r)
     sort_levels(c->delta, n, vptq_delta_levels, VPTQ_DELTA_LEVELS, r->delta_p);
 }
 
+/* Fails if the file to save to is an input. */
+static vptq_status check_saved(const run *r, vptq_err *err)
+{
+    const char *path = r->opt->save_base;
+    VPTQ_CHECK(vptq_corpus_check_output(&r->opt->corpus, path, err));
+    VPTQ_CHECK(vptq_checkpoint_check_output(&r->base.m->ckpt, path, err));
+    return vptq_checkpoint_check_output(r->model.m ? &r->model.m->ckpt : NULL, path, err);
+}
+
 /* Plans, and measures unless this is a dry run. */
 static vptq_status measure(run *r, vptq_corpus *corpus, vptq_arena *arena,
                            vptq_kld_result *result, vptq_err *err)
 {
+    if (r->opt->save_base)
+        VPTQ_CHECK(check_saved(r, err));
     VPTQ_CHECK(plan(r, corpus, arena, result, err));
     if (r->opt->dry_run)
         return VPTQ_OK;

@@ -194,6 +194,16 @@ out:
     return st;
 }
 
+/* Fails if the file of answers is an input. */
+static vptq_status check_samples(const run *r, vptq_err *err)
+{
+    const char *path = r->opt->samples;
+    for (size_t i = 0; path && i < r->opt->task_count; i++)
+        VPTQ_CHECK(vptq_path_check_output(path, r->opt->tasks[i].path, err));
+    VPTQ_CHECK(vptq_checkpoint_check_output(path ? &r->m->ckpt : NULL, path, err));
+    return vptq_checkpoint_check_output(path && r->base ? &r->base->ckpt : NULL, path, err);
+}
+
 /* Runs all tasks; the finished ones are printed and kept even if a later one fails. */
 static vptq_status run_tasks(run *r, vptq_err *err)
 {
@@ -232,6 +242,7 @@ vptq_status vptq_eval_tasks(vptq_device *dev, const vptq_model *m, const vptq_mo
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(vptq_units_same_model(dev->ctx, m, err));
     VPTQ_TRY(vptq_units_same_model(dev->ctx, base, err));
+    VPTQ_TRY(check_samples(&r, err));
     VPTQ_TRY(read_tasks(&r, err));
     if (!opt->dry_run)
         VPTQ_TRY(run_tasks(&r, err));

@@ -317,6 +317,10 @@ vptq_status vptq_eval_texts(vptq_device *dev, const vptq_model *m, const vptq_pp
     const run r = {.dev = dev, .m = m, .opt = opt, .out = first ? out : NULL};
     vptq_file_writer dump = {.fd = -1};
     size_t done = 0;
+    if (opt->dump) {
+        VPTQ_TRY(vptq_corpus_check_output(&opt->corpus, opt->dump, err));
+        VPTQ_TRY(vptq_checkpoint_check_output(&m->ckpt, opt->dump, err));
+    }
     if (opt->dump && !opt->dry_run && first) /* now: an unwritable file costs no evaluation */
         VPTQ_TRY(vptq_file_writer_open(opt->dump, opt->force, &dump, err));
     VPTQ_TRY(vptq_units_same_model(dev->ctx, m, err));

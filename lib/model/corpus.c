@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "formats/text_file.h"
+#include "lib/base/file.h"
 #include "lib/base/rng.h"
 #include "lib/base/utf8.h"
 
@@ -217,5 +218,15 @@ vptq_status vptq_corpus_sample(const vptq_corpus *c, size_t length, size_t want,
         if (vptq_rng_below(&rng, w, windows - w) < n - taken)
             (*starts)[taken++] = w * length;
     *count = n;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_corpus_check_output(const vptq_corpus_options *opt, const char *output,
+                                     vptq_err *err)
+{
+    for (size_t i = 0; i < opt->text_count; i++)
+        VPTQ_CHECK(vptq_path_check_output(output, opt->texts[i], err));
+    for (size_t i = 0; i < opt->token_count; i++)
+        VPTQ_CHECK(vptq_path_check_output(output, opt->tokens[i], err));
     return VPTQ_OK;
 }

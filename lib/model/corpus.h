@@ -16,6 +16,9 @@ vptq_status vptq_corpus_load(const vptq_ctx *ctx, const vptq_corpus_options *opt
                              const vptq_tokenizer *t, uint32_t vocab, vptq_corpus *c,
                              vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_corpus_release(vptq_corpus *c);
+/* VPTQ_E_ARG if writing `output` would replace one of the files. */
+vptq_status vptq_corpus_check_output(const vptq_corpus_options *opt, const char *output,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Splits the one text of `opt` at `separator` into documents, without white space at their ends
  * and without empty ones, and encodes each with BOS if the tokenizer adds one.  offsets [*count

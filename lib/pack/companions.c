@@ -305,8 +305,8 @@ static bool is_dir(const vptq_checkpoint *origin)
 static bool is_foreign(const vptq_checkpoint *c, const char *given_tokenizer)
 {
     const vptq_checkpoint *origin = origin_of(c);
-    return given_tokenizer || (is_dir(origin) && c->tokenizer &&
-                               !vptq_package_lies_in(origin->path, c->tokenizer));
+    return given_tokenizer ||
+           (is_dir(origin) && c->tokenizer && !vptq_path_lies_in(origin->path, c->tokenizer));
 }
 
 vptq_status vptq_package_check_tokenizer(const vptq_checkpoint *c, const vptq_ctx *ctx,

@@ -356,29 +356,12 @@ vptq_status vptq_package_add_file(vptq_package *o, const char *name, const char 
 
 /* ---- paths ---- */
 
-static bool same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-bool vptq_package_lies_in(const char *dir, const char *file)
-{
-    char parent[4096];
-    size_t n = (size_t)(vptq_path_base(file) - file);
-    if (n >= sizeof parent - 1)
-        return false;
-    memcpy(parent, file, n);
-    memcpy(parent + n, ".", 2);
-    return same_file(dir, parent);
-}
-
 static vptq_status check_path(const char *model, const char *what, const char *output,
                               vptq_err *err)
 {
-    if (same_file(output, model))
+    if (vptq_path_same(output, model))
         return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is %s itself", output, what);
-    if (vptq_package_lies_in(output, model))
+    if (vptq_path_lies_in(output, model))
         return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is the directory of %s", output,
                          what);
     return VPTQ_OK;

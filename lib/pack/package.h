@@ -150,8 +150,6 @@ vptq_status vptq_package_check_embeddings(const vptq_pack_options *opt,
 
 /* ---- paths (package.c) ---- */
 
-/* Whether a file lies in the directory, by device and inode, however the two are spelled. */
-bool vptq_package_lies_in(const char *dir, const char *file);
 /* VPTQ_E_ARG if the output is the input, its base model, or a directory that contains one of
  * them: replacing it would delete them. */
 vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output,

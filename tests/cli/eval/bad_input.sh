@@ -19,6 +19,24 @@ bad 2 "\-\-lossy needs --text" ppl -m "$model" --tokens x --lossy
 bad 2 "\-\-rows needs --text" kld -m "$model" --base-file x --rows
 bad 2 "\-\-lossy needs --text" kld -m "$model" --base "$model" --tokens x --lossy
 
+# An output that is an input.
+cp -r "$model" m
+chmod -R u+w m
+cp "$text" t.txt
+echo '{"query": "a", "choices": ["b", "c"], "gold": 0}' >k.jsonl
+bad 2 "the output 't.txt' is the input './t.txt'; give another file" ppl -q -m m --text ./t.txt --dump t.txt -f
+bad 2 "the output 'k.jsonl' is the input 'k.jsonl'" tasks -q -m m --task n=k.jsonl --samples k.jsonl -f
+bad 2 "the output 'm/model.safetensors' is a file of the model 'm'; give another file" \
+    kld -q --base m --save-base m/model.safetensors --text t.txt -f
+bad 2 "the output './m/tokenizer.json' is the input 'm/tokenizer.json'" ppl -q -m m --text t.txt --dump ./m/tokenizer.json -f
+bad 2 "is a file of the model 'm'" tasks -q -m "$model" --base m --task n=k.jsonl --samples m/config.json -f
+bad 2 "the output 't.txt' is the input 't.txt'" ablate -q -m m --text t.txt -c t.txt -o d --report t.txt -f
+expect_same t.txt "$text"
+expect_same m "$model"
+head -c 2000 "$text" >m/short.txt
+for _ in 1 2; do # other files in a model's directory may be replaced
+    "$BIN/vptq-eval" ppl -q -m m --text m/short.txt --context 64 --dump m/losses -f >/dev/null
+done
 echo >taken
 bad 1 "'taken' already exists" ppl -m "$model" --text "$text" --dump taken -q
 bad 2 "unexpected argument 'x'" ppl -m "$model" --text "$text" x

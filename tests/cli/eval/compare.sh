@@ -149,6 +149,9 @@ refused 2 'layout classic is Markdown' "$records" --layout classic --format html
 refused 2 "--original 'none': no records of such a model" "$records" --original none
 refused 1 "cannot open 'none.jsonl'" none.jsonl
 refused 1 "page.html" "$records" --format html -o page.html
+ln a.jsonl linked.jsonl
+refused 2 "the output 'a.jsonl' is the input 'linked.jsonl'; give another file" linked.jsonl -o a.jsonl -f
+[ "$(wc -l <a.jsonl)" = 70 ] || fail "the records are gone"
 sed '2s/"latency": [0-9.]*/"latency": -1/' "$records" >bad.jsonl
 refused 1 "bad.jsonl: line 2: key 'latency': found -1, expected a number above 0" bad.jsonl
 sed '3s/}/,}/' "$records" >bad.jsonl
