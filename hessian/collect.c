@@ -182,6 +182,17 @@ static vptq_status outputs_path(const collector *c, char path[4096], vptq_err *e
     return vptq_path_join(path, 4096, c->dir[VPTQ_PART_MAIN], VPTQ_OUTPUTS_FILE, err);
 }
 
+static vptq_status remove_holdout_meta(const collector *c, vptq_err *err)
+{
+    char path[4096];
+    const char *dir = c->dir[VPTQ_PART_HELD_OUT];
+
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, "hessian.json", err));
+    VPTQ_CHECK(vptq_file_remove(path, err));
+    (void)rmdir(dir); /* stays if it holds something else */
+    return VPTQ_OK;
+}
+
 /* Removes everything that a collection writes, for both parts. */
 static vptq_status remove_old(const collector *c, vptq_err *err)
 {
@@ -192,11 +203,7 @@ static vptq_status remove_old(const collector *c, vptq_err *err)
     VPTQ_CHECK(vptq_file_remove(path, err));
     VPTQ_CHECK(remove_hessians(c, c->dir[VPTQ_PART_MAIN], err));
     VPTQ_CHECK(remove_hessians(c, c->dir[VPTQ_PART_HELD_OUT], err));
-    VPTQ_CHECK(
-        vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_HELD_OUT], "hessian.json", err));
-    VPTQ_CHECK(vptq_file_remove(path, err));
-    (void)rmdir(c->dir[VPTQ_PART_HELD_OUT]); /* stays if it holds something else */
-    return VPTQ_OK;
+    return remove_holdout_meta(c, err);
 }
 
 /* A directory that an older version began without channel ranges continues without them. */
@@ -274,6 +281,8 @@ static vptq_status open_dir(collector *c, vptq_err *err)
             VPTQ_CHECK(remove_old(c, err));
             c->meta[VPTQ_PART_MAIN].outputs = vptq_outputs_windows(&c->calibrator);
         }
+    } else if (!has_part(c, VPTQ_PART_HELD_OUT)) { /* a run killed early may have left it */
+        VPTQ_CHECK(remove_holdout_meta(c, err));
     }
     return save_meta(c, err);
 }
@@ -478,16 +487,53 @@ static vptq_status estimate(const collector *c, vptq_collect_result *r, vptq_err
                                  &r->estimated_seconds, &r->memory_bytes, err);
 }
 
+/* *empty: `dir` is missing, or holds only a lock, manifests and `inner` (NULL = none). */
+static vptq_status check_empty(const char *dir, const char *inner, vptq_mem *mem, bool *empty,
+                               vptq_err *err)
+{
+    static const char manifest[] = "hessian.json"; /* or a temporary one */
+    vptq_arena arena;
+    char **names;
+    size_t count = 0;
+
+    *empty = true;
+    if (!vptq_path_is_dir(dir))
+        return VPTQ_OK;
+    vptq_arena_init(&arena, mem);
+    const vptq_status st = vptq_dir_list(dir, &arena, &names, &count, err);
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(names[i], "lock") && strncmp(names[i], manifest, sizeof manifest - 1) &&
+            !(inner && !strcmp(names[i], inner)))
+            *empty = false;
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* Fails unless the directories may be begun or continued.  A run that was killed early leaves
+ * the held-out one, which is begun first, without the main manifest. */
+static vptq_status check_own(const collector *c, vptq_err *err)
+{
+    vptq_mem *mem = c->dev->ctx->mem;
+    bool begun, empty = false;
+
+    VPTQ_CHECK(check_empty(c->dir[VPTQ_PART_MAIN], VPTQ_HESSIAN_HOLDOUT, mem, &begun, err));
+    if (begun)
+        VPTQ_CHECK(check_empty(c->dir[VPTQ_PART_HELD_OUT], NULL, mem, &empty, err));
+    if (begun && empty)
+        return VPTQ_OK;
+    for (int part = 0; part < VPTQ_PART_COUNT; part++)
+        if (has_part(c, part))
+            VPTQ_CHECK(vptq_dir_check_own(c->dir[part], "hessian.json", "a hessian directory",
+                                          mem, err));
+    return VPTQ_OK;
+}
+
 /* Rank 0: takes the directory and finds out what it has. */
 static vptq_status prepare(collector *c, vptq_lock *lock, vptq_err *err)
 {
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
 
-    /* a work directory would take our files for its own */
-    for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        if (has_part(c, part))
-            VPTQ_CHECK(vptq_dir_check_own(c->dir[part], "hessian.json", "a hessian directory",
-                                          c->dev->ctx->mem, err));
+    VPTQ_CHECK(check_own(c, err)); /* a work directory would take our files for its own */
     VPTQ_CHECK(vptq_dir_make(c->dir[VPTQ_PART_MAIN], err));
     VPTQ_CHECK(vptq_lock_take(c->dir[VPTQ_PART_MAIN], lock, err));
     VPTQ_CHECK(open_dir(c, err));

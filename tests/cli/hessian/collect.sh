@@ -48,3 +48,30 @@ collect -o one -q --format json > again.json
 [ "$(json_get nan show.json | sort -u)" = 0 ] || fail "NaN"
 "$BIN/vptq-hessian" --show one > show.txt
 expect_line show.txt '20 of 20 hessians are good'
+
+# Killed before the main hessian.json, which is written after the held-out one.
+small=(-m "$model" --tokenizer "$tok" -c "$text" -n 8 -l 128 --layers 0-0 -q)
+"$BIN/vptq-hessian" "${small[@]}" --holdout 0.25 -o whole
+"$BIN/vptq-hessian" "${small[@]}" -o plain
+begun() # OPTION..: a run in what was left
+{
+    mkdir -p early/holdout
+    : > early/lock
+    cp whole/holdout/hessian.json "early/$left"
+    "$BIN/vptq-hessian" "${small[@]}" -o early "$@"
+}
+for left in holdout/hessian.json holdout/hessian.json.tmp.0123456789abcdef; do
+    begun --holdout 0.25
+    expect_same whole early "after $left"
+    rm -r early
+    begun
+    expect_same plain early "after $left"
+    rm -r early
+done
+mkdir -p early/holdout
+cp whole/holdout/*.safetensors early/holdout
+expect_error 1 "'early' is not a hessian directory: it holds 'holdout' and no hessian.json" \
+    "$BIN/vptq-hessian" "${small[@]}" --holdout 0.25 -o early
+cp whole/holdout/hessian.json early/holdout
+expect_error 1 "'early' is not a hessian directory: it holds 'holdout' and no hessian.json" \
+    "$BIN/vptq-hessian" "${small[@]}" -o early
