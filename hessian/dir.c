@@ -160,6 +160,29 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
     return st;
 }
 
+/* Fails unless `dir` and its `inner` may be replaced. */
+static vptq_status check_own(const char *dir, const char *inner, vptq_mem *mem, vptq_err *err)
+{
+    static const char what[] = "a hessian directory";
+    char path[4096];
+    VPTQ_CHECK(vptq_dir_check_own(dir, "hessian.json", what, mem, err));
+    if (!inner)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, inner, err));
+    return vptq_dir_check_own(path, "hessian.json", what, mem, err);
+}
+
+vptq_status vptq_hessian_dir_writer_open(const char *dir, const char *inner, bool force,
+                                         vptq_mem *mem, vptq_dir_writer *w, vptq_lock *lock,
+                                         vptq_err *err)
+{
+    if (force)
+        VPTQ_CHECK(check_own(dir, inner, mem, err));
+    VPTQ_CHECK(vptq_dir_writer_open(dir, inner, force, w, err));
+    /* a collection may be writing into it */
+    return force && vptq_path_is_dir(dir) ? vptq_lock_take(dir, lock, err) : VPTQ_OK;
+}
+
 /* ---- its files ---- */
 
 vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t layer,

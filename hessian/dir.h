@@ -3,6 +3,7 @@
 #define VPTQ_HESSIAN_DIR_H
 
 #include "hessian/collect.h"
+#include "lib/base/file.h"
 
 enum { VPTQ_HESSIAN_MAX_LAYERS = 4096 }; /* of a model */
 
@@ -22,5 +23,12 @@ typedef struct vptq_hessian_entry {
  * with zeros, or VPTQ_E_UNSUPPORTED with n = 0, when its size cannot be checked. */
 vptq_status vptq_hessian_entry_load(const vptq_hessian_entry *s, uint32_t n, vptq_mem *mem,
                                     vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Opens the writer of a whole directory.  One that exists is replaced with `force`, if it and
+ * `inner` (NULL = none) are Hessian directories, and is locked until the caller releases
+ * *lock. */
+vptq_status vptq_hessian_dir_writer_open(const char *dir, const char *inner, bool force,
+                                         vptq_mem *mem, vptq_dir_writer *w, vptq_lock *lock,
+                                         vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -232,6 +232,7 @@ vptq_status vptq_hessian_import(vptq_device *dev, const char *from, const char *
 {
     vptq_status st = VPTQ_OK;
     vptq_dir_writer writer = {0};
+    vptq_lock lock = {.fd = -1};
     importer im = {.dev = dev, .from = from, .made = made};
 
     *made = (vptq_exchange){.dir = {.first_layer = UINT32_MAX}};
@@ -239,10 +240,8 @@ vptq_status vptq_hessian_import(vptq_device *dev, const char *from, const char *
         VPTQ_TRY(find_entries(&im, err));
     else
         VPTQ_TRY(find_files(&im, err));
-    if (force)
-        VPTQ_TRY(vptq_dir_check_own(out_dir, "hessian.json", "a hessian directory",
-                                    dev->ctx->mem, err));
-    VPTQ_TRY(vptq_dir_writer_open(out_dir, NULL, force, &writer, err));
+    VPTQ_TRY(
+        vptq_hessian_dir_writer_open(out_dir, NULL, force, dev->ctx->mem, &writer, &lock, err));
     VPTQ_TRY(import_all(&im, writer.tmp, err));
     VPTQ_TRY(save_origin(&im, writer.tmp, err));
     VPTQ_TRY(vptq_dir_writer_commit(&writer, err));
@@ -250,5 +249,6 @@ out:
     vptq_imatrix_release(&im.imatrix);
     if (st)
         vptq_dir_writer_abort(&writer);
+    vptq_lock_release(&lock);
     return st;
 }

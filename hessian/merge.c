@@ -223,31 +223,20 @@ static vptq_status report_outputs(const merger *m, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Fails unless `dir` and its held-out part hold only Hessians and may be replaced. */
-static vptq_status check_own(const vptq_ctx *ctx, const char *dir, vptq_err *err)
-{
-    char holdout[4096];
-    vptq_status st = vptq_path_join(holdout, sizeof holdout, dir, VPTQ_HESSIAN_HOLDOUT, err);
-    const char *const paths[] = {dir, holdout};
-    for (int i = 0; !st && i < 2; i++)
-        st = vptq_dir_check_own(paths[i], "hessian.json", "a hessian directory", ctx->mem, err);
-    return st;
-}
-
 vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                const char *out_dir, bool force, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_dir_writer writer = {0};
+    vptq_lock lock = {.fd = -1};
     merger m = {.ctx = ctx, .dirs = dirs, .count = count, .to = writer.tmp};
 
     if (count < 2)
         return vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories");
     VPTQ_TRY(merge_check(&m, err));
     VPTQ_TRY(report_outputs(&m, err));
-    if (force)
-        VPTQ_TRY(check_own(ctx, out_dir, err));
-    VPTQ_TRY(vptq_dir_writer_open(out_dir, VPTQ_HESSIAN_HOLDOUT, force, &writer, err));
+    VPTQ_TRY(vptq_hessian_dir_writer_open(out_dir, VPTQ_HESSIAN_HOLDOUT, force, ctx->mem,
+                                          &writer, &lock, err));
     VPTQ_TRY(merge_part(&m, err));
     if (m.pooled.held_out_tokens)
         VPTQ_TRY(merge_holdouts(&m, err));
@@ -255,5 +244,6 @@ vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, siz
 out:
     if (st)
         vptq_dir_writer_abort(&writer);
+    vptq_lock_release(&lock);
     return st;
 }

@@ -45,6 +45,19 @@ expect_same first held
 expect_same pooled held
 "$BIN/vptq-hessian" --merge a2 b2 -f -o a2
 expect_same first a2
+# A directory that a collection is writing into is not replaced.
+"$BIN/vptq-hessian" --export a -o pt > out.txt
+mkdir locked
+exec 9> locked/lock
+flock 9
+expect_error 1 "'locked' is in use by another process" "$BIN/vptq-hessian" --merge a b -f -o locked
+expect_error 1 "'locked' is in use by another process" "$BIN/vptq-hessian" --import pt -f -o locked
+[ "$(ls locked)" = lock ] || fail "a locked directory was replaced"
+no_leftovers .
+exec 9>&-
+"$BIN/vptq-hessian" --merge a b -f -o locked
+expect_same pooled locked
+
 mkdir -p other/holdout first/holdout/more
 echo text > other/holdout/notes.txt
 expect_exit 1 "$BIN/vptq-hessian" --merge a b -f -o other 2> err.txt
