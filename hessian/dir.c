@@ -193,16 +193,45 @@ vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t lay
     return vptq_path_join(path, 4096, dir, name, err);
 }
 
+/* path = its file, which exists. */
+static vptq_status find_entry(const vptq_hessian_entry *s, char path[4096], vptq_err *err)
+{
+    VPTQ_CHECK(vptq_hessian_dir_file(path, s->dir, s->layer, s->input, err));
+    if (vptq_path_exists(path))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_FORMAT,
+                     "'%s' has no hessian of layer %u input %s (%s is missing; if its "
+                     "collection was interrupted, run vptq-hessian again)",
+                     s->dir, s->layer, s->input, vptq_path_base(path));
+}
+
+vptq_status vptq_hessian_dir_check_files(const char *dir, const vptq_hessian_dir *h,
+                                         vptq_err *err)
+{
+    char path[4096];
+    for (uint32_t layer = h->first_layer; layer <= h->last_layer; layer++) {
+        for (int i = 0; i < vptq_input_count(&h->experts); i++) {
+            const vptq_short_name name = vptq_input_name(i);
+            const vptq_hessian_entry e = {.dir = dir, .layer = layer, .input = name.text};
+            if (vptq_input_exists(&h->experts, layer, i))
+                VPTQ_CHECK(find_entry(&e, path, err));
+        }
+        for (int i = 0; i < VPTQ_LINEAR_DENSE; i++) {
+            const vptq_linear l = (vptq_linear)i;
+            const vptq_hessian_entry e = {dir, layer, vptq_term_name(h->weights, l),
+                                          h->weights};
+            if (vptq_term_of(h->weights, l) == l)
+                VPTQ_CHECK(find_entry(&e, path, err));
+        }
+    }
+    return VPTQ_OK;
+}
+
 /* Reads a Hessian, its diagonal or a term, NaN included; `path` is that of the file. */
 static vptq_status read_entry(const vptq_hessian_entry *s, uint32_t n, vptq_mem *mem,
                               char path[4096], vptq_hessian_file *h, vptq_err *err)
 {
-    VPTQ_CHECK(vptq_hessian_dir_file(path, s->dir, s->layer, s->input, err));
-    if (!vptq_path_exists(path))
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "'%s' has no hessian of layer %u input %s (%s is missing; if its "
-                         "collection was interrupted, run vptq-hessian again)",
-                         s->dir, s->layer, s->input, vptq_path_base(path));
+    VPTQ_CHECK(find_entry(s, path, err));
     VPTQ_CHECK(vptq_hessian_file_read(path, n, mem, h, err));
     if (h->kind == s->kind)
         return VPTQ_OK;

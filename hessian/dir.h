@@ -24,6 +24,10 @@ typedef struct vptq_hessian_entry {
 vptq_status vptq_hessian_entry_load(const vptq_hessian_entry *s, uint32_t n, vptq_mem *mem,
                                     vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Fails unless all files of a directory exist: those of the inputs and terms that `h` has. */
+vptq_status vptq_hessian_dir_check_files(const char *dir, const vptq_hessian_dir *h,
+                                         vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Opens the writer of a whole directory.  One that exists is replaced with `force`, if it and
  * `inner` (NULL = none) are Hessian directories, and is locked until the caller releases
  * *lock. */

@@ -160,6 +160,9 @@ vptq_status vptq_hessian_export(vptq_device *dev, const char *dir, vptq_foreign_
                            "'%s' has Hessians of experts, which other programs have no names "
                            "for",
                            dir));
+    vptq_hessian_dir inputs = read->dir;
+    inputs.weights = VPTQ_WEIGHTS_PLAIN; /* terms are not exported */
+    VPTQ_TRY(vptq_hessian_dir_check_files(dir, &inputs, err));
     VPTQ_TRY(vptq_dir_writer_open(out_dir, NULL, false, &writer, err));
     VPTQ_TRY(export_layers(dev, dir, writer.tmp, read, err));
     VPTQ_TRY(vptq_dir_writer_commit(&writer, err));

@@ -78,6 +78,24 @@ static vptq_status include_layer(const importer *im, uint32_t layer, vptq_err *e
     return VPTQ_OK;
 }
 
+/* Fails unless all files of the layers exist. */
+static vptq_status check_files(const importer *im, vptq_err *err)
+{
+    char name[64], path[4096];
+    const vptq_hessian_dir *d = &im->made->dir;
+    for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++)
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++) {
+            vptq_foreign_name(name, layer, (vptq_input)i, im->ending);
+            VPTQ_CHECK(vptq_path_join(path, sizeof path, im->from, name, err));
+            if (!vptq_path_exists(path))
+                return vptq_fail(err, VPTQ_E_FORMAT,
+                                 "'%s' has Hessians of layers %" PRIu32 "-%" PRIu32
+                                 ", but %s is missing",
+                                 im->from, d->first_layer, d->last_layer, name);
+        }
+    return VPTQ_OK;
+}
+
 static vptq_status find_files(importer *im, vptq_err *err)
 {
     vptq_arena arena;
@@ -105,7 +123,7 @@ static vptq_status find_files(importer *im, vptq_err *err)
             "(or .npy)",
             im->from);
     vptq_arena_release(&arena);
-    return st;
+    return st ? st : check_files(im, err);
 }
 
 static vptq_status find_entries(importer *im, vptq_err *err)
@@ -130,16 +148,10 @@ static vptq_status read_one(importer *im, uint32_t layer, vptq_input input, vptq
                             vptq_foreign *f, vptq_err *err)
 {
     char name[64], path[4096];
-    const vptq_hessian_dir *d = &im->made->dir;
     if (!im->ending)
         return vptq_foreign_take_imatrix(&im->imatrix, im->from, layer, input, arena, f, err);
     vptq_foreign_name(name, layer, input, im->ending);
     VPTQ_CHECK(vptq_path_join(path, sizeof path, im->from, name, err));
-    if (!vptq_path_exists(path))
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "'%s' has Hessians of layers %" PRIu32 "-%" PRIu32
-                         ", but %s is missing",
-                         im->from, d->first_layer, d->last_layer, name);
     if (im->ending == endings[0])
         VPTQ_CHECK(vptq_foreign_read_torch(im->dev, path, arena, f, err));
     else

@@ -89,8 +89,8 @@ out:
     return st;
 }
 
-/* Checks that all directories have the first one's model, layers and token weights; m->pooled
- * gets its factor and the sum of the tokens. */
+/* Checks that all directories have the first one's model, layers and token weights, and all
+ * files; m->pooled gets its factor and the sum of the tokens. */
 static vptq_status merge_check(merger *m, vptq_err *err)
 {
     const char *const *dirs = m->dirs;
@@ -137,6 +137,8 @@ static vptq_status merge_check(merger *m, vptq_err *err)
                                       : 0;
     }
     snprintf(pooled->fingerprint, sizeof pooled->fingerprint, "%016" PRIx64, chain);
+    for (size_t g = 0; g < m->count; g++)
+        VPTQ_CHECK(vptq_hessian_dir_check_files(dirs[g], pooled, err));
     return VPTQ_OK;
 }
 
@@ -183,32 +185,30 @@ static vptq_status merge_part(const merger *m, vptq_err *err)
     return save_meta(m, err);
 }
 
-/* Pools the held-out parts of `whole` into "holdout" in its directory. */
-static vptq_status merge_holdouts(const merger *whole, vptq_err *err)
+/* Makes the merger of the held-out parts, whose names are in `arena`. */
+static vptq_status open_holdouts(const merger *whole, vptq_arena *arena, merger *held,
+                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    merger m = *whole;
-    vptq_arena arena;
-    char path[4096];
-
-    vptq_arena_init(&arena, m.ctx->mem);
-    const char **inner = vptq_arena_alloc(&arena, m.count, sizeof *inner, err);
+    const char **inner = vptq_arena_alloc(arena, whole->count, sizeof *inner, err);
     if (!inner)
         return VPTQ_E_NOMEM;
-    for (size_t g = 0; g < m.count; g++) {
-        inner[g] = vptq_arena_printf(&arena, err, "%s/" VPTQ_HESSIAN_HOLDOUT, m.dirs[g]);
+    for (size_t g = 0; g < whole->count; g++) {
+        inner[g] = vptq_arena_printf(arena, err, "%s/" VPTQ_HESSIAN_HOLDOUT, whole->dirs[g]);
         if (!inner[g])
-            VPTQ_TRY(VPTQ_E_NOMEM);
+            return VPTQ_E_NOMEM;
     }
-    m.dirs = inner;
-    m.to = path;
-    VPTQ_TRY(merge_check(&m, err));
-    VPTQ_TRY(vptq_path_join(path, sizeof path, whole->to, VPTQ_HESSIAN_HOLDOUT, err));
-    VPTQ_TRY(vptq_dir_make(path, err));
-    VPTQ_TRY(merge_part(&m, err));
-out:
-    vptq_arena_release(&arena);
-    return st;
+    *held = (merger){.ctx = whole->ctx, .dirs = inner, .count = whole->count};
+    return merge_check(held, err);
+}
+
+/* Pools them into "holdout" in the directory of `whole`. */
+static vptq_status merge_holdouts(const merger *whole, merger *held, vptq_err *err)
+{
+    char path[4096];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, whole->to, VPTQ_HESSIAN_HOLDOUT, err));
+    VPTQ_CHECK(vptq_dir_make(path, err));
+    held->to = path;
+    return merge_part(held, err);
 }
 
 /* Logs which output Hessians are left out. */
@@ -229,21 +229,26 @@ vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, siz
     vptq_status st = VPTQ_OK;
     vptq_dir_writer writer = {0};
     vptq_lock lock = {.fd = -1};
-    merger m = {.ctx = ctx, .dirs = dirs, .count = count, .to = writer.tmp};
+    vptq_arena arena;
+    merger m = {.ctx = ctx, .dirs = dirs, .count = count, .to = writer.tmp}, held;
 
+    vptq_arena_init(&arena, ctx->mem);
     if (count < 2)
-        return vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories");
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories"));
     VPTQ_TRY(merge_check(&m, err));
+    if (m.pooled.held_out_tokens)
+        VPTQ_TRY(open_holdouts(&m, &arena, &held, err));
     VPTQ_TRY(report_outputs(&m, err));
     VPTQ_TRY(vptq_hessian_dir_writer_open(out_dir, VPTQ_HESSIAN_HOLDOUT, force, ctx->mem,
                                           &writer, &lock, err));
     VPTQ_TRY(merge_part(&m, err));
     if (m.pooled.held_out_tokens)
-        VPTQ_TRY(merge_holdouts(&m, err));
+        VPTQ_TRY(merge_holdouts(&m, &held, err));
     VPTQ_TRY(vptq_dir_writer_commit(&writer, err));
 out:
     if (st)
         vptq_dir_writer_abort(&writer);
     vptq_lock_release(&lock);
+    vptq_arena_release(&arena);
     return st;
 }

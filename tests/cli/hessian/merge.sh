@@ -69,3 +69,18 @@ expect_exit 1 "$BIN/vptq-hessian" --merge a b -f -o first 2> err.txt
 expect_line err.txt "cannot replace directory 'first': it does not hold only plain files"
 [ -e other/holdout/notes.txt ] || fail "what is not ours was removed"
 [ -d first/holdout/more ] || fail "a folder that is not ours was removed"
+
+# A missing file is reported before the first one is read.
+cp -r a2 part
+rm part/layer_004_down.safetensors
+cp -r a2 part2
+rm part2/holdout/layer_004_down.safetensors
+cp -r pt ptpart
+rm ptpart/4_down.pt
+for first in part/layer_000_o.safetensors part2/layer_000_o.safetensors ptpart/0_o.pt; do echo broken > $first; done
+missing() { expect_error 1 "$1" "$BIN/vptq-hessian" "${@:2}" -o x; }
+missing "'part' has no hessian of layer 4 input down (layer_004_down.safetensors is missing" --merge part b2
+missing "'part' has no hessian of layer 4 input down (layer_004_down.safetensors is missing" --merge b2 part
+missing "'part' has no hessian of layer 4 input down (layer_004_down.safetensors is missing" --export part
+missing "'part2/holdout' has no hessian of layer 4 input down (layer_004_down" --merge part2 b2
+missing "'ptpart' has Hessians of layers 0-4, but 4_down.pt is missing" --import ptpart
