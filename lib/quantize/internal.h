@@ -179,7 +179,14 @@ double vptq_predict_calibration(const vptq_quantizer *q, const vptq_cuda_costs *
 
 #define VPTQ_TUNE_STATE_FILE "tune.state"
 
-/* VPTQ_E_MISMATCH with the first key in which the manifest at `path` is not `want`. */
+/* Sets the absolute paths of the model and of the tokenizer (NULL = leaves it). */
+vptq_status vptq_manifest_set_paths(json_t *manifest, const char *model, const char *tokenizer,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* The manifest without these paths, as text for a fingerprint; free(*text). */
+vptq_status vptq_manifest_text(const json_t *manifest, char **text,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+/* VPTQ_E_MISMATCH with the first key in which the manifest at `path` is not `want`, apart from
+ * these paths. */
 vptq_status vptq_manifest_expect(const char *path, const json_t *want,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 /* Removes report.jsonl, the files of a tuning run and then the matrices, also of layers that

@@ -26,6 +26,9 @@ static const char *const identity[] = {"tool",
                                        "recipe",
                                        "matrices"};
 
+/* Keys that affect nothing: the model may move. */
+static const char *const paths[] = {"base_model", "tokenizer"};
+
 /* ---- making it ---- */
 
 static vptq_status hash_manifest(vptq_quantizer *q, vptq_err *err)
@@ -70,44 +73,66 @@ static json_t *matrices_json(const vptq_quantizer *q)
     return doc;
 }
 
-static vptq_status resolve(const char *path, char full[PATH_MAX], vptq_err *err)
+/* full = the absolute path of `what`, because the directory may be read from anywhere. */
+static vptq_status resolve(const char *path, const char *what, char full[PATH_MAX],
+                           vptq_err *err)
 {
-    if (realpath(path, full))
-        return VPTQ_OK;
-    return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot resolve '%s'", path);
+    if (!realpath(path, full))
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot resolve '%s'", path);
+    return vptq_json_check_text("quantize.json", what, full, err);
 }
 
-/* Stores absolute paths, because the directory may be read from anywhere. */
+vptq_status vptq_manifest_set_paths(json_t *manifest, const char *model, const char *tokenizer,
+                                    vptq_err *err)
+{
+    char full[PATH_MAX];
+    VPTQ_CHECK(resolve(model, "the model's path", full, err));
+    if (json_object_set_new(manifest, "base_model", json_string(full)))
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    if (!tokenizer)
+        return VPTQ_OK;
+    VPTQ_CHECK(resolve(tokenizer, "the tokenizer's path", full, err));
+    if (json_object_set_new(manifest, "tokenizer", json_string(full)))
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    return VPTQ_OK;
+}
+
+vptq_status vptq_manifest_text(const json_t *manifest, char **text, vptq_err *err)
+{
+    json_t *doc = json_copy((json_t *)(uintptr_t)manifest);
+    if (!doc)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        json_object_del(doc, paths[i]);
+    const vptq_status st = vptq_json_text(doc, "quantize.json", false, text, err);
+    json_decref(doc);
+    return st;
+}
+
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_encoder_settings *s = q->opt->settings;
     const vptq_hessian_source *h = &q->hessians;
     const bool sequential = q->opt->calibrate && q->opt->calibrate->sequential;
-    char path[PATH_MAX], tokenizer[PATH_MAX], calibration[64] = "sequential";
+    char calibration[64] = "sequential";
 
     if (sequential && q->opt->calibrate->correction > 0)
         snprintf(calibration, sizeof calibration, "sequential, correction up to %.15g",
                  q->opt->calibrate->correction);
-    VPTQ_CHECK(resolve(q->model.ckpt.path, path, err));
-    VPTQ_CHECK(vptq_json_check_text("quantize.json", "the model's path", path, err));
-    if (q->opt->tokenizer) {
-        VPTQ_CHECK(resolve(q->opt->tokenizer, tokenizer, err));
-        VPTQ_CHECK(
-            vptq_json_check_text("quantize.json", "the tokenizer's path", tokenizer, err));
-    }
     q->manifest = json_pack(
-        "{s:i, s:s, s:s, s:s, s:s, s:s?, s:f, s:s?, s:s?, s:s, s:o, s:O?, s:o}", "format",
-        VPTQ_WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model", path,
+        "{s:i, s:s, s:n, s:s, s:s, s:s?, s:f, s:s?, s:n, s:s, s:o, s:O?, s:o}", "format",
+        VPTQ_WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model",
         "base_fingerprint", q->base_fingerprint, "hessian_fingerprint", h->fingerprint,
         "held_out_fingerprint", h->held_out_fingerprint[0] ? h->held_out_fingerprint : NULL,
         "kv_factor", h->kv_factor, "calibration", sequential ? calibration : NULL, "tokenizer",
-        q->opt->tokenizer ? tokenizer : NULL, "dtype", s->storage == VPTQ_BF16 ? "bf16" : "f16",
-        "settings", vptq_settings_json(s, NULL), "recipe", q->rules, "matrices",
-        matrices_json(q));
+        "dtype", s->storage == VPTQ_BF16 ? "bf16" : "f16", "settings",
+        vptq_settings_json(s, NULL), "recipe", q->rules, "matrices", matrices_json(q));
     if (!q->manifest ||
         (h->output_fingerprint[0] && json_object_set_new(q->manifest, "output_fingerprint",
                                                          json_string(h->output_fingerprint))))
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    VPTQ_CHECK(
+        vptq_manifest_set_paths(q->manifest, q->model.ckpt.path, q->opt->tokenizer, err));
     return hash_manifest(q, err);
 }
 
@@ -201,6 +226,14 @@ static vptq_status compare_manifest(const vptq_quantizer *q, const char *path,
     return then ? differ(path, "tune", then, NULL, err) : VPTQ_OK;
 }
 
+static bool is_path(const char *key)
+{
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        if (!strcmp(key, paths[i]))
+            return true;
+    return false;
+}
+
 vptq_status vptq_manifest_expect(const char *path, const json_t *want, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -210,12 +243,12 @@ vptq_status vptq_manifest_expect(const char *path, const json_t *want, vptq_err 
     VPTQ_TRY(vptq_json_unseal(old, path, err));
     json_object_foreach((json_t *)(uintptr_t)want, key, value)
     {
-        if (!st && !same(member(old, key), member(want, key)))
+        if (!st && !is_path(key) && !same(member(old, key), member(want, key)))
             st = differ(path, key, member(old, key), member(want, key), err);
     }
     json_object_foreach(old, key, value)
     {
-        if (!st && !same(member(old, key), member(want, key)))
+        if (!st && !is_path(key) && !same(member(old, key), member(want, key)))
             st = differ(path, key, member(old, key), member(want, key), err);
     }
 out:

@@ -85,11 +85,13 @@ vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint,
     VPTQ_CHECK(vptq_json_unseal(t->manifest, path, err));
     VPTQ_CHECK(vptq_json_str_or(t->manifest, path, "base_fingerprint", NULL,
                                 &t->weights_fingerprint, err));
-    VPTQ_CHECK(vptq_json_text(t->manifest, path, false, &text, err));
+    VPTQ_CHECK(vptq_manifest_text(t->manifest, &text, err));
     hash_from(t, text, from);
     free(text);
     VPTQ_CHECK(add_tune_key(t, from, ids_fingerprint, err));
-    VPTQ_CHECK(vptq_json_text(t->manifest, path, false, &text, err));
+    VPTQ_CHECK(
+        vptq_manifest_set_paths(t->manifest, t->original.ckpt.path, t->opt->tokenizer, err));
+    VPTQ_CHECK(vptq_manifest_text(t->manifest, &text, err));
     snprintf(t->fingerprint, sizeof t->fingerprint, "%016" PRIx64,
              vptq_hash(text, strlen(text), 0));
     free(text);
@@ -103,12 +105,11 @@ vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err)
     VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_WORK_FILE, err));
     if (vptq_path_exists(path)) {
         const vptq_status st = vptq_manifest_expect(path, t->manifest, &why);
-        if (!st)
-            return VPTQ_OK;
-        if (!t->opt->force)
+        if (st && !t->opt->force)
             return vptq_fail(err, st, "%s", why.text);
-        VPTQ_CHECK(
-            vptq_work_clear(t->opt->work, t->opt->self_windows > 0, t->dev->ctx->mem, err));
+        if (st)
+            VPTQ_CHECK(
+                vptq_work_clear(t->opt->work, t->opt->self_windows > 0, t->dev->ctx->mem, err));
     }
     return vptq_json_save_sealed(path, t->manifest, err);
 }

@@ -39,7 +39,7 @@ vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 /* Makes t->original_fingerprint, when all windows are known. */
 void vptq_tuner_hash_original(vptq_tuner *t);
-/* Rank 0: writes the manifest, unless the directory has it.  With `force` what another run left
+/* Rank 0: writes the manifest, with the paths of this run.  With `force` what another run left
  * is removed. */
 vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err) VPTQ_MUST_CHECK;
 

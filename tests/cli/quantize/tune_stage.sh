@@ -36,6 +36,23 @@ kill_and_wait "$pid"
 quantize --tune e2e --steps 12 --batch 1 -o stopped >/dev/null
 expect_same one stopped
 
+# A model that has moved: tuning continues and begins, and the directories name the new place.
+mkdir moved
+cp "$model" "$tok" moved
+moved=(--from work -m moved/stories260K.bin --tokenizer moved/tok512.bin)
+"$BIN/vptq-quantize" --from work --tune e2e -c "$text" --steps 12 --batch 1 -o left -t 1 -q >/dev/null 2>&1 &
+pid=$!
+wait_for 60 test -e left/tune.state
+kill_and_wait "$pid"
+for out in left begun; do
+    "$BIN/vptq-quantize" "${moved[@]}" --tune e2e -c "$text" --steps 12 --batch 1 -o $out -q >/dev/null
+    expect_line $out/quantize.json "\"base_model\": \"$PWD/moved/stories260K.bin\""
+    expect_line $out/quantize.json "\"tokenizer\": \"$PWD/moved/tok512.bin\""
+    for file in tuned/layer_* tuned/report.jsonl; do expect_same "$file" "$out/${file##*/}"; done
+done
+"$BIN/vptq-quantize" --from work --tune e2e -c "$text" --steps 12 --batch 1 -o left -q >/dev/null
+expect_same tuned left
+
 # Given Hessians: the text is for tuning only, and so are its windows.
 "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 -o h -q >/dev/null
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h "${light[@]}" -o given >/dev/null
