@@ -376,8 +376,29 @@ vptq_status vptq_package_check_embeddings(const vptq_pack_options *opt, vptq_err
                      (int)opt->embeddings);
 }
 
+/* Refuses ".." after a folder that is missing: writing would create it, and only then does the
+ * path lead to what is checked below. */
+static vptq_status check_folders(const char *output, vptq_err *err)
+{
+    char folder[4096];
+    for (const char *at = output; (at = strstr(at, "/..")); at++) {
+        const size_t n = (size_t)(at - output);
+        if (n == 0 || (at[3] && at[3] != '/'))
+            continue;
+        if (n >= sizeof folder)
+            return vptq_fail(err, VPTQ_E_ARG, "the path '%.80s...' is too long", output);
+        memcpy(folder, output, n);
+        folder[n] = '\0';
+        if (!vptq_path_is_dir(folder))
+            return vptq_fail(err, VPTQ_E_ARG, "the output '%s': '%s' is not a directory",
+                             output, folder);
+    }
+    return VPTQ_OK;
+}
+
 vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output, vptq_err *err)
 {
+    VPTQ_CHECK(check_folders(output, err));
     VPTQ_CHECK(check_path(c->path, "the input", output, err));
     return c->base ? check_path(c->base->path, "the base model", output, err) : VPTQ_OK;
 }

@@ -151,7 +151,8 @@ vptq_status vptq_package_check_embeddings(const vptq_pack_options *opt,
 /* ---- paths (package.c) ---- */
 
 /* VPTQ_E_ARG if the output is the input, its base model, or a directory that contains one of
- * them: replacing it would delete them. */
+ * them: replacing it would delete them.  The same for ".." after a folder that does not exist
+ * yet, where this is unknown. */
 vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 /* VPTQ_E_MISMATCH if the path is a directory that holds other files than a model's: replacing
