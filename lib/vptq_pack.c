@@ -5,7 +5,7 @@
 #include "lib/pack/pack.h"
 #include "lib/vptq_internal.h"
 
-/* Lists the input of a dry run. */
+/* Lists the input of a dry run, once it is known to succeed. */
 static vptq_status list_input(const vptq_ctx *ctx, const vptq_pack_options *opt,
                               const vptq_output *out, vptq_err *err)
 {
@@ -17,8 +17,8 @@ vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt, const v
                       vptq_err *err)
 {
     vptq_pack_result r;
-    VPTQ_CHECK(list_input(ctx, opt, out, err));
     VPTQ_CHECK(vptq_pack_model(ctx, opt, &r, err));
+    VPTQ_CHECK(list_input(ctx, opt, out, err));
     return vptq_pack_report(opt, false, &r, out, err);
 }
 
@@ -27,9 +27,9 @@ vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt, const vptq_
 {
     vptq_device *dev;
     vptq_pack_result r;
-    VPTQ_CHECK(list_input(ctx, opt, out, err));
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     VPTQ_CHECK(vptq_unpack_model(dev, opt, &r, err));
+    VPTQ_CHECK(list_input(ctx, opt, out, err));
     return vptq_pack_report(opt, true, &r, out, err);
 }
 

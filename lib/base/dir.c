@@ -131,9 +131,10 @@ out:
 
 /* --- atomic directories ------------------------------------------------------------------ */
 
-/* Fails unless the target is missing or an empty directory or, with force, a directory of plain
- * files (and `inner`). */
-static vptq_status check_target(const char *path, const char *inner, bool force, vptq_err *err)
+/* The target must be missing or an empty directory or, with force, a directory of plain files
+ * (and `inner`). */
+vptq_status vptq_dir_check_target(const char *path, const char *inner, bool force,
+                                  vptq_err *err)
 {
     struct stat sb;
     size_t entries;
@@ -189,7 +190,7 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
     memcpy(w->path, path, n);
     w->path[n] = 0;
     VPTQ_CHECK(vptq_path_make_parent(w->path, err));
-    VPTQ_CHECK(check_target(w->path, inner, force, err));
+    VPTQ_CHECK(vptq_dir_check_target(w->path, inner, force, err));
     vptq_path_sweep(w->path, "tmp", inner);
     return create_temporary(w, err);
 }
@@ -245,7 +246,7 @@ static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
         return VPTQ_OK;
     if (errno != ENOTEMPTY && errno != EEXIST)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
-    VPTQ_CHECK(check_target(w->path, w->inner, w->force, err));
+    VPTQ_CHECK(vptq_dir_check_target(w->path, w->inner, w->force, err));
     VPTQ_CHECK(vptq_dir_open(w->path, &old, err));
     const vptq_status st =
         vptq_path_claim(AT_FDCWD, w->path, old)

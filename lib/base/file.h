@@ -81,6 +81,8 @@ typedef struct vptq_file_writer {
  * and removes the temporary file at once. */
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* Fails as opening the writer because of what is at `path`; writes nothing. */
+vptq_status vptq_file_check_target(const char *path, bool force, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n,
                             vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_writer_commit(vptq_file_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
@@ -164,6 +166,9 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
                                  vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_dir_writer_abort(vptq_dir_writer *w);
+/* Fails as opening the writer because of what is at `path`; writes nothing. */
+vptq_status vptq_dir_check_target(const char *path, const char *inner, bool force,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 /* An exclusive lock on DIR/lock (flock), and the directory held; VPTQ_E_LOCKED with the process
  * id of the holder.  A `lock` that is a link, has other names or does not look like a lock is

@@ -41,16 +41,22 @@ static vptq_status create_temporary(vptq_file_writer *w, vptq_err *err)
     }
 }
 
-vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
-                                  vptq_err *err)
+vptq_status vptq_file_check_target(const char *path, bool force, vptq_err *err)
 {
-    *w = (vptq_file_writer){.fd = -1, .force = force};
     struct stat sb;
     if (stat(path, &sb) == 0 && !S_ISREG(sb.st_mode))
         return vptq_fail(err, VPTQ_E_IO, "cannot replace '%s': %s", path,
                          S_ISDIR(sb.st_mode) ? "is a directory" : "is not a plain file");
     if (!force && lstat(path, &sb) == 0)
         return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", path);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
+                                  vptq_err *err)
+{
+    *w = (vptq_file_writer){.fd = -1, .force = force};
+    VPTQ_CHECK(vptq_file_check_target(path, force, err));
     size_t n = strlen(path);
     if (n >= sizeof w->path)
         return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);

@@ -379,8 +379,7 @@ vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
     if (is_blocks(opt->dtype))
         e.out.layer_loss = &e.layer_loss;
     vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
-    if (!opt->dry_run)
-        st = vptq_package_check_path(e.c, opt->output, err);
+    st = vptq_package_check_output(dev->ctx, e.c, opt, err);
     if (!st)
         st = export_model(&e, r, err);
     vptq_gguf_keys_release(&e.keys);

@@ -553,10 +553,8 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
                        "%s is a %s, expected a packed directory or an archive to repair",
                        c->path, vptq_checkpoint_kind_name(c->kind));
-    if (!st && !opt->dry_run)
-        st = vptq_package_check_path(c, opt->output, err);
-    if (!st && !opt->dry_run && opt->form == VPTQ_PACK_HF)
-        st = vptq_package_check_replaced(ctx, opt->output, err);
+    if (!st)
+        st = vptq_package_check_output(ctx, c, opt, err);
     if (!st)
         st = pack(&p, r, err);
     vptq_package_release(&out);

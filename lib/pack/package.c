@@ -439,6 +439,18 @@ out:
     return st;
 }
 
+vptq_status vptq_package_check_output(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                      const vptq_pack_options *opt, vptq_err *err)
+{
+    if (!opt->output)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_package_check_path(c, opt->output, err));
+    if (opt->form != VPTQ_PACK_HF)
+        return vptq_file_check_target(opt->output, opt->force, err);
+    VPTQ_CHECK(vptq_package_check_replaced(ctx, opt->output, err));
+    return vptq_dir_check_target(opt->output, NULL, opt->force, err);
+}
+
 vptq_status vptq_package_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
                                     vptq_err *err)
 {

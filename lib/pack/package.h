@@ -159,6 +159,11 @@ vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output
  * it would delete them. */
 vptq_status vptq_package_check_replaced(const vptq_ctx *ctx, const char *path,
                                         vptq_err *err) VPTQ_MUST_CHECK;
+/* Fails as both, and if the output exists and may not be replaced; before a model is read, and
+ * of a plan.  An output of NULL passes. */
+vptq_status vptq_package_check_output(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                      const vptq_pack_options *opt,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
 /* Size of a file, or of all files in a directory. */
 vptq_status vptq_package_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
                                     vptq_err *err) VPTQ_MUST_CHECK;

@@ -32,10 +32,7 @@ static vptq_status add_config(const vptq_checkpoint *c, vptq_dtype type, vptq_pa
 static vptq_status write_plain(const vptq_checkpoint *c, const vptq_pack_options *opt,
                                vptq_package *o, vptq_pack_result *r, vptq_err *err)
 {
-    if (!opt->dry_run) {
-        VPTQ_CHECK(vptq_package_check_path(c, opt->output, err));
-        VPTQ_CHECK(vptq_package_check_replaced(o->ctx, opt->output, err));
-    }
+    VPTQ_CHECK(vptq_package_check_output(o->ctx, c, opt, err));
     VPTQ_CHECK(vptq_package_add_dequantized(o, opt->dtype, opt->dtype, NULL, err));
     VPTQ_CHECK(vptq_package_fuse(o, err));
     VPTQ_CHECK(add_config(c, opt->dtype, o, err));

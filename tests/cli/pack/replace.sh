@@ -12,11 +12,12 @@ echo mine > photos/beach.jpg
 mkdir before
 cp -r model work packed packed.vptq model.gguf photos before
 
-# refused MESSAGE ARGUMENT..: the arguments are an error, and nothing changes.
+# refused MESSAGE ARGUMENT..: the arguments are an error, also of a plan, and nothing changes.
 refused()
 {
     local message=$1 name
     shift
+    expect_sentence 2 "$message" "$BIN/vptq-pack" -q -f --dry-run "$@"
     expect_sentence 2 "$message" "$BIN/vptq-pack" -q -f "$@"
     for name in model work packed packed.vptq model.gguf photos; do expect_same "before/$name" "$name"; done
     [ ! -e missing ] || fail "$* left a directory"
@@ -40,3 +41,29 @@ expect_same before/model model
 refused "is the input itself" work -o photos/../work
 "$BIN/vptq-pack" -q work -o 'photos/../..new' > out.txt
 expect_same packed ..new
+
+# An output that exists is found before the model is read, whose damage is found later, and of a plan.
+cp packed.vptq damaged.vptq
+size=$(wc -c < packed.vptq)
+printf 'damaged!' | dd of=damaged.vptq bs=1 seek=$((size / 2)) conv=notrunc 2> /dev/null
+expect_error 1 "damaged.vptq" "$BIN/vptq-pack" -q damaged.vptq -o new
+echo old > old.vptq
+echo old > old.gguf
+for plan in "" --dry-run; do
+    # shellcheck disable=SC2086 # may be nothing
+    for model in packed damaged.vptq; do
+        expect_sentence 1 "'old.vptq' already exists (--force replaces it)" \
+            "$BIN/vptq-pack" -q $plan "$model" -o old.vptq
+        expect_sentence 1 "directory 'before/packed' already exists (--force replaces it)" \
+            "$BIN/vptq-pack" -q $plan "$model" -o before/packed
+        expect_sentence 1 "directory 'before/packed' already exists" \
+            "$BIN/vptq-pack" -q $plan --unpack "$model" -o before/packed
+        expect_sentence 1 "'old.gguf' already exists" "$BIN/vptq-pack" -q $plan --unpack "$model" -o old.gguf
+        expect_sentence 1 "cannot replace directory 'photos': it holds 'beach.jpg' and no config.json" \
+            "$BIN/vptq-pack" -q $plan -f "$model" -o photos
+    done
+done
+expect_same before/model model
+"$BIN/vptq-pack" -q packed -o old.vptq --dry-run -f > out.txt
+expect_line out.txt "^plan: old.vptq: archive"
+expect_same old.vptq old.gguf
