@@ -101,6 +101,12 @@ static vptq_status add_calibration(vptq_buf *b, const vptq_quantize_options *q, 
     return vptq_buf_printf(b, err, "%s |\n", c->sequential ? ", layer after layer" : "");
 }
 
+/* Whether packing stores the types that the digest of the work directory has. */
+static bool packs_by_default(const vptq_pack_options *o)
+{
+    return o->dtype == VPTQ_DTYPE_COUNT && o->embeddings == VPTQ_DTYPE_COUNT;
+}
+
 static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize_options *q,
                               const vptq_quantize_result *r, vptq_buf *b, vptq_err *err)
 {
@@ -121,8 +127,8 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
                                name, r->bits_per_weight, name, r->matrices, r->bits_per_weight,
                                q->tune ? " before tuning" : "", r->mean_loss));
     VPTQ_CHECK(add_calibration(b, q, err));
-    if (*r->digest)
-        VPTQ_CHECK(vptq_buf_printf(b, err, "| digest | `%s` |\n", r->digest));
+    if (*r->digest && packs_by_default(o->pack))
+        VPTQ_CHECK(vptq_buf_printf(b, err, VPTQ_CARD_DIGEST "%s` |\n", r->digest));
     VPTQ_CHECK(vptq_buf_printf(b, err, "| license of the original | %s |\n",
                                *license ? license : "not found next to its weights"));
     if (o->command)

@@ -1,5 +1,6 @@
 /* Files that accompany the weights: config.json, tokenizer, chat template, license and others.
  */
+#define _GNU_SOURCE /* memmem */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,6 +186,19 @@ static bool is_own(const vptq_ctx *ctx, const char *dir, const char *name, char 
     return false;
 }
 
+/* Adds a file of the model, except a model card of ours whose digest is not the output's. */
+static vptq_status add_copy(vptq_package *o, const char *from, const char *name,
+                            const char *data, size_t size, vptq_err *err)
+{
+    if (o->keeps_digest || strcmp(name, "README.md") != 0 ||
+        !memmem(data, size, VPTQ_CARD_DIGEST, strlen(VPTQ_CARD_DIGEST)))
+        return vptq_package_add_file(o, name, data, size, err);
+    vptq_log(o->ctx, VPTQ_LOG_WARN,
+             "%s: README.md is not copied: it has the digest of another form of the model",
+             from);
+    return VPTQ_OK;
+}
+
 /* Adds DIR/NAME if it exists and is not on the list yet. */
 static vptq_status add_from_dir(vptq_package *o, const char *dir, const char *name,
                                 vptq_err *err)
@@ -198,7 +212,7 @@ static vptq_status add_from_dir(vptq_package *o, const char *dir, const char *na
     vptq_mem_free(o->ctx->mem, data);
     if (!own)
         return VPTQ_E_NOMEM;
-    return vptq_package_add_file(o, name, own, size, err);
+    return add_copy(o, dir, name, own, size, err);
 }
 
 /* Whether the file has the model's weights or follows from the files of the output. */
@@ -257,7 +271,7 @@ static vptq_status add_from_archive(vptq_package *o, const char *path, bool fore
         if (!data)
             VPTQ_TRY(VPTQ_E_NOMEM);
         VPTQ_TRY(vptq_archive_load(a, e, o->ctx->threads, data, err));
-        VPTQ_TRY(vptq_package_add_file(o, e->name, data, (size_t)e->size, err));
+        VPTQ_TRY(add_copy(o, path, e->name, data, (size_t)e->size, err));
     }
 out:
     vptq_archive_close(a);

@@ -466,6 +466,19 @@ static void packing_init(packing *p, const vptq_ctx *ctx, const vptq_checkpoint 
     out->fill_arg = p;
 }
 
+/* Whether the output has the tensors of a packed input in the same types. */
+static bool keeps_types(const packing *p)
+{
+    if (p->c->kind == VPTQ_CKPT_WORK || p->round_again)
+        return false;
+    for (size_t i = 0; i < p->out->count; i++) {
+        const vptq_package_tensor *t = &p->out->tensors[i];
+        if (t->source.plain && t->source.plain->type != t->tensor.type)
+            return false;
+    }
+    return true;
+}
+
 /* The published layout has no type of 8 bits. */
 static void warn_of_int8(const packing *p, double bits)
 {
@@ -488,6 +501,7 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
     VPTQ_TRY(add_config(p, opt->dtype, err));
     if (opt->card)
         VPTQ_TRY(vptq_package_add_file(o, "README.md", opt->card, strlen(opt->card), err));
+    o->keeps_digest = keeps_types(p);
     VPTQ_TRY(vptq_package_add_companions(o, p->c, opt->tokenizer,
                                          opt->dry_run ? NULL : opt->output, err));
     r->quantized = (uint32_t)(p->c->quantized_count + p->uniform_count + p->additive_count);

@@ -32,6 +32,9 @@ typedef struct vptq_pack_result {
     double seconds;
 } vptq_pack_result;
 
+/* How the line of a model card (vptq_pack_options.card) begins that has the digest. */
+#define VPTQ_CARD_DIGEST "| digest | `"
+
 /* Packs a work directory, or any quantized MODEL, into the published layout or an archive.  Of
  * a packed input one matrix, or a piece of a plain tensor, is in memory at a time. */
 vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,

@@ -63,6 +63,7 @@ typedef struct vptq_package {
     vptq_package_file files[VPTQ_PACKAGE_MAX_FILES];
     size_t file_count;
     uint64_t bytes;         /* of all tensors and files */
+    bool keeps_digest;      /* the tensors are those of `from`, as it stores them */
     vptq_package_fill fill; /* set by the caller before writing */
     void *fill_arg;
     /* of embedding and output head, and of linear layers; of the caller, who zeroed them; NULL

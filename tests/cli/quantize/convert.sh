@@ -10,13 +10,32 @@ convert -o a/one.vptq
 expect_line out.txt '^35 matrices, 2\.9'
 "$BIN/vptq-eval" ppl -q -m a/one.vptq --text "$(data text/tinystories/tiny.utf8)" --windows 4 --format json >ppl.json
 expect_number "$(json_get ppl ppl.json)" '<' 60
-"$BIN/vptq-pack" -q --unpack a/one.vptq -o plain >out.txt
+"$BIN/vptq-pack" -q a/one.vptq -o plain >out.txt 2>err.txt
+[ ! -s err.txt ] || fail "$(cat err.txt)"
 expect_line plain/README.md '^base_model: "stories260K-hf"$'
 expect_line plain/README.md '^| license of the original | not found next to its weights'
 expect_line plain/README.md '^| calibration | up to 4 windows of the built-in text, layer after layer |$'
 expect_line plain/README.md "^    vptq-quantize -q -m $model -b 3 -n 4 -l 64 -o a/one.vptq\$"
 digest=$("$BIN/vptq-pack" -q --digest a/one.vptq | cut -d ' ' -f 1)
 grep -q "digest | .$digest" plain/README.md || fail "$digest: $(cat plain/README.md)"
+
+# A card has the digest of the model that it accompanies, or none.
+convert -o q8.vptq --embeddings q8
+"$BIN/vptq-pack" -q q8.vptq -o same.vptq >out.txt
+"$BIN/vptq-pack" -q q8.vptq -o q8 >out.txt 2>err.txt # decoded
+expect_line q8/README.md '^base_model: "stories260K-hf"$'
+! grep -q digest q8/README.md || fail "a digest of another type: $(cat q8/README.md)"
+for arguments in "--dtype bf16" "--embeddings q8 --to archive" "--unpack" "--unpack --dtype f32"; do
+    for input in a/one.vptq plain; do
+        rm -rf other
+        # shellcheck disable=SC2086 # several words
+        "$BIN/vptq-pack" -q "$input" $arguments -o other >out.txt 2>err.txt
+        expect_line err.txt "warning: $input: README.md is not copied: it has the digest of another form of the model"
+        [ -f other ] || [ ! -e other/README.md ] || fail "$input $arguments: $(cat other/README.md)"
+    done
+done
+"$BIN/vptq-pack" -q a/one.vptq --dtype f16 -o f16 >out.txt # its own type
+expect_same plain/README.md f16/README.md
 
 # An output that exists is not touched, and no work is done; --force replaces it.
 cp a/one.vptq before
@@ -96,7 +115,7 @@ done
 if [ -e "it's.vptq" ]; then rm -rf "it's.vptq.work"; else convert -o "it's.vptq"; fi
 [ ! -e "it's.vptq.work" ] || fail "the work directory is still there"
 [ "$("$BIN/vptq-pack" -q --digest "it's.vptq" | cut -d ' ' -f 1)" = "$digest" ] || fail "another result"
-"$BIN/vptq-pack" -q --unpack "it's.vptq" -o its >out.txt
+"$BIN/vptq-pack" -q "it's.vptq" -o its >out.txt
 expect_line its/README.md "^    vptq-quantize -q -m $model -b 3 -n 4 -l 64 -o 'it'.''s.vptq'\$"
 
 # A packed directory, the license of the original, and a text of one's own.
@@ -158,7 +177,7 @@ END
     original=$(score qwen.gguf) ours=$(score qwen.vptq) stories=$(score "$model")
     [ "$original" != "$stories" ] || fail "the biases have no effect"
     expect_number "$ours" '<' "$(awk "BEGIN { print 1.5 * $original }")"
-    "$BIN/vptq-pack" -q --unpack qwen.vptq -o qwen >out.txt
+    "$BIN/vptq-pack" -q qwen.vptq -o qwen >out.txt
     grep -q '"model_type": "qwen2"' qwen/config.json || fail "$(cat qwen/config.json)"
     expect_line qwen/README.md '^base_model: "qwen.gguf"$'
 fi
