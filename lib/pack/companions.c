@@ -315,12 +315,34 @@ static bool is_dir(const vptq_checkpoint *origin)
     return origin->kind == VPTQ_CKPT_HF || origin->kind == VPTQ_CKPT_PACKED;
 }
 
+/* The folder of the tokenizer; false if there is none. */
+static bool find_folder(const char *tokenizer, char folder[4096])
+{
+    if (!tokenizer)
+        return false;
+    return !(vptq_path_is_dir(tokenizer)
+                 ? vptq_path_join(folder, 4096, tokenizer, ".", NULL)
+                 : vptq_path_beside(folder, 4096, tokenizer, ".", NULL));
+}
+
+/* Whether the tokenizer is the one that the directory has without being asked for another. */
+static bool is_of_dir(const char *dir, const char *tokenizer)
+{
+    char path[4096];
+    if (!find_folder(tokenizer, path) || !vptq_package_lies_in(dir, path))
+        return false;
+    return vptq_path_is_dir(tokenizer) ||
+           strcmp(vptq_path_base(tokenizer), "tokenizer.json") == 0 ||
+           vptq_path_join(path, sizeof path, dir, "tokenizer.json", NULL) ||
+           !vptq_path_exists(path);
+}
+
 /* Whether the tokenizer comes from elsewhere: it then replaces all files of the model's own. */
 static bool is_foreign(const vptq_checkpoint *c, const char *given_tokenizer)
 {
     const vptq_checkpoint *origin = origin_of(c);
-    return given_tokenizer ||
-           (is_dir(origin) && c->tokenizer && !vptq_path_lies_in(origin->path, c->tokenizer));
+    return is_dir(origin) ? c->tokenizer && !is_of_dir(origin->path, c->tokenizer)
+                          : given_tokenizer != NULL;
 }
 
 vptq_status vptq_package_check_tokenizer(const vptq_checkpoint *c, const vptq_ctx *ctx,
@@ -345,6 +367,7 @@ vptq_status vptq_package_add_companions(vptq_package *o, const vptq_checkpoint *
 {
     const vptq_checkpoint *origin = origin_of(c);
     const bool foreign = is_foreign(c, given_tokenizer);
+    char folder[4096];
     if (is_dir(origin)) {
         for (size_t i = foreign ? TOKENIZER_FILES : 0; i < TOKENIZER_FILES; i++)
             VPTQ_CHECK(add_from_dir(o, origin->path, tokenizer_files[i], err));
@@ -352,6 +375,8 @@ vptq_status vptq_package_add_companions(vptq_package *o, const vptq_checkpoint *
     }
     if (origin->kind == VPTQ_CKPT_ARCHIVE)
         VPTQ_CHECK(add_from_archive(o, origin->path, foreign, err));
+    if (foreign && find_folder(c->tokenizer, folder))
+        VPTQ_CHECK(add_from_dir(o, folder, TEMPLATE_FILE, err));
     if (vptq_package_has_file(o, "tokenizer.json") || !output)
         return VPTQ_OK;
     if (c->tokenizer)
@@ -406,9 +431,12 @@ vptq_status vptq_package_chat_template(const vptq_ctx *ctx, const vptq_checkpoin
                                        const char **text, vptq_err *err)
 {
     const vptq_checkpoint *origin = origin_of(c);
+    char folder[4096];
     *text = NULL;
     if (is_foreign(c, given_tokenizer))
-        return VPTQ_OK;
+        return find_folder(c->tokenizer, folder)
+                   ? template_of_dir(ctx, folder, arena, text, err)
+                   : VPTQ_OK;
     if (is_dir(origin))
         return template_of_dir(ctx, origin->path, arena, text, err);
     if (origin->kind == VPTQ_CKPT_ARCHIVE)

@@ -245,8 +245,8 @@ vptq_status vptq_package_check_tokenizer(const vptq_checkpoint *c, const vptq_ct
 vptq_status vptq_package_add_companions(vptq_package *o, const vptq_checkpoint *c,
                                         const char *given_tokenizer, const char *output,
                                         vptq_err *err) VPTQ_MUST_CHECK;
-/* Text of the chat_template.jinja that belongs to the model's own tokenizer, in `arena`.  NULL
- * if there is none or the tokenizer comes from elsewhere. */
+/* Text of the chat_template.jinja that belongs to the tokenizer, in `arena`: the model's, or of
+ * a tokenizer from elsewhere the one next to it.  NULL if there is none. */
 vptq_status vptq_package_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c,
                                        const char *given_tokenizer, vptq_arena *arena,
                                        const char **text, vptq_err *err) VPTQ_MUST_CHECK;

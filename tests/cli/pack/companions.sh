@@ -52,6 +52,35 @@ for model in src model.vptq; do
     expect_same src/generation_config.json foreign/generation_config.json
 done
 
+# Naming the model's own tokenizer, in any spelling, changes nothing.
+for own in src/tokenizer.json src/folder/../tokenizer.json ./src; do
+    for model in src work; do
+        rm -rf own
+        "$BIN/vptq-pack" -q --unpack "$model" --tokenizer "$own" -o own > out.txt
+        expect_companions own
+    done
+done
+"$BIN/vptq-quantize" -q -m src -H h -v 4 -k 16 -r 0 --tokenizer src/tokenizer.json -o w > out.txt
+"$BIN/vptq-pack" -q w -o two > out.txt
+"$BIN/vptq-quantize" -q -m src -H h -v 4 -k 16 -r 0 --tokenizer src/tokenizer.json --to hf -o one > out.txt
+rm {one,two}/{README.md,SHA256SUMS} # a model card of its own
+expect_same two one
+expect_same src/chat_template.jinja one/chat_template.jinja
+
+# One from another directory brings its template.
+mkdir other
+cp src/tokenizer.json other
+echo '{{ other }}' > other/chat_template.jinja
+for model in src work packed model.vptq; do
+    rm -rf brought brought.gguf from_gguf
+    "$BIN/vptq-pack" -q --unpack "$model" --tokenizer other/tokenizer.json -o brought > out.txt
+    expect_same other/chat_template.jinja brought/chat_template.jinja
+    [ ! -e brought/special_tokens_map.json ] || fail "$model: the old tokenizer's files are there"
+    "$BIN/vptq-pack" -q --unpack "$model" --tokenizer other -o brought.gguf > out.txt
+    "$BIN/vptq-pack" -q --unpack brought.gguf -o from_gguf > out.txt
+    expect_line from_gguf/tokenizer_config.json '"chat_template": "{{ other }}\\n"'
+done
+
 # Files that are not copied are named.
 echo x > 'src/two words.txt'
 truncate -s 17M src/huge.txt
