@@ -51,7 +51,7 @@ static vptq_status write_plain(const vptq_checkpoint *c, const vptq_pack_options
 static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
                              vptq_pack_result *r, vptq_err *err)
 {
-    vptq_checkpoint c;
+    vptq_model m;
     vptq_package out;
     vptq_package_loss loss = {0};
     if (opt->embeddings != VPTQ_DTYPE_COUNT)
@@ -66,18 +66,18 @@ static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
                                           .base = opt->base,
                                           .partial = opt->partial,
                                           .shapes_only = true};
-    vptq_status st = vptq_checkpoint_open(dev->ctx, opt->input, &open, &c, err);
+    /* opening it as a model finds what the architecture needs and the files lack */
+    vptq_status st = vptq_model_open(dev->ctx, opt->input, &open, false, &m, err);
     if (st)
         return st;
-    vptq_model_warn_of_unused(dev->ctx, &c);
-    vptq_package_init(&out, dev->ctx, &c, "unpack");
+    vptq_package_init(&out, dev->ctx, &m.ckpt, "unpack");
     unpacking u = {dev, &out};
     out.fill = fill;
     out.fill_arg = &u;
     out.loss = &loss;
-    st = write_plain(&c, opt, &out, r, err);
+    st = write_plain(&m.ckpt, opt, &out, r, err);
     vptq_package_release(&out);
-    vptq_checkpoint_release(&c);
+    vptq_model_release(&m);
     return st;
 }
 

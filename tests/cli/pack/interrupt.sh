@@ -2,13 +2,33 @@
 # sparse file.
 config=$(data models/stories260K-hf/config.json)
 mkdir big
-cp "$config" big/config.json
-chmod u+w big/config.json
-bytes=$((262144 * 1024 * 2))
-header='{"model.embed_tokens.weight":{"dtype":"F16","shape":[262144,1024],"data_offsets":[0,'$bytes']}}'
+sed 's/"hidden_size": 64/"hidden_size": 1024/; s/"vocab_size": 512/"vocab_size": 262144/
+    s/"num_hidden_layers": 5/"num_hidden_layers": 1/' "$config" > big/config.json
+header='{' bytes=0
+# add NAME ROWS [COLUMNS]: adds a tensor of F16 to the header
+add()
+{
+    local end=$((bytes + $2 * ${3:-1} * 2))
+    header="$header\"model.$1.weight\":{\"dtype\":\"F16\",\"shape\":[$2${3:+,$3}],\"data_offsets\":[$bytes,$end]},"
+    bytes=$end
+}
+add embed_tokens 262144 1024
+add layers.0.self_attn.q_proj 64 1024
+add layers.0.self_attn.k_proj 32 1024
+add layers.0.self_attn.v_proj 32 1024
+add layers.0.self_attn.o_proj 1024 64
+add layers.0.mlp.gate_proj 172 1024
+add layers.0.mlp.up_proj 172 1024
+add layers.0.mlp.down_proj 1024 172
+add layers.0.input_layernorm 1024
+add layers.0.post_attention_layernorm 1024
+add norm 1024
+header=${header%,}'}'
 while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
-{ printf '%b' "\\$(printf %03o ${#header})\\0\\0\\0\\0\\0\\0\\0"; printf %s "$header"; } \
-    > big/model.safetensors
+{
+    for shift in 0 8 16 24; do printf '%b' "\\$(printf %03o $((${#header} >> shift & 255)))"; done
+    printf '\0\0\0\0%s' "$header"
+} > big/model.safetensors
 truncate -s $((8 + ${#header} + bytes)) big/model.safetensors
 
 old=none # the temporary directory of a killed run

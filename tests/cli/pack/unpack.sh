@@ -27,6 +27,22 @@ expect_near "$(ppl bf16)" "$want" 0.02
 "$BIN/vptq-pack" -q --list bf16 --format json > list.json
 ! grep -q '"dtype": "F16"' list.json || fail "F16 tensors in a bf16 directory"
 
+# A missing tensor is an error that names it; tensors that the architecture does not use go along.
+cp -r "$hf" gap
+sed -i 's/model.layers.3.mlp.up_proj.weight/model.layers.3.mlp.up_proj.weighs/' gap/model.safetensors
+for plan in "" --dry-run; do
+    # shellcheck disable=SC2086 # may be nothing
+    expect_sentence 1 "gap/model.safetensors: tensor 'model.layers.3.mlp.up_proj.weight' is missing" \
+        "$BIN/vptq-pack" -q $plan --unpack gap -o whole
+done
+[ ! -e whole ] || fail "a model with a gap was written"
+cp -r "$hf" more
+sed -i 's/"num_hidden_layers": *5/"num_hidden_layers": 4/' more/config.json
+unpack more -o whole > /dev/null 2> err.txt
+expect_line err.txt "warning: .*a model of this architecture does not use 9 of its tensors"
+"$BIN/vptq-pack" -q --list whole > list.txt
+expect_line list.txt "model.layers.4.mlp.up_proj.weight "
+
 # GGUF files of every family: the same model, the rows of q and k back in their own order.
 seq 0 15 | while read -r id; do
     printf '%b' "$(printf '\\x%02x\\x00\\x00\\x00' "$id")"
