@@ -102,17 +102,20 @@ static vptq_status write_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
                      : vptq_pack(cli->ctx, &opt, &cli->out, err);
 }
 
-/* Returns a given option that only writing reads, or NULL. */
-static const char *given_for_writing(const pack_args *a)
+/* Returns a given option that this way of reading does not use, or NULL. */
+static const char *given_for_writing(const vptq_cli *cli, const pack_args *a)
 {
-    return a->output        ? "output"
-           : a->form        ? "to"
-           : a->dtype       ? "dtype"
-           : a->embeddings  ? "embeddings"
-           : a->shard_bytes ? "shard-size"
-           : a->level       ? "level"
-           : a->lm_head     ? "lm-head"
-                            : NULL;
+    return cli->common.force           ? "force"
+           : cli->common.dry_run       ? "dry-run"
+           : a->tokenizer && !a->check ? "tokenizer"
+           : a->output                 ? "output"
+           : a->form                   ? "to"
+           : a->dtype                  ? "dtype"
+           : a->embeddings             ? "embeddings"
+           : a->shard_bytes            ? "shard-size"
+           : a->level                  ? "level"
+           : a->lm_head                ? "lm-head"
+                                       : NULL;
 }
 
 /* Rejects contradictory options for writing. */
@@ -155,10 +158,9 @@ static int check_usage(const vptq_cli *cli, pack_args *a)
     const char *reading = a->list ? "list" : a->check ? "check" : a->digest ? "digest" : NULL;
     if (!reading)
         return check_writing(cli, a);
-    if (given_for_writing(a))
-        return vptq_cli_usage_error(cli, "--%s does not go with --%s", given_for_writing(a),
-                                    reading);
-    return CLI_OK;
+    const char *given = given_for_writing(cli, a);
+    return given ? vptq_cli_usage_error(cli, "--%s does not go with --%s", given, reading)
+                 : CLI_OK;
 }
 
 static int dispatch(vptq_cli *cli, void *arg)

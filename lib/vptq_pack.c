@@ -17,6 +17,7 @@ vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt, const v
                       vptq_err *err)
 {
     vptq_pack_result r;
+    VPTQ_CHECK(vptq_pack_check_work(opt->input, opt->base, opt->partial, err));
     VPTQ_CHECK(vptq_pack_model(ctx, opt, &r, err));
     VPTQ_CHECK(list_input(ctx, opt, out, err));
     return vptq_pack_report(opt, false, &r, out, err);
@@ -27,6 +28,7 @@ vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt, const vptq_
 {
     vptq_device *dev;
     vptq_pack_result r;
+    VPTQ_CHECK(vptq_pack_check_work(opt->input, opt->base, opt->partial, err));
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     VPTQ_CHECK(vptq_unpack_model(dev, opt, &r, err));
     VPTQ_CHECK(list_input(ctx, opt, out, err));
@@ -38,6 +40,7 @@ vptq_status vptq_check(vptq_ctx *ctx, const char *path, const vptq_model_options
 {
     vptq_device *dev;
     const vptq_checkpoint_options opt = vptq_model_checkpoint_options(open);
+    VPTQ_CHECK(vptq_pack_check_work(path, opt.base, opt.partial, err));
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     return vptq_check_report(dev, path, &opt, out, errors, err);
 }
@@ -47,6 +50,7 @@ vptq_status vptq_digest(const vptq_ctx *ctx, const char *path, const vptq_model_
 {
     vptq_digest_result r;
     const vptq_checkpoint_options opt = vptq_model_checkpoint_options(open);
+    VPTQ_CHECK(vptq_pack_check_work(path, opt.base, opt.partial, err));
     VPTQ_CHECK(vptq_digest_model(ctx, path, &opt, &r, err));
     if (!*r.digest)
         return vptq_fail(err, VPTQ_E_FORMAT,

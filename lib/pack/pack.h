@@ -32,6 +32,10 @@ typedef struct vptq_pack_result {
     double seconds;
 } vptq_pack_result;
 
+/* VPTQ_E_ARG for options of a work directory with another model. */
+vptq_status vptq_pack_check_work(const char *path, const char *base, bool partial,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+
 /* How the line of a model card (vptq_pack_options.card) begins that has the digest. */
 #define VPTQ_CARD_DIGEST "| digest | `"
 

@@ -403,6 +403,20 @@ vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output
     return c->base ? check_path(c->base->path, "the base model", output, err) : VPTQ_OK;
 }
 
+vptq_status vptq_pack_check_work(const char *path, const char *base, bool partial,
+                                 vptq_err *err)
+{
+    char manifest[4096];
+    if (!base && !partial)
+        return VPTQ_OK;
+    if (!vptq_path_join(manifest, sizeof manifest, path, VPTQ_WORK_FILE, NULL) &&
+        vptq_path_exists(manifest))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "--%s is for work directories, and '%s' has no " VPTQ_WORK_FILE,
+                     base ? "base" : "partial", path);
+}
+
 /* Whether writing a directory may make a file of this name. */
 static bool is_model_file(const char *name)
 {

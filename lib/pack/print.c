@@ -109,6 +109,7 @@ vptq_status vptq_list(const vptq_ctx *ctx, const char *path, const vptq_model_op
     char size[32], bits[64] = "";
 
     s.printer.gap = 1;
+    VPTQ_CHECK(vptq_pack_check_work(path, from.base, open && open->partial, err));
     VPTQ_CHECK(
         vptq_list_model(ctx, path, &from, print_row, &s, &t->bytes, &t->bits_per_weight, err));
     if (is_json(out))

@@ -27,6 +27,25 @@ bad 2 "exclude each other" pack --repair --unpack "$golden" -o out
 bad 2 "to archive does not go with --unpack" pack --unpack "$golden" -o out --to archive
 bad 2 "lm-head does not go with --unpack" pack --unpack "$golden" -o out --lm-head
 bad 2 "shard-size does not go with an archive" pack "$golden" -o out.vptq --shard-size 1M
+for reading in --list --check --digest; do
+    for option in --force --dry-run "--tokenizer x"; do
+        [ "$reading $option" != "--check --tokenizer x" ] || continue # which it reads
+        # shellcheck disable=SC2086 # several words
+        bad 2 "${option%% *} does not go with $reading" pack $reading "$golden" $option
+    done
+    for option in "--base $golden" --partial; do
+        # shellcheck disable=SC2086
+        bad 2 "${option%% *} is for work directories, and '$golden' has no quantize.json" pack $reading "$golden" $option
+    done
+done
+for option in "--base $golden" --partial; do
+    for what in "" --unpack --repair; do
+        # shellcheck disable=SC2086
+        bad 2 "${option%% *} is for work directories" pack $what "$golden" -o out $option
+    done
+    # shellcheck disable=SC2086
+    bad 2 "${option%% *} is for work directories" pack --unpack "$golden" -o out.gguf $option
+done
 for option in "-o out" "--to hf" "--dtype f16" "--embeddings f16" "--shard-size 1M" "--level 3" --lm-head; do
     name=${option%% *}
     [ "$name" != -o ] || name=--output
