@@ -94,6 +94,19 @@ static void count_layer(exporting *e, const vptq_tensor *t, const vptq_package_s
     n->weights += t->shape[0] * t->shape[1];
 }
 
+/* The type of blocks that layers have: the one that was asked for, unless all of them fell back
+ * to another. */
+static const char *blocks_of_layers(const exporting *e)
+{
+    const linear_layers *n = &e->layers;
+    if (!is_blocks(e->opt->dtype) || n->of_f16 == n->count)
+        return NULL;
+    return vptq_dtype_get(n->of_f16 + n->of_fallback < n->count
+                              ? e->opt->dtype
+                              : layer_types[e->opt->dtype].fallback)
+        ->name;
+}
+
 static void warn_of_layers(const exporting *e)
 {
     const linear_layers *n = &e->layers;
@@ -346,8 +359,7 @@ static vptq_status export_model(exporting *e, vptq_pack_result *r, vptq_err *err
     r->bytes = e->bytes + e->keys.bytes.len;
     if (e->layers.weights)
         r->bits_per_weight = 8.0 * (double)e->layers.bytes / (double)e->layers.weights;
-    if (is_blocks(opt->dtype))
-        r->layers.type = vptq_dtype_get(opt->dtype)->name;
+    r->layers.type = blocks_of_layers(e);
     if (!opt->dry_run)
         VPTQ_CHECK(write_file(e, &r->bytes, err));
     vptq_package_summarize(&e->out, opt->dry_run, r);

@@ -22,6 +22,7 @@ for case in q8:Q8_0:7:5e-3:8.5 q6:Q8_0:18:5e-3:8.5 q5:Q5_1:16:1.3e-2:6 q4:Q5_0:1
     IFS=: read -r name type number near bits <<< "$case"
     "$BIN/vptq-pack" --unpack "$hf" -o "$name.gguf" --dtype "$name" --format json > out.json 2> err.txt
     [ "$(types "$name.gguf" | tr '\n' ' ')" = "64 $type 30 172 F16 5 " ] || fail "$name: $(types "$name.gguf")"
+    [ "$(json_get layer_type out.json)" = "$type" ] || fail "$name: $(cat out.json)"
     [ "$(file_type "$name.gguf")" = "$number" ] || fail "$name has file type $(file_type "$name.gguf")"
     [ "$(grep -c warning: err.txt)" = 1 ] || fail "$name: $(cat err.txt)"
     # 64 x 64 (q, o), 32 x 64 (k, v), 172 x 64 (gate, up) of blocks, 64 x 172 (down) of F16
@@ -36,7 +37,7 @@ expect_line err.txt \
     "^vptq-pack: warning: $hf: the rows of 35 of 35 linear layers are not whole blocks of Q4_K (256 numbers); stored as Q5_0 (30) and F16 (5)$"
 unpack "$hf" -o q8.gguf -f --dtype q8 > out.txt 2> err.txt
 expect_line err.txt "the rows of 5 of 35 linear layers are not whole blocks of Q8_0 (32 numbers); stored as F16$"
-expect_line q4.txt "^linear layers: quantized to Q4_K, 8\.0508 bits per weight, relative mean square error 0\.00[0-9]*$"
+expect_line q4.txt "^linear layers: quantized to Q5_0, 8\.0508 bits per weight, relative mean square error 0\.00[0-9]*$"
 "$BIN/vptq-pack" -q --list q4.gguf > list.txt
 [ "$(grep -c 'norm.* F32 ' list.txt)" = 11 ] || fail "norms: $(grep norm list.txt)"
 expect_line list.txt "embed_tokens.* F16 "
@@ -47,7 +48,7 @@ unpack "$hf" -o both.gguf --dtype q4 --embeddings q8 > out.txt 2> /dev/null
 expect_line list.txt "embed_tokens.* Q8_0 "
 unpack "$hf" -o plan.gguf --dtype q4 --dry-run --format json 2> /dev/null | tail -n 1 > plan.json
 [ ! -e plan.gguf ] || fail "a dry run wrote"
-[ "$(json_get layer_type plan.json)" = Q4_K ] || fail "$(cat plan.json)"
+[ "$(json_get layer_type plan.json)" = Q5_0 ] || fail "$(cat plan.json)"
 [ "$(json_get layer_relative_mse plan.json)" = null ] || fail "a plan has a loss: $(cat plan.json)"
 unpack "$hf" -o f16.gguf --format json > out.json
 [ "$(json_get layer_type out.json) $(json_get layer_relative_mse out.json)" = "null null" ] || fail "$(cat out.json)"
