@@ -329,7 +329,7 @@ static bool find_folder(const char *tokenizer, char folder[4096])
 static bool is_of_dir(const char *dir, const char *tokenizer)
 {
     char path[4096];
-    if (!find_folder(tokenizer, path) || !vptq_package_lies_in(dir, path))
+    if (!find_folder(tokenizer, path) || !vptq_path_lies_in(dir, path))
         return false;
     return vptq_path_is_dir(tokenizer) ||
            strcmp(vptq_path_base(tokenizer), "tokenizer.json") == 0 ||
