@@ -26,14 +26,15 @@ expect_line err.txt 'interrupted'
 
 # The same signal twice at once, as timeout(1) sends it to process and group, is one request; later it ends the
 # process at once.
+blocked() { grep -q '^State:.S' "/proc/$pid/status"; } # the pipe is full
 "$BIN/vptq-eval" ppl -m "$model" --text texts --tokens-only >ids 2>err.txt &
 pid=$!
 {
     read -r _
+    wait_for 60 blocked
     kill -TERM "$pid"
     sleep 0.1
     kill -TERM "$pid"
-    sleep 0.1
     cat >rest
 } <ids
 expect_exit 143 wait "$pid"
@@ -42,6 +43,7 @@ expect_line err.txt 'interrupted'
 pid=$!
 {
     read -r _
+    wait_for 60 blocked
     kill -TERM "$pid"
     sleep 1.2
     kill -TERM "$pid"
