@@ -94,7 +94,7 @@ static void count_layer(exporting *e, const vptq_tensor *t, const vptq_package_s
     n->weights += t->shape[0] * t->shape[1];
 }
 
-/* The type of blocks that layers have: the one that was asked for, unless all of them fell back
+/* The type of blocks that layers have: that of --dtype, unless all of them fell back
  * to another. */
 static const char *blocks_of_layers(const exporting *e)
 {
