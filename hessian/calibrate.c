@@ -11,8 +11,6 @@
 #include "lib/base/file.h"
 #include "lib/model/backward.h"
 
-#define STATE_FILE "hidden.state"
-
 /* ---- plan ---- */
 
 static vptq_status split_windows(vptq_calibrator *c, size_t count, vptq_err *err)
@@ -196,7 +194,8 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
     c->group_rows = c->starts[vptq_forward_group(c->starts, count, 0)]; /* one window length */
     VPTQ_CHECK(vptq_calibrator_choose_own(c, err));
     if (dir && vptq_comm_size(c->dev->ctx) == 1)
-        VPTQ_CHECK(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
+        VPTQ_CHECK(
+            vptq_path_join(c->state_path, sizeof c->state_path, dir, VPTQ_HIDDEN_FILE, err));
     VPTQ_CHECK(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
     VPTQ_CHECK(vptq_forward_reserve(c->forward, c->group_rows, err));
     for (int i = 0; i < vptq_input_count(&c->model->desc->experts); i++)
@@ -341,7 +340,7 @@ static void remove_files(const char *dir, const char *const *names, size_t count
 
 void vptq_calibrator_forget_states(const char *dir)
 {
-    static const char *const names[] = {STATE_FILE, VPTQ_SPILL_FILE};
+    static const char *const names[] = {VPTQ_HIDDEN_FILE, VPTQ_SPILL_FILE};
     remove_files(dir, names, sizeof names / sizeof *names);
 }
 

@@ -108,6 +108,20 @@ rm b.vptq b.vptq.work/report.jsonl b.vptq.work/layer_004_*
 [ ! -e b.vptq.work ] || fail "the work directory is still there"
 [ "$("$BIN/vptq-pack" -q --digest b.vptq | cut -d ' ' -f 1)" = "$digest" ] || fail "another result"
 
+# Files of the user in the work directory stay, and so does the directory.
+convert -o b.vptq -f --keep-work
+echo notes >b.vptq.work/notes.txt
+mkdir b.vptq.work/untuned
+echo more >b.vptq.work/untuned/more.txt
+: >b.vptq.work/layer_004_o.safetensors.tmp.0123456789abcdef
+kept() { expect_line err.txt "warning: '$1' is kept: it holds '$2'"; }
+"$BIN/vptq-quantize" -m "$model" -b 3 -n 4 -l 64 -o b.vptq -f >out.txt 2>err.txt
+kept b.vptq.work/untuned more.txt
+kept b.vptq.work untuned
+[ "$(ls b.vptq.work)" = $'notes.txt\nuntuned' ] || fail "$(ls b.vptq.work)"
+[ "$(cat b.vptq.work/notes.txt b.vptq.work/untuned/more.txt)" = $'notes\nmore' ] || fail "the user's files changed"
+rm -r b.vptq.work
+
 # The same after a kill at any moment.  A run that was faster may have been about to remove its work directory.
 for seconds in 0.2 0.6 1.2; do
     [ -e "it's.vptq" ] || timeout -s KILL "$seconds" "$BIN/vptq-quantize" -q -m "$model" -b 3 -n 4 -l 64 -o "it's.vptq" >out.txt 2>err.txt || true
