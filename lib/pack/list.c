@@ -1,5 +1,7 @@
 /* Lists a model: one row per matrix and tensor. */
 #include <math.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,6 +50,41 @@ static uint64_t archived_bytes(const listing *l, const char *tensor)
     return e ? e->packed_size : 0;
 }
 
+/* Index of the weight of uniform or additive codes that an archived tensor is a part of; -1 if
+ * it is none.  Parts are called MODULE.PART or MODULE.PART.STAGE. */
+static ptrdiff_t coded_of(const vptq_checkpoint *c, const char *part)
+{
+    size_t n = strlen(part);
+    char weight[VPTQ_NAME_MAX + 8];
+    const vptq_tensor *same = vptq_tensor_find(&c->set, part), *t = NULL;
+    if (same && !same->uniform && !same->additive)
+        return -1; /* a bias */
+    for (int i = 0; i < 2; i++) {
+        while (n > 0 && part[n - 1] != '.')
+            n--;
+        if (n == 0 || n > VPTQ_NAME_MAX)
+            return -1;
+        snprintf(weight, sizeof weight, "%.*sweight", (int)n, part);
+        t = vptq_tensor_find(&c->set, weight);
+        if (t && (t->uniform || t->additive))
+            return t - c->set.tensors;
+        n--;
+    }
+    return -1;
+}
+
+/* Bytes of the weights of uniform and additive codes in an archive: sums over their parts. */
+static void measure_coded(const listing *l, uint64_t *bytes)
+{
+    memset(bytes, 0, l->c->set.count * sizeof *bytes);
+    for (size_t i = 0; l->archive && i < vptq_archive_count(l->archive); i++) {
+        const vptq_archive_entry *e = vptq_archive_at(l->archive, i);
+        const ptrdiff_t t = e->is_tensor ? coded_of(l->c, e->name) : -1;
+        if (t >= 0)
+            bytes[t] += e->packed_size;
+    }
+}
+
 /* Bytes of each matrix; in an archive the sum over its tensors. */
 static void measure_matrices(const listing *l, uint64_t *bytes)
 {
@@ -75,7 +112,7 @@ static void add_matrix(listing *l, const vptq_packed_matrix *m, uint64_t bytes)
                                           .bytes = bytes};
 }
 
-static void add_uniform(listing *l, const vptq_tensor *t)
+static void add_uniform(listing *l, const vptq_tensor *t, uint64_t archived)
 {
     l->rows[l->count++] = (vptq_list_row){.name = t->name,
                                           .quantized = true,
@@ -83,10 +120,10 @@ static void add_uniform(listing *l, const vptq_tensor *t)
                                           .columns = t->uniform->shape.in,
                                           .bits = vptq_uniform_count_bits(&t->uniform->shape),
                                           .dtype = vptq_dtype_get(t->type)->name,
-                                          .bytes = t->bytes};
+                                          .bytes = l->archive ? archived : t->bytes};
 }
 
-static void add_additive(listing *l, const vptq_tensor *t)
+static void add_additive(listing *l, const vptq_tensor *t, uint64_t archived)
 {
     const vptq_vq_bits bits = vptq_additive_count_bits(&t->additive->shape);
     l->rows[l->count++] = (vptq_list_row){.name = t->name,
@@ -95,7 +132,7 @@ static void add_additive(listing *l, const vptq_tensor *t)
                                           .columns = t->additive->shape.in,
                                           .bits = bits,
                                           .dtype = vptq_dtype_get(t->type)->name,
-                                          .bytes = bits.total / 8};
+                                          .bytes = l->archive ? archived : bits.total / 8};
 }
 
 static void add_plain(listing *l, const vptq_tensor *t)
@@ -108,12 +145,12 @@ static void add_plain(listing *l, const vptq_tensor *t)
                         .bytes = l->archive ? archived_bytes(l, t->name) : t->bytes};
 }
 
-static void add_tensor(listing *l, const vptq_tensor *t)
+static void add_tensor(listing *l, const vptq_tensor *t, uint64_t archived)
 {
     if (t->uniform)
-        add_uniform(l, t);
+        add_uniform(l, t, archived);
     else if (t->additive)
-        add_additive(l, t);
+        add_additive(l, t, archived);
     else
         add_plain(l, t);
 }
@@ -125,14 +162,16 @@ static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, v
     const vptq_checkpoint *c = l->c;
     l->rows = vptq_mem_alloc(ctx->mem, c->set.count + c->quantized_count, sizeof *l->rows, err);
     uint64_t *bytes = vptq_mem_alloc(ctx->mem, c->quantized_count, sizeof *bytes, err);
-    if (!l->rows || !bytes)
+    uint64_t *coded = vptq_mem_alloc(ctx->mem, c->set.count, sizeof *coded, err);
+    if (!l->rows || !bytes || !coded)
         VPTQ_TRY(VPTQ_E_NOMEM);
+    measure_coded(l, coded);
     measure_matrices(l, bytes);
     for (size_t i = 0; i < c->quantized_count; i++)
         add_matrix(l, &c->quantized[i], bytes[i]);
     for (size_t i = 0; i < c->set.count; i++)
         if (!vptq_package_matrix_of(c, c->set.tensors[i].name))
-            add_tensor(l, &c->set.tensors[i]);
+            add_tensor(l, &c->set.tensors[i], coded[i]);
     for (size_t i = 0; i < l->count; i++)
         if (l->rows[i].quantized) {
             l->bits += (double)l->rows[i].bits.total;
@@ -143,6 +182,7 @@ static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, v
     for (size_t i = 0; i < l->count && !st; i++)
         st = fn(arg, &l->rows[i], err);
 out:
+    vptq_mem_free(ctx->mem, coded);
     vptq_mem_free(ctx->mem, bytes);
     vptq_mem_free(ctx->mem, l->rows);
     return st;

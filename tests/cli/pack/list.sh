@@ -24,3 +24,19 @@ expect_line list.txt "0 quantized matrices, 48 plain\|0 quantized matrices, 47 p
 [ "$(json_get bits_per_weight last.json)" = null ] || fail "bits per weight of a plain model: $(cat last.json)"
 "$BIN/vptq-pack" -q -m "$golden" --list --format json | tail -n 1 > last.json
 [ "$(json_get matrices last.json)" = 35 ] || fail "-m names the model, too"
+
+# In an archive they are the archived bytes for all kinds of codes: the rest is config, tokenizer and index.
+model=$(data models/stories260K-hf)
+"$BIN/vptq-hessian" -q -m "$model" -n 4 -l 64 --layers 0-1 -o h > out.txt
+rest=
+for method in "vptq -v 4 -k 64" "rtn --group-size 4" "aqlm -v 4" gptvq db-llm; do
+    rm -rf work one.vptq
+    # shellcheck disable=SC2086 # several words
+    "$BIN/vptq-quantize" -q -m "$model" -H h --layers 0-1 -o work --method $method > out.txt
+    "$BIN/vptq-pack" -q work -o one.vptq > out.txt
+    "$BIN/vptq-pack" -q --list one.vptq --format json > list.json
+    sum=$(json_get bytes list.json | awk '{ s += $1 } END { print s }')
+    left=$(($(wc -c < one.vptq) - sum))
+    expect_near "$left" "${rest:-$left}" 0.1
+    rest=${rest:-$left}
+done

@@ -14,21 +14,37 @@
 
 #define TINY "tests/golden/tiny_qwen2" /* has biases on q, k and v */
 
-/* A model directory with the tiny model's config and one tensor. */
-static void one_tensor_model(const char *dir, const float *x, uint64_t rows, uint64_t cols)
+#define EXTRA "model.extra.weight" /* that no architecture has */
+
+static void read_set(const char *dir, vptq_tensor_set *set)
+{
+    vptq_err err = {0};
+    vptq_tensor_set_init(set, NULL);
+    assert_ok(vptq_hf_read_weights(dir, set, &err), &err);
+}
+
+/* A directory of the tiny model with one more tensor, [2, 3]. */
+static void extended_model(const char *dir, const float x[6])
 {
     vptq_err err = {0};
     char path[4096];
-    vptq_tensor t = {.name = "model.embed_tokens.weight",
-                     .type = VPTQ_F32,
-                     .dims = 2,
-                     .shape = {rows, cols},
-                     .data = (const uint8_t *)(const void *)x,
-                     .bytes = (size_t)(rows * cols) * sizeof *x};
+    vptq_tensor_set set;
+    read_set(TINY, &set);
+    vptq_tensor *list = calloc(set.count + 1, sizeof *list);
+    assert_non_null(list);
+    memcpy(list, set.tensors, set.count * sizeof *list);
+    list[set.count] = (vptq_tensor){.name = EXTRA,
+                                    .type = VPTQ_F32,
+                                    .dims = 2,
+                                    .shape = {2, 3},
+                                    .data = (const uint8_t *)(const void *)x,
+                                    .bytes = 6 * sizeof *x};
     assert_ok(vptq_dir_make(dir, &err), &err);
     vtest_copy_file(TINY "/config.json", dir, "config.json");
     vtest_path(path, sizeof path, dir, "model.safetensors");
-    assert_ok(vptq_safetensors_save(path, &t, 1, NULL, 0, &err), &err);
+    assert_ok(vptq_safetensors_save(path, list, set.count + 1, NULL, 0, &err), &err);
+    free(list);
+    vptq_tensor_set_release(&set);
 }
 
 static vptq_status unpack_with(const vptq_pack_options *opt, vptq_mem *mem, vptq_err *err)
@@ -69,13 +85,6 @@ static vptq_status pack(const char *in, const char *out, vptq_pack_form form, vp
     return vptq_pack_model(&ctx, &opt, &r, err);
 }
 
-static void read_set(const char *dir, vptq_tensor_set *set)
-{
-    vptq_err err = {0};
-    vptq_tensor_set_init(set, NULL);
-    assert_ok(vptq_hf_read_weights(dir, set, &err), &err);
-}
-
 /* The largest half is 65504, and values up to 65520 round to it; bfloat16 has the same margin.
  */
 static void test_range_of_types(void **state)
@@ -85,31 +94,33 @@ static void test_range_of_types(void **state)
     float x[6] = {1, -65519.9F, 0x1p-24F, 0x1p-25F, -0.0F, 3e5F};
     vtest_path(in, sizeof in, *state, "in");
     vtest_path(out, sizeof out, *state, "out");
-    one_tensor_model(in, x, 2, 3);
+    extended_model(in, x);
     assert_fails(unpack(in, out, VPTQ_F16, NULL, &err), VPTQ_E_NUMERIC, &err,
-                 "'model.embed_tokens.weight': row 1, column 2 is 300000, too large for F16");
+                 "'" EXTRA "': row 1, column 2 is 300000, too large for F16");
     assert_false(vptq_path_exists(out));
     assert_ok(unpack(in, out, VPTQ_BF16, NULL, &err), &err);
     x[5] = 0x1.FEFFFEp127F;
-    one_tensor_model(in, x, 2, 3);
+    extended_model(in, x);
     assert_ok(unpack(in, out, VPTQ_BF16, NULL, &err), &err);
     x[5] = -0x1.FFp127F;
-    one_tensor_model(in, x, 2, 3);
+    extended_model(in, x);
     assert_fails(unpack(in, out, VPTQ_BF16, NULL, &err), VPTQ_E_NUMERIC, &err,
                  "too large for BF16");
     assert_ok(unpack(in, out, VPTQ_F32, NULL, &err), &err);
     x[3] = NAN;
-    one_tensor_model(in, x, 2, 3);
+    extended_model(in, x);
     assert_fails(unpack(in, out, VPTQ_F32, NULL, &err), VPTQ_E_NUMERIC, &err,
                  "row 1, column 0");
     x[3] = 0x1p-25F;
     x[5] = 2;
-    one_tensor_model(in, x, 2, 3);
+    extended_model(in, x);
     assert_ok(unpack(in, out, VPTQ_F16, NULL, &err), &err);
     vptq_tensor_set set;
     read_set(out, &set);
     static const uint16_t want[6] = {0x3c00, 0xfbff, 0x0001, 0x0000, 0x8000, 0x4000};
-    assert_memory_equal(set.tensors[0].data, want, sizeof want);
+    const vptq_tensor *extra = vptq_tensor_find(&set, EXTRA);
+    assert_non_null(extra);
+    assert_memory_equal(extra->data, want, sizeof want);
     vptq_tensor_set_release(&set);
 }
 
