@@ -11,9 +11,8 @@
 
 #include "lib/backend/backend.h"
 
-/* The unnamed file's name for a moment. */
 #define VPTQ_HIDDEN_FILE "hidden.state" /* the checkpoint of a calibration */
-#define VPTQ_SPILL_FILE  "hidden.spill"
+#define VPTQ_SPILL_FILE  "hidden.spill" /* the unnamed file's name for a moment */
 
 typedef struct vptq_hidden_states {
     const vptq_ctx *ctx;

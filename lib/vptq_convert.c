@@ -2,25 +2,17 @@
  * card.
  */
 #include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "formats/hf/hub.h"
-#include "formats/vptq/layer_file.h"
-#include "hessian/hidden_states.h"
-#include "hessian/outputs.h"
-#include "hessian/saliency.h"
 #include "lib/base/buf.h"
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
 #include "lib/pack/pack.h"
-#include "lib/quantize/internal.h"
-#include "lib/quantize/self_text.h"
+#include "lib/quantize/quantize.h"
 #include "lib/quantize/tune.h"
-#include "lib/tune/e2e.h"
 #include "lib/vptq_internal.h"
 
 enum { MAX_CARD = 1 << 15, MAX_NAME = 64, MAX_PATH = 4096 };
@@ -161,59 +153,6 @@ static vptq_status work_path(char path[MAX_PATH], const char *output, vptq_err *
                : vptq_fail(err, VPTQ_E_ARG, "the path '%.80s...' is too long", output);
 }
 
-/* Whether the tools write a file of this name in a work directory, temporary ones included. */
-static bool is_work_file(const char *name)
-{
-    static const char *const ours[] = {"lock",
-                                       VPTQ_WORK_FILE,
-                                       VPTQ_WORK_REPORT,
-                                       VPTQ_SENSITIVITY_FILE,
-                                       VPTQ_OUTPUTS_FILE,
-                                       VPTQ_HIDDEN_FILE,
-                                       VPTQ_SALIENCY_FILE,
-                                       VPTQ_SELF_TEXT_FILE,
-                                       VPTQ_TUNE_STATE_FILE,
-                                       VPTQ_E2E_ORIGINAL_FILE};
-    const char *end = strstr(name, ".tmp.");
-    char base[VPTQ_LAYER_FILE_NAME_MAX];
-
-    snprintf(base, sizeof base, "%.*s", end ? (int)(end - name) : (int)strlen(name), name);
-    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
-        if (!strcmp(base, ours[i]))
-            return true;
-    return vptq_layer_file_is(base) ||
-           !strncmp(base, VPTQ_SPILL_FILE, sizeof VPTQ_SPILL_FILE - 1);
-}
-
-/* Removes a directory if it holds only what the tools write, otherwise those files;
- * VPTQ_E_EXISTS naming what stays. */
-static vptq_status remove_work_files(const char *dir, vptq_mem *mem, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_arena arena;
-    char path[MAX_PATH], **names;
-    const char *other = NULL;
-    size_t count = 0;
-
-    vptq_arena_init(&arena, mem);
-    VPTQ_TRY(vptq_dir_list(dir, &arena, &names, &count, err));
-    for (size_t i = 0; i < count; i++) {
-        if (is_work_file(names[i])) {
-            VPTQ_TRY(vptq_path_join(path, sizeof path, dir, names[i], err));
-            VPTQ_TRY(vptq_file_remove(path, err));
-        } else {
-            other = names[i];
-        }
-    }
-    if (other)
-        st = vptq_fail(err, VPTQ_E_EXISTS, "'%s' is kept: it holds '%s'", dir, other);
-    else if (rmdir(dir))
-        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove directory '%s'", dir);
-out:
-    vptq_arena_release(&arena);
-    return st;
-}
-
 /* Removes the work directory.  The packed model is complete: a failure is a warning. */
 static void remove_work(const vptq_ctx *ctx, const char *work)
 {
@@ -221,10 +160,10 @@ static void remove_work(const vptq_ctx *ctx, const char *work)
     char untuned[MAX_PATH];
     vptq_status st = vptq_path_join(untuned, sizeof untuned, work, VPTQ_UNTUNED_DIR, &err);
     if (!st && vptq_path_is_dir(untuned))
-        st = remove_work_files(untuned, ctx->mem, &err);
+        st = vptq_work_remove(untuned, ctx->mem, &err);
     if (st)
         vptq_log(ctx, VPTQ_LOG_WARN, "%s", err.text);
-    if (remove_work_files(work, ctx->mem, &err))
+    if (vptq_work_remove(work, ctx->mem, &err))
         vptq_log(ctx, VPTQ_LOG_WARN, "%s", err.text);
 }
 

@@ -4,11 +4,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/vptq/layer_file.h"
+#include "hessian/hidden_states.h"
+#include "hessian/outputs.h"
+#include "hessian/saliency.h"
 #include "lib/base/file.h"
 #include "lib/quantize/internal.h"
 #include "lib/quantize/self_text.h"
+#include "lib/quantize/tune.h"
 #include "lib/tune/e2e.h"
 
 enum { JSON_LIMIT = 8 << 20, KEY = 256 };
@@ -297,6 +302,57 @@ vptq_status vptq_work_clear(const char *work, bool keep_self_text, vptq_mem *mem
     for (size_t i = 0; i < count; i++)
         if (vptq_layer_file_is(names[i]))
             VPTQ_TRY(remove_file(work, names[i], err));
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* Whether the tools write a file of this name in a work directory, temporary ones included. */
+static bool is_work_file(const char *name)
+{
+    static const char *const ours[] = {"lock",
+                                       VPTQ_WORK_FILE,
+                                       VPTQ_WORK_REPORT,
+                                       VPTQ_SENSITIVITY_FILE,
+                                       VPTQ_OUTPUTS_FILE,
+                                       VPTQ_HIDDEN_FILE,
+                                       VPTQ_SALIENCY_FILE,
+                                       VPTQ_SELF_TEXT_FILE,
+                                       VPTQ_TUNE_STATE_FILE,
+                                       VPTQ_E2E_ORIGINAL_FILE};
+    const char *end = strstr(name, ".tmp.");
+    char base[VPTQ_LAYER_FILE_NAME_MAX];
+
+    snprintf(base, sizeof base, "%.*s", end ? (int)(end - name) : (int)strlen(name), name);
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        if (!strcmp(base, ours[i]))
+            return true;
+    return vptq_layer_file_is(base) ||
+           !strncmp(base, VPTQ_SPILL_FILE, sizeof VPTQ_SPILL_FILE - 1);
+}
+
+vptq_status vptq_work_remove(const char *dir, vptq_mem *mem, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    char path[PATH_MAX], **names;
+    const char *other = NULL;
+    size_t count = 0;
+
+    vptq_arena_init(&arena, mem);
+    VPTQ_TRY(vptq_dir_list(dir, &arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        if (is_work_file(names[i])) {
+            VPTQ_TRY(vptq_path_join(path, sizeof path, dir, names[i], err));
+            VPTQ_TRY(vptq_file_remove(path, err));
+        } else {
+            other = names[i];
+        }
+    }
+    if (other)
+        st = vptq_fail(err, VPTQ_E_EXISTS, "'%s' is kept: it holds '%s'", dir, other);
+    else if (rmdir(dir))
+        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove directory '%s'", dir);
 out:
     vptq_arena_release(&arena);
     return st;
