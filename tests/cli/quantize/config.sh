@@ -36,9 +36,9 @@ EOF
 digest() { "$BIN/vptq-pack" -q --digest "$1" | cut -d ' ' -f 1; }
 quantize --config run.json -o second.vptq
 [ "$(digest first.vptq)" = "$(digest second.vptq)" ] || fail "another result"
-"$BIN/vptq-pack" -q --unpack second.vptq -o plain >out.txt
-expect_line plain/README.md "^    vptq-quantize --quiet --model=$model '--calibration=a text' --calibration=b --windows=4"
-expect_line plain/README.md ' -o second.vptq$'
+"$BIN/vptq-pack" -q second.vptq -o packed >out.txt
+expect_line packed/README.md "^    vptq-quantize --quiet --model=$model '--calibration=a text' --calibration=b --windows=4"
+expect_line packed/README.md ' -o second.vptq$'
 
 # The command line overrides the file, lists as a whole, wherever --config is; prefixes of its name will do.
 quantize -c b --conf=run.json -k 32 --output third.vptq --save-config new/third.json
