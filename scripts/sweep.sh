@@ -13,8 +13,8 @@
 #     mpirun -n N vptq-eval ablate ABLATE-OPTIONS --table DIR/rows.json -o DIR/ablation
 # which shares rows over ranks (docs/scale.md); the sweep then finds them finished.
 #
-# One sweep at a time writes to DIR.  DIR/rows.json: the rows.  DIR/sweep.csv: the table of vptq-eval ablate and whether a row is on the
-# frontier.  DIR/sweep.svg: the plot, if gnuplot is installed.
+# One sweep at a time writes to DIR.  DIR/rows.json: the rows.  DIR/sweep.csv: the table of vptq-eval ablate and
+# whether a row is on the frontier.  DIR/sweep.svg: the plot, if gnuplot is installed.
 # Environment: BIN (folder of the tools, default build/bin).
 set -euo pipefail
 export LC_ALL=C # decimal points
