@@ -267,12 +267,12 @@ static vptq_status run_quantized(vptq_ablate_job *m, vptq_err *err)
         VPTQ_CHECK(tune_row(m, err));
     VPTQ_CHECK(hash_work(m, err));
     VPTQ_CHECK(open_row(m, err));
-    if (vptq_ablate_has_figures(m) && read_digest(m) && is_packed(m))
-        return VPTQ_OK;
-    VPTQ_CHECK(pack_row(m, err));
-    VPTQ_CHECK(vptq_ablate_measure(m, m->packed, err));
-    VPTQ_CHECK(vptq_json_save_sealed(m->file, m->doc, err));
-    read_digest(m);
+    if (!vptq_ablate_has_figures(m) || !read_digest(m) || !is_packed(m)) {
+        VPTQ_CHECK(pack_row(m, err));
+        VPTQ_CHECK(vptq_ablate_measure(m, m->packed, err));
+        VPTQ_CHECK(vptq_json_save_sealed(m->file, m->doc, err));
+        read_digest(m);
+    }
     return is_kept(m) ? VPTQ_OK : vptq_file_remove(m->packed, err);
 }
 

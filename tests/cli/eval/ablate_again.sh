@@ -47,6 +47,9 @@ plain -o ids --text-tokens ids.i32 --context 64 --keep-packed > /dev/null
 [ "$(json_get ppl again.json)" = "$(json_get ppl ppl.json)" ] || fail "$(cat again.json ppl.json)"
 ablate -o short > /dev/null
 [ -z "$(ls short/packed)" ] || fail "an archive was left"
+cp kept.vptq short/packed/v8.vptq # as by a run that was killed before it removed its own
+ablate -o short > /dev/null
+[ -z "$(ls short/packed)" ] || fail "the archive of a killed run was left"
 
 # ---- speeds ----
 plain -o ids --text-tokens ids.i32 --context 64 --serve 1,4,2 -t 1 > one.jsonl
