@@ -52,15 +52,15 @@ expect_same one term
 
 # The same while ranks send their matrices to the first one.
 for files in 1 6 14; do
-    rm -rf sent
-    ranks 3 "$BIN/vptq-quantize" "${args[@]}" -o sent --no-shared-dir >out.txt 2>err.txt &
+    sent=sent$files # of its own: ranks of the run before may still be writing
+    ranks 3 "$BIN/vptq-quantize" "${args[@]}" -o "$sent" --no-shared-dir >out.txt 2>err.txt &
     job=$!
-    wait_for_files sent "$files"
+    wait_for_files "$sent" "$files"
     pkill -TERM -P "$job" || true
     wait "$job" || [ $? -ne 124 ] || fail "hangs after SIGTERM: $(cat err.txt)"
 done
-wait_for 60 sh -c '"$@" >/dev/null 2>&1' sh "$BIN/vptq-quantize" "${args[@]}" -o sent
-expect_same one sent
+wait_for 60 sh -c '"$@" >/dev/null 2>&1' sh "$BIN/vptq-quantize" "${args[@]}" -o "$sent"
+expect_same one "$sent"
 
 # A rank whose disk is full.
 [ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"
