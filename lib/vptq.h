@@ -544,8 +544,8 @@ typedef struct vptq_convert_options {
 
 /* Quantizes into OUTPUT.work, which the same call continues after an interruption, packs it and
  * removes it.  VPTQ_E_EXISTS before any work if the output exists and may not be replaced. With
- * quantize->dry_run as vptq_quantize: the output may be NULL, and only what packing would
- * refuse about settings and tokenizer fails. */
+ * quantize->dry_run as vptq_quantize: the output may be NULL, and what packing would refuse
+ * about settings, tokenizer and output fails. */
 VPTQ_CALL vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt,
                                    const vptq_output *out, vptq_err *err);
 

@@ -586,18 +586,18 @@ vptq_status vptq_pack_check_output(const vptq_ctx *ctx, const char *model,
     VPTQ_CHECK(check_types(opt, err));
     VPTQ_CHECK(vptq_model_open(ctx, model, &open, false, &m, err));
     vptq_status st = vptq_package_check_tokenizer(&m.ckpt, ctx, opt->tokenizer, err);
-    if (!st && opt->output)
-        st = vptq_package_check_path(&m.ckpt, opt->output, err);
+    if (!st)
+        st = vptq_package_check_output(ctx, &m.ckpt, opt, err);
     vptq_model_release(&m);
     if (st || opt->dry_run)
         return st;
+    /* beyond that, only opening the output shows whether it can be written */
     if (opt->form == VPTQ_PACK_ARCHIVE) {
         vptq_file_writer file;
         VPTQ_CHECK(vptq_file_writer_open(opt->output, opt->force, &file, err));
         vptq_file_writer_abort(&file);
     } else {
         vptq_dir_writer dir;
-        VPTQ_CHECK(vptq_package_check_replaced(ctx, opt->output, err));
         VPTQ_CHECK(vptq_dir_writer_open(opt->output, NULL, opt->force, &dir, err));
         vptq_dir_writer_abort(&dir);
     }

@@ -50,6 +50,7 @@ mkdir other
 touch other/config.json
 expect_error 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16
 expect_error 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16 --force
+expect_error 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16 --dry-run
 [ "$(ls other)" = config.json ] || fail "something was written: $(ls other)"
 
 # A work directory of another run: an error that names the key; --force starts over.

@@ -39,17 +39,30 @@ expect_same plain/README.md f16/README.md
 
 # An output that exists is not touched, and no work is done; --force replaces it.
 cp a/one.vptq before
-expect_error 1 "vptq-quantize: 'a/one.vptq' already exists (--force replaces it)" \
-    "$BIN/vptq-quantize" -q -m "$model" -b 3 -n 4 -l 64 -o a/one.vptq
+for plan in "" --dry-run; do
+    # shellcheck disable=SC2086 # nothing or a word
+    expect_error 1 "vptq-quantize: 'a/one.vptq' already exists (--force replaces it)" \
+        "$BIN/vptq-quantize" -q -m "$model" -b 3 -n 4 -l 64 -o a/one.vptq $plan
+    # shellcheck disable=SC2086
+    expect_error 1 "vptq-quantize: directory 'plain' already exists (--force replaces it)" \
+        "$BIN/vptq-quantize" -q -m "$model" -b 3 -n 4 -l 64 --to hf -o plain $plan
+done
+convert -o a/one.vptq --force --dry-run
+convert --to hf -o plain --force --dry-run
 [ "$(ls a)" = one.vptq ] || fail "$(ls a)"
+expect_same before a/one.vptq
 convert -o a/one.vptq --force
 
 # What cannot be written is an error before any work.
 mkdir x.vptq
-expect_error 1 "cannot replace 'x.vptq': is a directory" "$BIN/vptq-quantize" -q -m "$model" -b 3 -f -o x.vptq
 mkdir -p deep/inner/most
-expect_error 1 "cannot replace directory 'deep': it holds 'inner' and no config.json" \
-    "$BIN/vptq-quantize" -q -m "$model" -b 3 -f --to hf -o deep
+for plan in "" --dry-run; do
+    # shellcheck disable=SC2086
+    expect_error 1 "cannot replace 'x.vptq': is a directory" "$BIN/vptq-quantize" -q -m "$model" -b 3 -f -o x.vptq $plan
+    # shellcheck disable=SC2086
+    expect_error 1 "cannot replace directory 'deep': it holds 'inner' and no config.json" \
+        "$BIN/vptq-quantize" -q -m "$model" -b 3 -f --to hf -o deep $plan
+done
 [ -d deep/inner/most ] || fail "somebody's files are gone"
 expect_error 2 "named" "$BIN/vptq-quantize" -q -m named -b 3 -f --to hf -o named
 expect_error 2 "the name of the output is empty" "$BIN/vptq-quantize" -q -m named -b 3 --to hf -o ''
