@@ -45,7 +45,7 @@ static bool is_method(uint32_t stages)
 
 static const vptq_setting table[] = {
     {"method", VPTQ_SETTING_METHOD, AT(method), 0, 0,
-     "vptq|smooth|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#", true, ALL,
+     "smooth|vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#", true, ALL,
      "vectors, uniform codes and what comes before them, or additive codes; a chain is joined "
      "by +, as in smooth+gptq"},
     {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true, VQ | GPTVQ | AQLM,
@@ -198,6 +198,20 @@ static void print_stages(const char *choices, uint32_t stages, char *text, size_
     }
 }
 
+static const char *values_of(const vptq_setting *t)
+{
+    switch (t->kind) {
+    case VPTQ_SETTING_METHOD: /* without the first, smooth, which is not a method alone */
+        return strchr(t->choices, '|') + 1;
+    case VPTQ_SETTING_BOOL:
+        return "true|false";
+    case VPTQ_SETTING_DOUBLE:
+        return "X";
+    default:
+        return t->choices ? t->choices : "N";
+    }
+}
+
 enum { REASON = 128 };
 
 static bool parse_number(const vptq_setting *t, const char *text, double *x,
@@ -273,11 +287,9 @@ static bool parse_value(const vptq_setting *t, const char *text, unsigned char *
         return true;
     }
     case VPTQ_SETTING_METHOD:
-        snprintf(
-            reason, REASON,
-            "expected vptq, gptvq, aqlm, db-llm, quip#, sparse, rtn, gptq or awq; smooth+ and "
-            "sparse+ may "
-            "precede the last three");
+        snprintf(reason, REASON,
+                 "expected %s; smooth+ and sparse+ may precede rtn, gptq and awq",
+                 values_of(t));
         if (!parse_stages(t->choices, text, &u) || !is_method(u))
             return false;
         memcpy(at, &u, sizeof u);
@@ -364,20 +376,6 @@ void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, c
         memcpy(&dtype, at, sizeof dtype);
         choice_name(t->choices, dtype == VPTQ_BF16, text, size);
         break;
-    }
-}
-
-static const char *values_of(const vptq_setting *t)
-{
-    switch (t->kind) {
-    case VPTQ_SETTING_METHOD: /* smooth is none alone */
-        return "vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#";
-    case VPTQ_SETTING_BOOL:
-        return "true|false";
-    case VPTQ_SETTING_DOUBLE:
-        return "X";
-    default:
-        return t->choices ? t->choices : "N";
     }
 }
 

@@ -44,8 +44,8 @@ enum {
 
 /* Stages of a method, each a bit. */
 enum {
-    VPTQ_METHOD_VPTQ = 1, /* this folder; the others are those of lib/uniform */
-    VPTQ_METHOD_SMOOTH = 2,
+    VPTQ_METHOD_SMOOTH = 1,
+    VPTQ_METHOD_VPTQ = 2, /* this folder; the others are those of lib/uniform */
     VPTQ_METHOD_SPARSE = 4,
     VPTQ_METHOD_RTN = 8,
     VPTQ_METHOD_GPTQ = 16,

@@ -73,7 +73,7 @@ quantize -o plain_mix -v 2 -k 256 > /dev/null
 expect_number "$(nll mixed)" '<' "$(nll plain_mix | awk '{ print $1 + 0.05 }')"
 
 # Bad input.
-expect_error 2 '--method sparse+vptq: expected vptq, gptvq, aqlm, db-llm, quip#, sparse, rtn, gptq or awq' quantize -o bad --method sparse+vptq
+expect_error 2 '--method sparse+vptq: expected vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#; smooth+' quantize -o bad --method sparse+vptq
 expect_error 2 'smooth_alpha has no effect with method awq' quantize -o bad --method awq --smooth-alpha 0.5
 expect_error 2 'do not go with a sequential calibration' "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -c "$text" \
     -n 4 -l 64 --sequential -o bad --method awq -q

@@ -114,7 +114,7 @@ expect_error 2 "vector_length has no effect with method rtn" quantize -o bad --m
 expect_error 2 "weight_bits has no effect with method vptq" quantize -o bad --weight-bits 4
 expect_error 2 "perm has no effect with method rtn" quantize -o bad --method rtn --act-order
 expect_error 2 "preset 'ablation-outliers-1' is only for method vptq" quantize -o bad --method gptq --preset ablation-outliers-1
-expect_error 2 '--method awful: expected vptq, gptvq, aqlm, db-llm, quip#, sparse, rtn, gptq or awq' quantize -o bad --method awful
+expect_error 2 '--method awful: expected vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#; smooth+' quantize -o bad --method awful
 expect_error 2 "--bits and --weight-bits exclude each other" quantize -o bad --method gptq -b 3 --weight-bits 3
 expect_error 2 "q_proj: a bit budget has nothing to choose of method sparse" quantize -o bad --method sparse -b 3
 expect_error 2 "a budget of 2 bits per weight is below the smallest possible, 2.5904" quantize -o bad --method gptq -b 2 \

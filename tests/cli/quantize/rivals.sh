@@ -83,7 +83,7 @@ expect_error 1 "its key 'settings.weight_bits' is 3, here it is 4" quantize -o t
 expect_sentence 2 'weight_bits is 5, expected 2 to 4' quantize -o x --method gptvq --weight-bits 5
 expect_sentence 2 'vector_length (-v) is 3, which does not divide 64 columns, expected 1, 2, 4 or 8$' quantize -o x --method gptvq -v 3
 expect_sentence 1 'codes of 32 bits are not in 1..16' quantize -o x --method gptvq -v 8 --weight-bits 4
-expect_error 2 "expected vptq, gptvq" quantize -o x --method gptvq+gptq
+expect_error 2 "expected vptq|sparse|" quantize -o x --method gptvq+gptq
 expect_error 2 'centroids has no effect with method gptvq' quantize -o x --method gptvq -k 16
 expect_error 2 'codebook_rows has no effect with method vptq' quantize -o x --codebook-rows 16
 cat > mixed.json << 'R'

@@ -96,7 +96,7 @@ expect_number "$(nll seq)" '<' 3.5
 expect_number "$(nll seq4)" '<' 3.6
 
 # Settings that do not fit.
-expect_error 2 '--method sparse+vptq: expected vptq, gptvq, aqlm, db-llm, quip#, sparse, rtn, gptq or awq' quantize -o bad --method sparse+vptq
+expect_error 2 '--method sparse+vptq: expected vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#; smooth+' quantize -o bad --method sparse+vptq
 expect_error 2 "weight_bits has no effect with method sparse" quantize -o bad --method sparse --weight-bits 4
 expect_error 2 "sparsity has no effect with method gptq" quantize -o bad --method gptq --sparsity 0.5
 expect_error 2 'expected a number from 0.01 to 0.99' quantize -o bad --method sparse --sparsity 1

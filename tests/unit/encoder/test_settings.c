@@ -410,9 +410,13 @@ static void test_methods(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         err = (vptq_err){0};
         assert_fails(vptq_setting_parse(find("method"), wrong[i], &s, &err), VPTQ_E_ARG, &err,
-                     "expected vptq, gptvq, ");
+                     "expected vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#; smooth+ ");
         assert_value(&s, "method", "awq");
     }
+    vptq_setting_info info;
+    assert_true(vptq_setting_describe(0, &info));
+    assert_string_equal(info.key, "method");
+    assert_string_equal(info.values, "vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#");
 }
 
 /* Methods with additive codes have defaults of their own, which do not outlive them. */
