@@ -22,8 +22,7 @@ static vptq_status collect(vptq_cli *cli, const hessian_args *a, vptq_err *err)
                                 .dry_run = cli->common.dry_run,
                                 .tool_version = "vptq-hessian " VPTQ_VERSION};
 
-    VPTQ_CHECK(vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &opt.calibrate,
-                                       &opt.factor, err));
+    VPTQ_CHECK(vptq_cli_calibrate_take(cli, &a->calibrate, &opt.calibrate, &opt.factor, err));
     VPTQ_CHECK(vptq_ctx_backend(cli->ctx, NULL, err));
     open.need_tokenizer = opt.calibrate.corpus.text_count > 0;
     VPTQ_CHECK(vptq_model_load(cli->ctx, a->model, &open, &model, err));

@@ -78,7 +78,7 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
     static const double sequential_holdout =
         0.1; /* choosing the correction needs held-out windows */
     double factor;
-    vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, c, &factor, err);
+    vptq_status st = vptq_cli_calibrate_take(cli, &a->calibrate, c, &factor, err);
     if (st)
         return st;
     c->sequential = a->sequential;
@@ -157,7 +157,7 @@ static vptq_status take_tuning(const vptq_cli *cli, const quantize_args *a,
     const bool own = a->from || a->hessians;
     double factor;
     vptq_calibrate_options c;
-    vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &c, &factor, err);
+    vptq_status st = vptq_cli_calibrate_take(cli, &a->calibrate, &c, &factor, err);
     if (st)
         return st;
     *t = vptq_tune_defaults();

@@ -21,14 +21,14 @@ int vptq_cli_calibrate_unused(const vptq_cli *cli, bool text)
     return CLI_OK;
 }
 
-vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
+vptq_status vptq_cli_calibrate_take(const vptq_cli *cli, const vptq_cli_calibrate *c,
                                     vptq_calibrate_options *o, double *factor, vptq_err *err)
 {
     *o = (vptq_calibrate_options){.corpus =
                                       vptq_cli_corpus(&c->texts, &c->tokens, c->rows, c->lossy),
                                   .windows = c->windows,
-                                  .length = vptq_cli_or_zero(c->length),
-                                  .seed = seed,
+                                  .length = vptq_cli_or_zero(cli, "length", c->length),
+                                  .seed = cli->common.seed,
                                   .holdout = isnan(c->holdout) ? 0 : c->holdout,
                                   .checkpoint_seconds = 60,
                                   .outputs = c->outputs};

@@ -57,7 +57,7 @@ int vptq_cli_calibrate_unused(const vptq_cli *cli, bool text);
 
 /* Converts the options to *o, which points into `c`, and the factor of --weights to *factor.
  * VPTQ_E_ARG names an impossible option. */
-vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
+vptq_status vptq_cli_calibrate_take(const vptq_cli *cli, const vptq_cli_calibrate *c,
                                     vptq_calibrate_options *o, double *factor,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 

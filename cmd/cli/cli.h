@@ -65,12 +65,9 @@ typedef enum {
     CLI_COUNT    /* int *: number of times it was given */
 } vptq_cli_type;
 
-/* Default of a CLI_U64 option that the library chooses: help shows no number. */
+/* Default of a CLI_U64 option that the library chooses: help shows no number.  It can be given,
+ * too: vptq_cli_or_zero tells which. */
 #define CLI_UNSET UINT64_MAX
-static inline uint64_t vptq_cli_or_zero(uint64_t x)
-{
-    return x == CLI_UNSET ? 0 : x;
-}
 
 #define CLI_WINDOW_DEFAULT "(default: 2048, or the model's context if that is shorter)"
 
@@ -156,6 +153,11 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
 /* Tells whether an option of the command's own table was given. */
 bool vptq_cli_given(const vptq_cli *cli, const char *name);
+/* The value `x` of an option whose default is CLI_UNSET; 0 if it was not given. */
+static inline uint64_t vptq_cli_or_zero(const vptq_cli *cli, const char *name, uint64_t x)
+{
+    return vptq_cli_given(cli, name) ? x : 0;
+}
 /* Writes the options that were given, also those from a file, as a file for CLI_CONFIG; without
  * --force and the option `name` itself. */
 vptq_status vptq_cli_save_config(const vptq_cli *cli, const char *name, const char *path,

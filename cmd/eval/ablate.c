@@ -80,7 +80,7 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
         .given_count = c->set.count + 1,
         .ppl = {.corpus =
                     vptq_cli_corpus(&c->texts, &c->tokens, c->text_rows, c->calibrate.lossy),
-                .context = vptq_cli_or_zero(c->context),
+                .context = vptq_cli_or_zero(cli, "context", c->context),
                 .windows = c->windows,
                 .stride = c->stride,
                 .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ},
@@ -98,8 +98,8 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
     snprintf(c->seed, sizeof c->seed, "%" PRIu64, cli->common.seed);
     c->given[0] = (vptq_setting_text){"seed", c->seed};
     if (vptq_cli_calibrate_given(&c->calibrate))
-        VPTQ_CHECK(vptq_cli_calibrate_take(&c->calibrate, cli->common.seed,
-                                           &o->collect.calibrate, &o->collect.factor, err));
+        VPTQ_CHECK(vptq_cli_calibrate_take(cli, &c->calibrate, &o->collect.calibrate,
+                                           &o->collect.factor, err));
     return VPTQ_OK;
 }
 

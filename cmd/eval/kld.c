@@ -70,7 +70,7 @@ static int run_kld(vptq_cli *cli, void *arg)
     const bool recorded = c->base_file != NULL;
     vptq_kld_options opt = {
         .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows, c->lossy),
-        .context = vptq_cli_or_zero(c->context),
+        .context = vptq_cli_or_zero(cli, "context", c->context),
         .windows = c->windows,
         .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
         .base_file = c->base_file,

@@ -84,7 +84,7 @@ static int run_ppl(vptq_cli *cli, void *arg)
         .join = c->join,
         .documents = c->documents,
         .document_limit = c->document_limit,
-        .context = vptq_cli_or_zero(c->context),
+        .context = vptq_cli_or_zero(cli, "context", c->context),
         .windows = c->windows,
         .stride = c->stride,
         .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,

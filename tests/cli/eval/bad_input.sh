@@ -45,6 +45,8 @@ bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text --docume
 echo 'One day.' >short
 bad 1 "short: the text has [0-9]* tokens, one window needs 512" \
     ppl -m "$model" --text short -q
+bad 1 "short: the text has [0-9]* tokens, one window needs 18446744073709551615" \
+    ppl -m "$model" --text short --context 18446744073709551615 -q
 bad 1 "short: none of 1 documents has between 2 and 3 tokens" \
     ppl -m "$model" --text short --documents x --context 3 -q
 bad 2 "empty" ppl -m "$model" --text short --documents '' -q

@@ -15,6 +15,7 @@ expect_error 2 "weights does not go with --export" "$BIN/vptq-hessian" --export 
 expect_error 1 "no-such-text" run -c no-such-text -o x
 echo "One day" > short.txt
 expect_error 1 "short.txt: the text has .* 256$" run -c short.txt -o x -l 256
+expect_error 1 "short.txt: the text has .* 18446744073709551615$" run -c short.txt -o x -l 18446744073709551615
 printf 'abc' > odd.i32
 expect_error 1 "odd.i32" run --tokens odd.i32 -o x -l 16
 printf '\377\377\377\177%.0s' $(seq 64) > outside.i32
