@@ -72,6 +72,10 @@ vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input in
                                   vptq_mem *mem, vptq_hessian_file *h,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Fails as that if the file of an input, or of a term by vptq_term_name, is missing. */
+vptq_status vptq_hessian_dir_find(const char *dir, uint32_t layer, const char *input,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Mixes a term into a Hessian. */
 typedef struct vptq_hessian_mix {
     vptq_token_weights kind; /* of the directory */

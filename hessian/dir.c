@@ -193,7 +193,7 @@ vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t lay
     return vptq_path_join(path, 4096, dir, name, err);
 }
 
-/* path = its file, which exists. */
+/* Sets `path` to its file.  Fails if that is missing. */
 static vptq_status find_entry(const vptq_hessian_entry *s, char path[4096], vptq_err *err)
 {
     VPTQ_CHECK(vptq_hessian_dir_file(path, s->dir, s->layer, s->input, err));
@@ -205,23 +205,28 @@ static vptq_status find_entry(const vptq_hessian_entry *s, char path[4096], vptq
                      s->dir, s->layer, s->input, vptq_path_base(path));
 }
 
+vptq_status vptq_hessian_dir_find(const char *dir, uint32_t layer, const char *input,
+                                  vptq_err *err)
+{
+    char path[4096];
+    return find_entry(&(vptq_hessian_entry){.dir = dir, .layer = layer, .input = input}, path,
+                      err);
+}
+
 vptq_status vptq_hessian_dir_check_files(const char *dir, const vptq_hessian_dir *h,
                                          vptq_err *err)
 {
-    char path[4096];
     for (uint32_t layer = h->first_layer; layer <= h->last_layer; layer++) {
         for (int i = 0; i < vptq_input_count(&h->experts); i++) {
             const vptq_short_name name = vptq_input_name(i);
-            const vptq_hessian_entry e = {.dir = dir, .layer = layer, .input = name.text};
             if (vptq_input_exists(&h->experts, layer, i))
-                VPTQ_CHECK(find_entry(&e, path, err));
+                VPTQ_CHECK(vptq_hessian_dir_find(dir, layer, name.text, err));
         }
         for (int i = 0; i < VPTQ_LINEAR_DENSE; i++) {
             const vptq_linear l = (vptq_linear)i;
-            const vptq_hessian_entry e = {dir, layer, vptq_term_name(h->weights, l),
-                                          h->weights};
             if (vptq_term_of(h->weights, l) == l)
-                VPTQ_CHECK(find_entry(&e, path, err));
+                VPTQ_CHECK(
+                    vptq_hessian_dir_find(dir, layer, vptq_term_name(h->weights, l), err));
         }
     }
     return VPTQ_OK;

@@ -324,15 +324,12 @@ vptq_status vptq_foreign_read_npy(const char *path, vptq_arena *arena, vptq_fore
 
 /* ---- imatrix ---- */
 
-vptq_status vptq_foreign_take_imatrix(const vptq_imatrix *im, const char *path, uint32_t layer,
-                                      vptq_input input, vptq_arena *arena, vptq_foreign *f,
-                                      vptq_err *err)
+vptq_status vptq_foreign_take_imatrix(const vptq_imatrix *im, uint32_t layer, vptq_input input,
+                                      vptq_arena *arena, vptq_foreign *f, vptq_err *err)
 {
     const vptq_imatrix_entry *e = vptq_imatrix_find(im, layer, input);
     *f = (vptq_foreign){.form = VPTQ_FOREIGN_IMATRIX};
-    if (!e)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: no entry for input %s of block %" PRIu32,
-                         path, vptq_input_name(input).text, layer);
+    VPTQ_BUG_IF(!e);
     f->n = e->n;
     f->tokens = e->tokens;
     f->diagonal = vptq_arena_alloc(arena, e->n, sizeof *f->diagonal, err);

@@ -24,9 +24,9 @@ vptq_status vptq_foreign_read_torch(vptq_device *dev, const char *path, vptq_are
 /* Reads a .npy file with a square symmetric matrix. */
 vptq_status vptq_foreign_read_npy(const char *path, vptq_arena *arena, vptq_foreign *f,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-/* Takes one input of a block from an imatrix; `path` is for messages. */
-vptq_status vptq_foreign_take_imatrix(const vptq_imatrix *im, const char *path, uint32_t layer,
-                                      vptq_input input, vptq_arena *arena, vptq_foreign *f,
+/* Takes one input of a block from an imatrix that has it. */
+vptq_status vptq_foreign_take_imatrix(const vptq_imatrix *im, uint32_t layer, vptq_input input,
+                                      vptq_arena *arena, vptq_foreign *f,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The inverse form adds this to the diagonal of H / mean(diag H) before it is inverted, as the

@@ -126,6 +126,19 @@ static vptq_status find_files(importer *im, vptq_err *err)
     return st ? st : check_files(im, err);
 }
 
+/* Fails unless the imatrix has all inputs of the layers. */
+static vptq_status check_entries(const importer *im, vptq_err *err)
+{
+    const vptq_hessian_dir *d = &im->made->dir;
+    for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++)
+        for (int i = 0; i < VPTQ_INPUT_DENSE; i++)
+            if (!vptq_imatrix_find(&im->imatrix, layer, (vptq_input)i))
+                return vptq_fail(err, VPTQ_E_FORMAT,
+                                 "%s: no entry for input %s of block %" PRIu32, im->from,
+                                 vptq_input_name((vptq_input)i).text, layer);
+    return VPTQ_OK;
+}
+
 static vptq_status find_entries(importer *im, vptq_err *err)
 {
     VPTQ_CHECK(vptq_imatrix_read(im->from, im->dev->ctx->mem, &im->imatrix, err));
@@ -139,7 +152,7 @@ static vptq_status find_entries(importer *im, vptq_err *err)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: the imatrix has no entry for a block (blk.0.attn_q.weight ..)",
                          im->from);
-    return VPTQ_OK;
+    return check_entries(im, err);
 }
 
 /* ---- importing them ---- */
@@ -149,7 +162,7 @@ static vptq_status read_one(importer *im, uint32_t layer, vptq_input input, vptq
 {
     char name[64], path[4096];
     if (!im->ending)
-        return vptq_foreign_take_imatrix(&im->imatrix, im->from, layer, input, arena, f, err);
+        return vptq_foreign_take_imatrix(&im->imatrix, layer, input, arena, f, err);
     vptq_foreign_name(name, layer, input, im->ending);
     VPTQ_CHECK(vptq_path_join(path, sizeof path, im->from, name, err));
     if (im->ending == endings[0])

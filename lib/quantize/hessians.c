@@ -188,6 +188,21 @@ vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_
     return VPTQ_OK;
 }
 
+vptq_status vptq_hessian_source_find(const vptq_hessian_source *s, uint32_t layer,
+                                     vptq_input input, vptq_err *err)
+{
+    const vptq_short_name name = vptq_input_name(input);
+    VPTQ_CHECK(vptq_hessian_dir_find(s->dir, layer, name.text, err));
+    for (int i = 0; s->kv_factor > 0 && i < VPTQ_LINEAR_DENSE; i++) {
+        const vptq_linear l = (vptq_linear)i;
+        if (vptq_linear_input(l) == input && vptq_term_of(s->weights, l) == l)
+            VPTQ_CHECK(
+                vptq_hessian_dir_find(s->dir, layer, vptq_term_name(s->weights, l), err));
+    }
+    return s->held_out_dir[0] ? vptq_hessian_dir_find(s->held_out_dir, layer, name.text, err)
+                              : VPTQ_OK;
+}
+
 void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input)
 {
     input->lower = h->plain;

@@ -69,6 +69,10 @@ typedef struct vptq_hessian_source_options {
 vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_mem *mem,
                                      vptq_hessian_source *s, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Of a directory: fails as loading the input would if one of its files is missing. */
+vptq_status vptq_hessian_source_find(const vptq_hessian_source *s, uint32_t layer,
+                                     vptq_input input, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Sets h->output for the linear layers that read `input`. */
 void vptq_hessians_set_outputs(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                                vptq_input_hessians *h);

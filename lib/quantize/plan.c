@@ -231,7 +231,7 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
 {
     char path[PATH_MAX];
     const bool folds = vptq_fold_applies(q, layer); /* which reads all of them */
-    *needed = q->opt->force || vptq_allocate_measures(q);
+    *needed = q->opt->force || !q->opt->work || vptq_allocate_measures(q);
     for (int l = 0; l < vptq_linear_count(q->model.desc) && !*needed; l++) {
         if (!vptq_linear_exists(q->model.desc, layer, l))
             continue;
@@ -244,7 +244,7 @@ static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input
 }
 
 /* Reads the Hessians that the run needs, so that a missing or damaged one is found now, not
- * after hours. */
+ * after hours.  A dry run, which takes seconds, only finds missing ones. */
 static vptq_status check_hessians(const vptq_quantizer *q, uint32_t first, uint32_t last,
                                   vptq_err *err)
 {
@@ -258,6 +258,9 @@ static vptq_status check_hessians(const vptq_quantizer *q, uint32_t first, uint3
             VPTQ_CHECK(vptq_check_cancel(q->dev->ctx, err));
             VPTQ_CHECK(is_needed(q, layer, (vptq_input)i, &needed, err));
             if (!needed || !vptq_input_exists(&q->model.desc->experts, layer, i))
+                continue;
+            VPTQ_CHECK(vptq_hessian_source_find(&q->hessians, layer, (vptq_input)i, err));
+            if (q->opt->dry_run)
                 continue;
             VPTQ_CHECK(q->hessians.load(&q->hessians, layer, (vptq_input)i, columns, &h, err));
             const bool lacks = vptq_fold_applies(q, layer) && !h.abs_mean;
@@ -317,11 +320,9 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
                                            .last_layer = last},
             q->dev->ctx->mem, &q->hessians, err));
     warn_hessians(q);
-    if (o->dry_run)
-        return VPTQ_OK;
-    if (o->calibrate)
-        return o->calibrate->sequential ? check_earlier(q, err) : VPTQ_OK;
-    return check_hessians(q, first, last, err);
+    if (!o->calibrate)
+        return check_hessians(q, first, last, err);
+    return o->calibrate->sequential && !o->dry_run ? check_earlier(q, err) : VPTQ_OK;
 }
 
 /* ---- codebooks ---- */

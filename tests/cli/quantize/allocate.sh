@@ -96,6 +96,9 @@ cp -r h holes
 rm holes/layer_004_down.safetensors
 expect_error 1 "'holes' has no hessian of layer 4 input down" quantize -o few -b 3 "${kl[@]}" -H holes --layers 0-0
 [ ! -e few ] || fail "measured without a Hessian: $(ls few)"
+# A plan finds missing ones, as far as the run will need them.
+expect_sentence 1 "'holes' has no hessian of layer 4 input down" quantize -o few -v 4 -k 16 -H holes --dry-run
+quantize -o few -v 4 -k 16 -H holes --layers 0-3 --dry-run > out.txt
 
 # Killed while measuring: the same bytes in the end, for any thread count.
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -o killed -b 3 "${kl[@]}" -t 1 -q >/dev/null &

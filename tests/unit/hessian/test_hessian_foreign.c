@@ -407,6 +407,16 @@ static void test_bad_imatrix(void **state)
     vtest_write_file(path, fine, sizeof fine);
     assert_fails(vptq_hessian_import(&none, path, to, false, &made, &err), VPTQ_E_FORMAT, &err,
                  "the imatrix has no entry for a block");
+
+    /* a missing entry is found before anything is written */
+    unsigned char one[64] = {1, 0, 0, 0, 19, 0, 0, 0};
+    const int32_t rest[] = {1, 1, 0x40000000};
+    memcpy(one + 8, "blk.0.attn_q.weight", 19);
+    memcpy(one + 27, rest, sizeof rest);
+    vtest_write_file(path, one, 27 + sizeof rest);
+    vtest_write_file(to, "", 0);
+    assert_fails(vptq_hessian_import(&none, path, to, false, &made, &err), VPTQ_E_FORMAT, &err,
+                 "imatrix.dat: no entry for input o of block 0");
 }
 
 /* A sum whose shape differs from that of its sum of squares, with the same number of
