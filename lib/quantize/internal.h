@@ -88,11 +88,14 @@ static inline uint32_t vptq_widest_input(const vptq_model_desc *d)
 
 /* Opens the model, makes the table of settings and checks it. */
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Opens the source of Hessians.  Warns if it has few tokens or only diagonals. */
+/* Opens the source of Hessians. */
 vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Checks that all weights the run needs are finite: VPTQ_E_NUMERIC with tensor, row and column.
  */
 vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+/* Warns of what packing would refuse, which a work directory may keep, and of Hessians with few
+ * tokens or only diagonals: after the errors, before the work. */
+void vptq_plan_warn(const vptq_quantizer *q);
 /* Rejects impossible settings.  Warns of codebooks larger than their training data. */
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 

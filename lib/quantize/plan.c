@@ -52,15 +52,6 @@ static vptq_allocate_mode resolve_allocate(const vptq_quantizer *q)
     return VPTQ_ALLOCATE_PROXY;
 }
 
-/* An error if the run packs, else a warning: a work directory may keep what packing refuses. */
-static vptq_status refuse_packing(const vptq_quantizer *q, const char *text, vptq_err *err)
-{
-    if (q->opt->packs)
-        return vptq_fail(err, VPTQ_E_ARG, "%s", text);
-    vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s", text);
-    return VPTQ_OK;
-}
-
 /* Finds methods whose matrices no packed model holds together. */
 static vptq_status check_codes(const vptq_quantizer *q, vptq_err *err)
 {
@@ -77,7 +68,7 @@ static vptq_status check_codes(const vptq_quantizer *q, vptq_err *err)
         }
     const bool dir = q->opt->packs && q->opt->packs_dir;
     return vptq_code_counts_check(&n, dir, q->opt->model, &why)
-               ? refuse_packing(q, why.text, err)
+               ? vptq_fail(err, VPTQ_E_ARG, "%s", why.text)
                : VPTQ_OK;
 }
 
@@ -85,7 +76,7 @@ static vptq_status check_codes(const vptq_quantizer *q, vptq_err *err)
 static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
 {
     const vptq_model_desc *d = q->model.desc;
-    char name[VPTQ_NAME_MAX], text[VPTQ_NAME_MAX + 192];
+    char name[VPTQ_NAME_MAX];
     uint32_t out, in, columns = 0, group = 0;
     size_t count = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
@@ -103,11 +94,11 @@ static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
         }
     if (!count)
         return VPTQ_OK;
-    snprintf(text, sizeof text,
-             "%s: group_size is %u, which does not divide %u columns (%zu such matrices), so "
-             "that they cannot be packed; --fit-groups true takes groups that divide",
-             name, group, columns, count);
-    return refuse_packing(q, text, err);
+    return vptq_fail(
+        err, VPTQ_E_ARG,
+        "%s: group_size is %u, which does not divide %u columns (%zu such matrices), so that "
+        "they cannot be packed; --fit-groups true takes groups that divide",
+        name, group, columns, count);
 }
 
 /* Rejects models and calibrations that the scales of columns do not go with. */
@@ -197,8 +188,10 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     VPTQ_CHECK(resolve_settings(q, err));
     /* finds errors in settings that allocation does not change before it spends time */
     VPTQ_CHECK(vptq_settings_check(d, q->matrix, err));
-    VPTQ_CHECK(check_codes(q, err));
-    VPTQ_CHECK(check_groups(q, err));
+    if (o->packs) {
+        VPTQ_CHECK(check_codes(q, err));
+        VPTQ_CHECK(check_groups(q, err));
+    }
     VPTQ_CHECK(check_folds(q, err));
     return o->tune ? check_tuning(q, err) : VPTQ_OK;
 }
@@ -295,6 +288,16 @@ static vptq_status check_earlier(const vptq_quantizer *q, vptq_err *err)
     return VPTQ_OK;
 }
 
+void vptq_plan_warn(const vptq_quantizer *q)
+{
+    vptq_err why;
+    if (!q->opt->packs && check_codes(q, &why))
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s", why.text);
+    if (!q->opt->packs && check_groups(q, &why))
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s", why.text);
+    warn_hessians(q);
+}
+
 vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
@@ -319,7 +322,6 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
                                            .first_layer = first,
                                            .last_layer = last},
             q->dev->ctx->mem, &q->hessians, err));
-    warn_hessians(q);
     if (!o->calibrate)
         return check_hessians(q, first, last, err);
     return o->calibrate->sequential && !o->dry_run ? check_earlier(q, err) : VPTQ_OK;

@@ -437,6 +437,7 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     if (!opt->dry_run || vptq_allocate_measures(&q))
         VPTQ_TRY(vptq_plan_weights(&q, err));
     VPTQ_TRY(vptq_plan_plain(&q, err));
+    vptq_plan_warn(&q);
     if (opt->bits > 0)
         VPTQ_TRY(vptq_plan_allocate(&q, err));
     VPTQ_TRY(vptq_plan_check(&q, err));

@@ -80,8 +80,8 @@ expect_error 2 "--sequential needs a calibration text (-c TEXT) and no -H" \
 refused() { # STATUS MESSAGE OPTION..
     local status=$1 message=$2
     shift 2
-    expect_error "$status" "$message" "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -q -o new "$@"
-    expect_error "$status" "$message" "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -q -o new --dry-run "$@"
+    expect_sentence "$status" "$message" "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -q -o new "$@"
+    expect_sentence "$status" "$message" "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -q -o new --dry-run "$@"
 }
 for method in rtn gptq gptvq db-llm sparse; do
     refused 2 "layers.0.self_attn.q_proj: method is $method (35 matrices of other methods than vptq), which cannot be tuned$" \
@@ -90,6 +90,8 @@ done
 echo '{"rules": [{"match": "v_proj", "settings": {"method": "gptq"}}]}' >gptq.json
 refused 2 "layers.0.self_attn.v_proj: method is gptq (5 matrices of other methods than vptq), which cannot be tuned$" \
     "${light[@]}" --recipe gptq.json --tune layer -c "$text"
+# without a warning of groups that cannot be packed
+refused 2 "cannot be tuned$" --method gptq --group-size 32 --tune e2e -c "$text"
 head -c 300 "$text" >short.txt
 refused 1 "short.txt: the text has [0-9]* tokens, one window needs 512" "${light[@]}" --tune e2e -c short.txt
 refused 1 "has [0-9]* windows of 512 tokens: too few for 17 held out and 4000 of a step" \
