@@ -228,15 +228,17 @@ static vptq_status predict(vptq_ctx *ctx, const vptq_quantize_options *opt,
     return st;
 }
 
-/* Computes the digest of a finished work directory.  A model that packing will refuse, as for
- * a number that its type cannot hold, has none: the matrices are finished all the same. */
+/* Computes the digest of a finished work directory, packed with the types of `pack` (NULL = its
+ * own).  A model that packing will refuse, as for a number that its type cannot hold, has none:
+ * the matrices are finished all the same. */
 static vptq_status add_digest(const vptq_ctx *ctx, const char *work,
                               const vptq_checkpoint_options *open,
-                              char digest[VPTQ_DIGEST_SIZE], vptq_err *err)
+                              const vptq_pack_options *pack, char digest[VPTQ_DIGEST_SIZE],
+                              vptq_err *err)
 {
     vptq_digest_result r;
     vptq_err why = {0};
-    const vptq_status st = vptq_digest_model(ctx, work, open, &r, &why);
+    const vptq_status st = vptq_digest_model(ctx, work, open, pack, &r, &why);
     if (st && !vptq_checkpoint_is_fault(st))
         return vptq_fail(err, st, "%s", why.text);
     if (st)
@@ -249,11 +251,12 @@ static vptq_status add_digest(const vptq_ctx *ctx, const char *work,
 /* As add_digest of rank 0, on all ranks. */
 static vptq_status share_digest(const vptq_ctx *ctx, const char *work,
                                 const vptq_checkpoint_options *open,
-                                char digest[VPTQ_DIGEST_SIZE], vptq_err *err)
+                                const vptq_pack_options *pack, char digest[VPTQ_DIGEST_SIZE],
+                                vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     if (vptq_comm_rank(ctx) == 0)
-        st = add_digest(ctx, work, open, digest, err);
+        st = add_digest(ctx, work, open, pack, digest, err);
     VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
     return vptq_comm_broadcast(ctx, 0, digest, VPTQ_DIGEST_SIZE, err);
 }
@@ -271,8 +274,8 @@ static vptq_status find_stage(const vptq_ctx *ctx, const vptq_quantize_options *
 }
 
 static vptq_status quantize_only(vptq_ctx *ctx, const vptq_quantize_options *opt,
-                                 const vptq_output *out, vptq_quantize_result *result,
-                                 vptq_err *err)
+                                 const vptq_pack_options *pack, const vptq_output *out,
+                                 vptq_quantize_result *result, vptq_err *err)
 {
     vptq_device *dev;
     const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
@@ -280,33 +283,49 @@ static vptq_status quantize_only(vptq_ctx *ctx, const vptq_quantize_options *opt
     VPTQ_CHECK(vptq_quantize_report(dev, opt, out, result, err));
     if (opt->dry_run)
         return VPTQ_OK;
-    VPTQ_CHECK(share_digest(ctx, opt->work, &open, result->digest, err));
+    VPTQ_CHECK(share_digest(ctx, opt->work, &open, pack, result->digest, err));
     return vptq_quantize_report_end(opt, result, out, err);
+}
+
+static vptq_status tune(vptq_ctx *ctx, const vptq_tune_options *opt,
+                        const vptq_pack_options *pack, const vptq_output *out,
+                        vptq_tune_result *result, vptq_err *err)
+{
+    vptq_device *dev;
+    vptq_tune_result own;
+    const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
+    if (!result)
+        result = &own;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    VPTQ_CHECK(vptq_tune_report(dev, opt, out, result, err));
+    VPTQ_CHECK(share_digest(ctx, opt->work, &open, pack, result->digest, err));
+    return vptq_tune_report_end(opt, result, out, err);
 }
 
 /* Two runs: quantizes into work/untuned, and tunes that to `work`. */
 static vptq_status quantize_and_tune(vptq_ctx *ctx, const vptq_quantize_options *opt,
-                                     const vptq_output *out, vptq_quantize_result *result,
-                                     vptq_err *err)
+                                     const vptq_pack_options *pack, const vptq_output *out,
+                                     vptq_quantize_result *result, vptq_err *err)
 {
     char untuned[PATH_MAX];
     vptq_tune_result tuned;
     vptq_quantize_options quantize = *opt;
-    vptq_tune_options tune = *opt->tune;
+    vptq_tune_options second = *opt->tune;
     VPTQ_CHECK(vptq_comm_agree(ctx, find_stage(ctx, opt, untuned, err), err));
-    quantize.work = tune.from = untuned;
-    tune.model = opt->model;
-    tune.work = opt->work;
-    tune.tokenizer = opt->tokenizer;
-    tune.force = opt->force;
-    VPTQ_CHECK(quantize_only(ctx, &quantize, out, result, err));
-    VPTQ_CHECK(vptq_tune(ctx, &tune, out, &tuned, err));
+    quantize.work = second.from = untuned;
+    second.model = opt->model;
+    second.work = opt->work;
+    second.tokenizer = opt->tokenizer;
+    second.force = opt->force;
+    VPTQ_CHECK(quantize_only(ctx, &quantize, pack, out, result, err));
+    VPTQ_CHECK(tune(ctx, &second, pack, out, &tuned, err));
     memcpy(result->digest, tuned.digest, sizeof tuned.digest);
     return VPTQ_OK;
 }
 
-vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
-                          const vptq_output *out, vptq_quantize_result *result, vptq_err *err)
+vptq_status vptq_quantize_to_pack(vptq_ctx *ctx, const vptq_quantize_options *opt,
+                                  const vptq_pack_options *pack, const vptq_output *out,
+                                  vptq_quantize_result *result, vptq_err *err)
 {
     vptq_quantize_result own;
     const vptq_encoder_settings best = vptq_encoder_defaults();
@@ -321,10 +340,16 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
     if (!result)
         result = &own;
     if (o.tune && !o.dry_run)
-        return quantize_and_tune(ctx, &o, out, result, err);
+        return quantize_and_tune(ctx, &o, pack, out, result, err);
     if (o.dry_run && o.predict)
         return predict(ctx, &o, out, result, err);
-    return quantize_only(ctx, &o, out, result, err);
+    return quantize_only(ctx, &o, pack, out, result, err);
+}
+
+vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
+                          const vptq_output *out, vptq_quantize_result *result, vptq_err *err)
+{
+    return vptq_quantize_to_pack(ctx, opt, NULL, out, result, err);
 }
 
 /* ---- Tuning ----------------------------------------------------------------------------- */
@@ -332,15 +357,7 @@ vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
 vptq_status vptq_tune(vptq_ctx *ctx, const vptq_tune_options *opt, const vptq_output *out,
                       vptq_tune_result *result, vptq_err *err)
 {
-    vptq_device *dev;
-    vptq_tune_result own;
-    const vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->model};
-    if (!result)
-        result = &own;
-    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
-    VPTQ_CHECK(vptq_tune_report(dev, opt, out, result, err));
-    VPTQ_CHECK(share_digest(ctx, opt->work, &open, result->digest, err));
-    return vptq_tune_report_end(opt, result, out, err);
+    return tune(ctx, opt, NULL, out, result, err);
 }
 
 /* ---- Output ----------------------------------------------------------------------------- */

@@ -388,8 +388,8 @@ typedef struct vptq_quantize_options {
     const char *recipe;            /* JSON rules that override them per matrix; NULL = none */
     double bits; /* budget per weight: chooses v, k, k_res where no recipe does; 0 = none */
     vptq_budget budget;
-    vptq_dtype embeddings; /* VPTQ_BUDGET_FILE: in which vptq_pack will store embedding and
-                              head; other plain tensors take 16 bits */
+    vptq_dtype embeddings; /* VPTQ_BUDGET_FILE, `packs`: in which vptq_pack will store
+                              embedding and head; other plain tensors take 16 bits */
     vptq_allocate_mode allocate;
     const vptq_corpus_options *allocate_text; /* of KL and AUTO; not the evaluation text */
     size_t allocate_windows, allocate_length; /* of it, and tokens of each; e.g. 2, 512 */

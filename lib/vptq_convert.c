@@ -103,12 +103,6 @@ static vptq_status add_calibration(vptq_buf *b, const vptq_quantize_options *q, 
     return vptq_buf_printf(b, err, "%s |\n", c->sequential ? ", layer after layer" : "");
 }
 
-/* Whether packing stores the types that the digest of the work directory has. */
-static bool packs_by_default(const vptq_pack_options *o)
-{
-    return o->dtype == VPTQ_DTYPE_COUNT && o->embeddings == VPTQ_DTYPE_COUNT;
-}
-
 static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize_options *q,
                               const vptq_quantize_result *r, vptq_buf *b, vptq_err *err)
 {
@@ -129,7 +123,7 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
                                name, r->bits_per_weight, name, r->matrices, r->bits_per_weight,
                                q->tune ? " before tuning" : "", r->mean_loss));
     VPTQ_CHECK(add_calibration(b, q, err));
-    if (*r->digest && packs_by_default(o->pack))
+    if (*r->digest)
         VPTQ_CHECK(vptq_buf_printf(b, err, VPTQ_CARD_DIGEST "%s` |\n", r->digest));
     VPTQ_CHECK(vptq_buf_printf(b, err, "| license of the original | %s |\n",
                                *license ? license : "not found next to its weights"));
@@ -175,7 +169,7 @@ static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
     vptq_quantize_result r;
     vptq_buf card;
     vptq_buf_init(&card, ctx->mem);
-    VPTQ_TRY(vptq_quantize(ctx, quantize, out, &r, err));
+    VPTQ_TRY(vptq_quantize_to_pack(ctx, quantize, pack, out, &r, err));
     if (vptq_comm_rank(ctx)) /* only the first packs */
         goto out;
     VPTQ_TRY(write_card(opt, quantize, &r, &card, err));
@@ -205,6 +199,8 @@ vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt, const v
     quantize.force = pack.force;
     quantize.packs = true;
     quantize.packs_dir = pack.form == VPTQ_PACK_HF;
+    if (pack.embeddings != VPTQ_DTYPE_COUNT)
+        quantize.embeddings = pack.embeddings;
     if (!pack.tokenizer)
         pack.tokenizer = quantize.tokenizer;
     VPTQ_CHECK(vptq_pack_check_output(ctx, quantize.model, &pack, err));

@@ -51,7 +51,7 @@ vptq_status vptq_digest(const vptq_ctx *ctx, const char *path, const vptq_model_
     vptq_digest_result r;
     const vptq_checkpoint_options opt = vptq_model_checkpoint_options(open);
     VPTQ_CHECK(vptq_pack_check_work(path, opt.base, opt.partial, err));
-    VPTQ_CHECK(vptq_digest_model(ctx, path, &opt, &r, err));
+    VPTQ_CHECK(vptq_digest_model(ctx, path, &opt, NULL, &r, err));
     if (!*r.digest)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: %u of %u matrices are quantized; a digest needs all of them",

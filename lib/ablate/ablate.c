@@ -122,6 +122,7 @@ static vptq_quantize_options quantize_options(const vptq_ablation *a,
                                    .settings = &row->settings,
                                    .recipe = row->recipe,
                                    .bits = row->bits,
+                                   .embeddings = VPTQ_F16,
                                    .allocate = row->allocate,
                                    .first_layer = c->first_layer,
                                    .last_layer = c->last_layer,
@@ -248,7 +249,7 @@ static vptq_status pack_row(vptq_ablate_job *m, vptq_err *err)
                                  .force = true};
     VPTQ_CHECK(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
     const vptq_checkpoint_options quiet = {.quiet = true};
-    VPTQ_CHECK(vptq_digest_model(m->a->dev->ctx, m->packed, &quiet, &d, err));
+    VPTQ_CHECK(vptq_digest_model(m->a->dev->ctx, m->packed, &quiet, NULL, &d, err));
     if (json_object_set_new(m->doc, "packed_bytes", json_integer((json_int_t)r.bytes)) ||
         json_object_set_new(m->doc, "digest", json_string(d.digest)) ||
         !vptq_ablate_set_real(m->doc, "bits_per_weight", m->result->bits_per_weight) ||

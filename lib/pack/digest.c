@@ -184,7 +184,8 @@ static bool has_int8(const vptq_checkpoint *c)
 }
 
 vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
-                              const vptq_checkpoint_options *open, vptq_digest_result *r,
+                              const vptq_checkpoint_options *open,
+                              const vptq_pack_options *pack, vptq_digest_result *r,
                               vptq_err *err)
 {
     vptq_model model;
@@ -206,7 +207,7 @@ vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
                        "directory",
                        c->path, vptq_checkpoint_kind_name(c->kind));
     else if (r->matrices == r->all_matrices)
-        st = vptq_digest_portable(ctx, c, r, err);
+        st = vptq_digest_packing(ctx, c, c->kind == VPTQ_CKPT_WORK ? pack : NULL, r, err);
     vptq_model_release(&model);
     return st;
 }

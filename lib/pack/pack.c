@@ -604,17 +604,18 @@ vptq_status vptq_pack_check_output(const vptq_ctx *ctx, const char *model,
     return VPTQ_OK;
 }
 
-vptq_status vptq_digest_portable(const vptq_ctx *ctx, const vptq_checkpoint *c,
-                                 vptq_digest_result *r, vptq_err *err)
+vptq_status vptq_digest_packing(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                const vptq_pack_options *opt, vptq_digest_result *r,
+                                vptq_err *err)
 {
-    const vptq_pack_options as_quantized = {
+    const vptq_pack_options types = {
         .form = VPTQ_PACK_ARCHIVE, /* takes plain tensors of any type */
-        .dtype = VPTQ_DTYPE_COUNT,
-        .embeddings = VPTQ_DTYPE_COUNT};
+        .dtype = opt ? opt->dtype : VPTQ_DTYPE_COUNT,
+        .embeddings = opt ? opt->embeddings : VPTQ_DTYPE_COUNT};
     uint32_t plain = 0;
     vptq_package out;
     packing p;
-    packing_init(&p, ctx, c, &as_quantized, &out, "digest");
+    packing_init(&p, ctx, c, &types, &out, "digest");
     vptq_status st = list_tensors(&p, &plain, err);
     if (!st)
         st = vptq_package_digest(&out, p.matrices, c->quantized_count, r, err);

@@ -60,10 +60,12 @@ typedef struct vptq_digest_result {
     uint32_t tensors;                /* of the packed model, without a copied head */
 } vptq_digest_result;
 
-/* As vptq_digest, without a report.  The digest of a work directory in which matrices are
- * missing is "".  `open` may be NULL. */
+/* As vptq_digest, without a report.  The digest of a work directory is that of what packing
+ * with the types of `pack` (NULL = its own) writes, and "" while matrices are missing.  `open`
+ * may be NULL. */
 vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
-                              const vptq_checkpoint_options *open, vptq_digest_result *r,
+                              const vptq_checkpoint_options *open,
+                              const vptq_pack_options *pack, vptq_digest_result *r,
                               vptq_err *err) VPTQ_MUST_CHECK;
 
 typedef struct vptq_list_row {

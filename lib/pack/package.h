@@ -62,7 +62,7 @@ typedef struct vptq_package {
     size_t count, cap;
     vptq_package_file files[VPTQ_PACKAGE_MAX_FILES];
     size_t file_count;
-    uint64_t bytes;         /* of all tensors and files */
+    uint64_t bytes; /* of all tensors and files */
     bool keeps_digest;      /* the tensors are those of `from`, as it stores them */
     vptq_package_fill fill; /* set by the caller before writing */
     void *fill_arg;
@@ -141,9 +141,10 @@ vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool f
 vptq_status vptq_package_digest(const vptq_package *o, const vptq_packed_matrix *matrices,
                                 size_t count, vptq_digest_result *r,
                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* Digest of what packing into the published layout writes by default. */
-vptq_status vptq_digest_portable(const vptq_ctx *ctx, const vptq_checkpoint *c,
-                                 vptq_digest_result *r, vptq_err *err) VPTQ_MUST_CHECK;
+/* Digest of what packing with the types of `opt` writes; NULL = those of the model. */
+vptq_status vptq_digest_packing(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                const vptq_pack_options *opt, vptq_digest_result *r,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 /* VPTQ_E_ARG for a type that embedding and output head cannot be stored as. */
 vptq_status vptq_package_check_embeddings(const vptq_pack_options *opt,

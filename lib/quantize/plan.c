@@ -550,8 +550,9 @@ vptq_status vptq_plan_plain(vptq_quantizer *q, vptq_err *err)
     const vptq_model *m = &q->model;
     const vptq_tensor_set *set = &m->ckpt.set;
     const bool file = q->opt->budget == VPTQ_BUDGET_FILE;
-    const vptq_dtype type = file ? q->opt->embeddings : VPTQ_F16;
-    if (file && !vptq_is_embedding_type(type))
+    const bool packed = file || q->opt->packs;
+    const vptq_dtype type = packed ? q->opt->embeddings : VPTQ_F16;
+    if (packed && !vptq_is_embedding_type(type))
         return vptq_fail(err, VPTQ_E_ARG,
                          "embeddings of type %d, expected F16, BF16, F32, Q8_0 or Q6_K",
                          (int)type);

@@ -31,6 +31,9 @@ run -c "$text" -n 4 -l 128 -o out.vptq --format json > run.json
 [ ! -e out.vptq.work ] || fail "out.vptq.work was left"
 expect_near "$(stat -c %s out.vptq)" "$(totals packed_bytes)" 0.15
 expect_number "$(totals disk_needed_bytes)" '>' "$(totals packed_bytes)"
+run -c "$text" -n 4 -l 128 -o q8.vptq --embeddings q8 --dry-run --format json > plan.json
+run -c "$text" -n 4 -l 128 -o q8.vptq --embeddings q8 --format json > run.json
+expect_near "$(stat -c %s q8.vptq)" "$(totals packed_bytes)" 0.15
 
 # What the time leaves out is said.
 "$BIN/vptq-quantize" -q -m "$hf" --dry-run > plan.txt

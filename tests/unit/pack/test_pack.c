@@ -538,7 +538,7 @@ static void test_digest_of_work(void **state)
     vtest_path(paths[1], sizeof paths[1], *state, "packed");
     vtest_path(paths[2], sizeof paths[2], *state, "a.vptq");
     make_work(paths[0], false);
-    assert_ok(vptq_digest_model(&ctx, paths[0], NULL, &r, &err), &err);
+    assert_ok(vptq_digest_model(&ctx, paths[0], NULL, NULL, &r, &err), &err);
     assert_string_equal(r.digest, "");
     assert_int_equal(r.matrices, 3);
     assert_int_equal(r.all_matrices, 14);
@@ -546,7 +546,7 @@ static void test_digest_of_work(void **state)
     assert_ok(pack(paths[0], paths[1], VPTQ_PACK_HF, NULL, &err), &err);
     assert_ok(pack(paths[0], paths[2], VPTQ_PACK_ARCHIVE, NULL, &err), &err);
     for (size_t i = 0; i < 3; i++) {
-        assert_ok(vptq_digest_model(&ctx, paths[i], NULL, &r, &err), &err);
+        assert_ok(vptq_digest_model(&ctx, paths[i], NULL, NULL, &r, &err), &err);
         assert_string_equal(r.digest, expected);
         assert_int_equal(r.matrices, 14);
         assert_int_equal(r.tensors, 68);
@@ -600,7 +600,7 @@ static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
         return vptq_list_model(&ctx, w->in, NULL, ignore_row, NULL, &bytes, &bits, err);
     case 5: {
         vptq_digest_result r;
-        return vptq_digest_model(&ctx, w->in, NULL, &r, err);
+        return vptq_digest_model(&ctx, w->in, NULL, NULL, &r, err);
     }
     default:
         break;

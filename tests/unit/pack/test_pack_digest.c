@@ -27,7 +27,7 @@ static void digest_of(const char *dir, vptq_digest_result *r)
 {
     vptq_err err = {0};
     vptq_ctx ctx = {.threads = 2};
-    assert_ok(vptq_digest_model(&ctx, dir, NULL, r, &err), &err);
+    assert_ok(vptq_digest_model(&ctx, dir, NULL, NULL, r, &err), &err);
 }
 
 static void test_known(void **state)
@@ -48,7 +48,7 @@ static void test_plain_model(void **state)
     vptq_ctx ctx = {.threads = 1};
     vptq_digest_result r;
     (void)state;
-    assert_fails(vptq_digest_model(&ctx, "tests/golden/tiny_llama3", NULL, &r, &err),
+    assert_fails(vptq_digest_model(&ctx, "tests/golden/tiny_llama3", NULL, NULL, &r, &err),
                  VPTQ_E_UNSUPPORTED, &err,
                  "tests/golden/tiny_llama3 is a Hugging Face directory, expected a packed "
                  "directory, an archive or a work directory");
