@@ -186,12 +186,32 @@ static bool is_own(const vptq_ctx *ctx, const char *dir, const char *name, char 
     return false;
 }
 
+/* Whether a model card of ours has another digest than the output.  The same types are not
+ * enough: packing also repairs. */
+static vptq_status check_card(const vptq_package *o, const char *card, size_t size, bool *wrong,
+                              vptq_err *err)
+{
+    static const char begin[] = VPTQ_CARD_DIGEST;
+    vptq_digest_result r;
+    const char *at = memmem(card, size, begin, strlen(begin));
+    *wrong = at && !o->same;
+    if (!at || !o->same)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_digest_packing(o->ctx, o->from, o->same, &r, err));
+    at += strlen(begin);
+    const size_t left = size - (size_t)(at - card), length = strlen(r.digest);
+    *wrong = left < length || memcmp(at, r.digest, length) != 0;
+    return VPTQ_OK;
+}
+
 /* Adds a file of the model, except a model card of ours whose digest is not the output's. */
 static vptq_status add_copy(vptq_package *o, const char *from, const char *name,
                             const char *data, size_t size, vptq_err *err)
 {
-    if (o->keeps_digest || strcmp(name, "README.md") != 0 ||
-        !memmem(data, size, VPTQ_CARD_DIGEST, strlen(VPTQ_CARD_DIGEST)))
+    bool wrong = false;
+    if (!strcmp(name, "README.md"))
+        VPTQ_CHECK(check_card(o, data, size, &wrong, err));
+    if (!wrong)
         return vptq_package_add_file(o, name, data, size, err);
     vptq_log(o->ctx, VPTQ_LOG_WARN,
              "%s: README.md is not copied: it has the digest of another form of the model",

@@ -501,7 +501,7 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
     VPTQ_TRY(add_config(p, opt->dtype, err));
     if (opt->card)
         VPTQ_TRY(vptq_package_add_file(o, "README.md", opt->card, strlen(opt->card), err));
-    o->keeps_digest = keeps_types(p);
+    o->same = keeps_types(p) ? opt : NULL;
     VPTQ_TRY(vptq_package_add_companions(o, p->c, opt->tokenizer,
                                          opt->dry_run ? NULL : opt->output, err));
     r->quantized = (uint32_t)(p->c->quantized_count + p->uniform_count + p->additive_count);

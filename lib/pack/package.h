@@ -63,7 +63,8 @@ typedef struct vptq_package {
     vptq_package_file files[VPTQ_PACKAGE_MAX_FILES];
     size_t file_count;
     uint64_t bytes; /* of all tensors and files */
-    bool keeps_digest;      /* the tensors are those of `from`, as it stores them */
+    /* of packing, if the output may have the digest of `from`; NULL = it has another or none */
+    const vptq_pack_options *same;
     vptq_package_fill fill; /* set by the caller before writing */
     void *fill_arg;
     /* of embedding and output head, and of linear layers; of the caller, who zeroed them; NULL

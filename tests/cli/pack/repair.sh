@@ -42,6 +42,18 @@ pack --repair algorithm_raw -o one.vptq --format json > out.json
 pack --check one.vptq > check.txt
 expect_line check.txt "^one.vptq: 0 errors, 0 warnings"
 
+# A model card with the digest of the old bytes is not copied; one with that of the output is.
+card() { echo "| digest | \`$(pack --digest "$1")\` |" > "$1/README.md"; }
+card algorithm_raw
+for out in anew anew.vptq; do
+    pack --repair algorithm_raw -o $out > out.txt 2> err.txt
+    expect_line err.txt "warning: algorithm_raw: README.md is not copied: it has the digest of another form of the model"
+done
+[ ! -e anew/README.md ] || fail "a card with another digest: $(cat anew/README.md)"
+card fixed
+pack --repair fixed -o kept > out.txt
+expect_same fixed/README.md kept/README.md
+
 # Inputs that cannot be repaired.
 expect_exit 2 "$BIN/vptq-pack" -q --repair --check fixed 2> err.txt
 expect_line err.txt "exclude each other"
