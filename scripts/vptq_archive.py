@@ -321,7 +321,7 @@ def list_entries(archive, as_json):
     for e in archive.entries:
         packed = sum(f[1] for f in archive.frames[e.first:e.first + e.frames])
         row = {"name": e.name, "kind": "tensor" if e.kind else "file", "dtype": e.dtype, "shape": list(e.shape), "bytes": e.size,
-               "packed_bytes": packed, "planes": e.planes, "frames": e.frames}
+               "archived_bytes": packed, "planes": e.planes, "frames": e.frames}
         if as_json:
             print(json.dumps(row))
         else:

@@ -231,6 +231,7 @@ static bool is_packed(const vptq_ablate_job *m)
 {
     const char *tokenizer = json_string_value(json_object_get(m->doc, "tokenizer"));
     return tokenizer && !strcmp(tokenizer, m->a->tokenizer) &&
+           json_is_integer(json_object_get(m->doc, "archive_bytes")) &&
            (!m->a->opt->keep_packed ||
             (json_is_true(json_object_get(m->doc, "kept")) && vptq_path_exists(m->packed)));
 }
@@ -250,7 +251,7 @@ static vptq_status pack_row(vptq_ablate_job *m, vptq_err *err)
     VPTQ_CHECK(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
     const vptq_checkpoint_options quiet = {.quiet = true};
     VPTQ_CHECK(vptq_digest_model(m->a->dev->ctx, m->packed, &quiet, NULL, &d, err));
-    if (json_object_set_new(m->doc, "packed_bytes", json_integer((json_int_t)r.bytes)) ||
+    if (json_object_set_new(m->doc, "archive_bytes", json_integer((json_int_t)r.bytes)) ||
         json_object_set_new(m->doc, "digest", json_string(d.digest)) ||
         !vptq_ablate_set_real(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
         !vptq_ablate_set_real(m->doc, "mean_loss", m->result->mean_loss) ||
@@ -284,7 +285,7 @@ static vptq_status run_original(vptq_ablate_job *m, vptq_err *err)
     const vptq_status st =
         vptq_checkpoint_fingerprint(&model.ckpt, m->a->dev->ctx, m->made_of, err);
     m->result->bits_per_weight = vptq_model_bits_per_weight(&model);
-    m->result->packed_bytes = 0;
+    m->result->archive_bytes = 0;
     m->result->mean_loss = m->result->mean_held_out = (double)NAN;
     vptq_model_release(&model);
     VPTQ_CHECK(st);
@@ -310,7 +311,8 @@ static vptq_status run_row(vptq_ablation *a, const vptq_ablate_row *row,
     if (!result->scores || !result->tasks)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(row->original ? run_original(&m, err) : run_quantized(&m, err));
-    result->packed_bytes = (uint64_t)json_integer_value(json_object_get(m.doc, "packed_bytes"));
+    result->archive_bytes =
+        (uint64_t)json_integer_value(json_object_get(m.doc, "archive_bytes"));
 out:
     json_decref(m.doc);
     if (st && st != VPTQ_E_CANCELLED)

@@ -52,13 +52,13 @@ typedef struct vptq_ablate_result {
     const vptq_ablate_row *row;
     double bits_per_weight;          /* every stored bit of the quantized matrices */
     double mean_loss, mean_held_out; /* proxy losses over matrices; NAN = none, or tuned */
-    uint64_t packed_bytes;
-    char digest[VPTQ_DIGEST_SIZE]; /* of the archive; "" of the original */
-    double seconds;                /* of quantizing and tuning */
-    double tokens_per_second;      /* decoded when served; NAN = not measured */
-    uint64_t peak_memory;          /* bytes when served; 0 = not measured */
-    vptq_ablate_score *scores;     /* [texts]; NULL in a dry run */
-    vptq_ablate_accuracy *tasks;   /* [tasks]; NULL in a dry run */
+    uint64_t archive_bytes;          /* 0 of the original */
+    char digest[VPTQ_DIGEST_SIZE];   /* of the archive; "" of the original */
+    double seconds;                  /* of quantizing and tuning */
+    double tokens_per_second;        /* decoded when served; NAN = not measured */
+    uint64_t peak_memory;            /* bytes when served; 0 = not measured */
+    vptq_ablate_score *scores;       /* [texts]; NULL in a dry run */
+    vptq_ablate_accuracy *tasks;     /* [tasks]; NULL in a dry run */
 } vptq_ablate_result;
 
 typedef struct vptq_ablate_report {

@@ -30,7 +30,7 @@ typedef struct table_row {
     double outliers, k_res, budget;
     uint32_t v0, k0, v, k, groups;
     double bits, loss, held_out, seconds, paper_bits, paper_ppl[2];
-    uint64_t packed_bytes, peak_memory;
+    uint64_t archive_bytes, peak_memory;
     double speed;
     const char *digest;
     double score[]; /* [texts] SCORE_COLUMNS, then [tasks] TASK_COLUMNS */
@@ -77,7 +77,7 @@ static const vptq_column settings_columns[] = {
 static const vptq_column result_columns[] = {
     FIGURE("mean_loss", "mean loss", loss, 5, 0),
     FIGURE("mean_held_out", "held-out loss", held_out, 5, HELD_OUT),
-    COUNT("packed_bytes", "archive bytes", packed_bytes, 0),
+    COUNT("archive_bytes", "archive bytes", archive_bytes, 0),
     FIGURE("seconds", NULL, seconds, 1, SECONDS),
     FIGURE("tokens_per_second", "tokens/s", speed, 1, SERVED),
     {.name = "peak_memory_bytes",
@@ -175,7 +175,7 @@ static void fill_row(table_row *t, const vptq_ablate_result *r, const vptq_ablat
                      .bits = r->bits_per_weight,
                      .loss = r->mean_loss,
                      .held_out = r->mean_held_out,
-                     .packed_bytes = r->packed_bytes,
+                     .archive_bytes = r->archive_bytes,
                      .digest = *r->digest ? r->digest : NULL,
                      .seconds = r->seconds > 0 ? r->seconds : (double)NAN,
                      .speed = r->tokens_per_second,

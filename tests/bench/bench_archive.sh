@@ -66,7 +66,7 @@ for level in sys.argv[2:]:
         for row in map(json.loads, f):
             sizes = tables.setdefault(kind(row), {}).setdefault(level, [0, 0])
             sizes[0] += row["bytes"]
-            sizes[1] += row["packed_bytes"]
+            sizes[1] += row["archived_bytes"]
 print(f"{'kind':<24} {'bytes':>12}" + "".join(f" {'by kind' if level == '0' else 'level ' + level:>9}" for level in sys.argv[2:]))
 for name, table in sorted(tables.items()):
     print(f"{name:<24} {table[sys.argv[2]][0]:>12}" + "".join(f" {table[level][1] / max(table[level][0], 1):9.4f}" for level in sys.argv[2:]))

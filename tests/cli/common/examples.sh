@@ -57,7 +57,7 @@ for task in 1 2; do
 done
 "$examples/slurm-sweep.sh" --join sweep >joined.jsonl
 [ "$(json_get row joined.jsonl | paste -sd ' ')" = 'original v4-k256' ] || fail "$(cat joined.jsonl)"
-for key in ppl bits_per_weight packed_bytes; do
+for key in ppl bits_per_weight archive_bytes; do
     [ "$(tail -n 1 joined.jsonl | json_get $key)" = "$(json_get $key sweep/2.json)" ] || fail "$key: $(cat joined.jsonl)"
 done
 [ "$(tail -n 1 joined.jsonl | json_get v)" = 4 ] || fail "$(cat joined.jsonl)"

@@ -58,7 +58,7 @@ for key in ppl ppl_stderr; do
 done
 mean=$(json_get proxy_loss whole/work/residual/report.jsonl | awk '{ s += $1 } END { printf "%.12g", s / NR }')
 expect_near "$(json_get mean_loss line.json)" "$mean" 1e-9
-[ "$(json_get packed_bytes line.json)" = "$(stat -c %s whole/packed/residual.vptq)" ] || fail "$(cat line.json)"
+[ "$(json_get archive_bytes line.json)" = "$(stat -c %s whole/packed/residual.vptq)" ] || fail "$(cat line.json)"
 digest=$("$BIN/vptq-pack" -q --digest whole/packed/residual.vptq)
 [ "$(json_get digest line.json)" = "$digest" ] || fail "$(cat line.json), expected $digest"
 expect_line whole/rows/residual.json "\"digest\": \"$digest\""

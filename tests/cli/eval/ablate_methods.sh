@@ -47,7 +47,7 @@ for name in gptq-3 vptq-3 w8a8_smooth_gptq; do
     [ "$(json_get ppl line.json)" = "$(json_get ppl ppl.json)" ] || fail "$name: ppl of $(cat line.json ppl.json)"
     "$eval" tasks -q -m $packed --task choices=items.jsonl --limit 8 --format json > task.json
     [ "$(json_get acc_choices line.json)" = "$(json_get acc task.json)" ] || fail "$name: $(cat line.json task.json)"
-    [ "$(json_get packed_bytes line.json)" = "$(stat -c %s $packed)" ] || fail "$(cat line.json)"
+    [ "$(json_get archive_bytes line.json)" = "$(stat -c %s $packed)" ] || fail "$(cat line.json)"
 done
 row original whole.jsonl
 [ "$(json_get mean_kld line.json)" = null ] || fail "$(cat line.json)"

@@ -66,7 +66,7 @@ expect_line err.txt "level is for archives"
 size=$(wc -c < ours.vptq)
 at_of() # NAME: where the first frame of the entry begins
 {
-    awk -v name="\"name\": \"$1\"" -F '"packed_bytes": ' 'BEGIN { at = 16 }
+    awk -v name="\"name\": \"$1\"" -F '"archived_bytes": ' 'BEGIN { at = 16 }
         index($0, name) { print at; exit } { split($2, n, ","); at += n[1] }' list.json
 }
 flip() # OFFSET
