@@ -134,13 +134,16 @@ expect_same table.md whole.md
 expect_exit 1 ablate -q -o parts --report table.md --format md 2>err.txt
 expect_line err.txt "table.md.* exists"
 
-# A row file without a digest gets one; its scores stay.
-sed -i 's/"digest": "[^"]*"/"note": "none"/' parts/rows/v4.json
-cp -r parts copy
-reseal parts/rows/v4.json ablate -o copy --only v4 --format json
-ablate -o parts --format json >again.jsonl 2>err.txt
-! grep -q 'measured again' err.txt || fail "$(cat err.txt)"
-expect_same again.jsonl whole.jsonl
+# A row file without the digest or the size of its archive gets one; its scores stay.
+for key in digest archive_bytes; do
+    sed -i "s/\"$key\": /\"old_$key\": /" parts/rows/v4.json
+    rm -rf copy
+    cp -r parts copy
+    reseal parts/rows/v4.json ablate -o copy --only v4 --format json
+    ablate -o parts --format json >again.jsonl 2>err.txt
+    ! grep -q 'measured again' err.txt || fail "$(cat err.txt)"
+    expect_same again.jsonl whole.jsonl
+done
 
 # ---- an output of another run ----
 sed 's/"centroids": 32/"centroids": 16/' rows.json >other.json
