@@ -19,15 +19,10 @@ vptq_status vptq_ablate_add_cost(void *arg, const vptq_quantize_row *row, vptq_e
     return VPTQ_OK;
 }
 
-static bool has_speed(const vptq_ablate_row *row)
-{
-    return !row->recipe && !vptq_method_is_additive(row->settings.method);
-}
-
 double vptq_ablate_speed(const vptq_ablation *a, const vptq_ablate_row *row)
 {
     const vptq_ablate_plan *p = &a->plan;
-    for (size_t i = 0; has_speed(row) && i < p->speeds; i++)
+    for (size_t i = 0; !row->recipe && i < p->speeds; i++)
         if (p->speed[i].method == row->settings.method)
             return p->speed[i].seconds;
     return 0;
@@ -41,7 +36,7 @@ void vptq_ablate_add_row(vptq_ablation *a, const vptq_ablate_row *row,
     p->seconds += speed > 0 ? speed * cost->cost : r->estimate.seconds;
     if (speed == 0) {
         p->memory = fmax(p->memory, (double)r->estimate.memory_bytes);
-        if (has_speed(row) && p->speeds < VPTQ_ABLATE_SPEEDS) {
+        if (!row->recipe && p->speeds < VPTQ_ABLATE_SPEEDS) {
             p->speed[p->speeds].method = row->settings.method;
             p->speed[p->speeds++].seconds = r->estimate.seconds / cost->cost;
         }

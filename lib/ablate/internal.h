@@ -98,8 +98,8 @@ typedef struct vptq_ablate_cost {
 } vptq_ablate_cost;
 /* A vptq_quantize_fn that adds a matrix to the vptq_ablate_cost `arg`. */
 vptq_status vptq_ablate_add_cost(void *arg, const vptq_quantize_row *row, vptq_err *err);
-/* Seconds per cost that an earlier row has shown, or 0: a row without a recipe, by a method
- * whose costs follow from its settings. */
+/* Seconds per cost that an earlier row with the same method has shown, or 0; rows with a recipe
+ * may have several. */
 double vptq_ablate_speed(const vptq_ablation *a, const vptq_ablate_row *row);
 /* Adds a planned row; r->estimate is read if its speed is not known. */
 void vptq_ablate_add_row(vptq_ablation *a, const vptq_ablate_row *row,

@@ -7,24 +7,31 @@
 #include "lib/quantize/internal.h"
 #include "lib/report/estimate.h"
 
-/* Least size of a slice, and seconds that the two take about. */
-enum { LEAST_ROWS = 64, LEAST_COLUMNS = 256 };
-static const double first_seconds = 0.1, second_seconds = 1;
+/* Least size of a slice and its codebooks, and seconds that the two take about. */
+enum { LEAST_ROWS = 64, LEAST_COLUMNS = 256, LEAST_CENTROIDS = 256, GPTVQ_BITS = 8 };
+static const double first_seconds = 0.1, second_seconds = 0.5;
 
 typedef struct slice {
     uint32_t layer, out, in;
     vptq_linear linear;
+    vptq_encoder_settings settings;
 } slice;
 
-static const vptq_encoder_settings *settings_of(const vptq_quantizer *q, const slice *s)
+/* A whole matrix; false if the model does not have it. */
+static bool take(const vptq_quantizer *q, uint32_t layer, int l, slice *s)
 {
-    return &vptq_quantizer_matrix(q, s->layer, s->linear)->settings;
+    *s = (slice){.layer = layer, .linear = (vptq_linear)l};
+    if (!vptq_linear_exists(q->model.desc, layer, l))
+        return false;
+    vptq_linear_shape(q->model.desc, s->linear, &s->out, &s->in);
+    s->settings = vptq_quantizer_matrix(q, layer, s->linear)->settings;
+    return s->out > 0;
 }
 
-static double cost_of(const vptq_quantizer *q, const slice *s)
+static double cost_of(const slice *s)
 {
     vptq_encoder_report cost;
-    vptq_matrix_cost(settings_of(q, s), s->out, s->in, &cost);
+    vptq_matrix_cost(&s->settings, s->out, s->in, &cost);
     return cost.seconds;
 }
 
@@ -34,10 +41,27 @@ static uint32_t halve(uint32_t n, uint32_t least)
     return half < n ? half : n;
 }
 
-/* Cuts the slice until it costs at most `most`, or is as small as slices are. */
-static void cut(const vptq_quantizer *q, slice *s, double most)
+static void halve_codebook(uint32_t *centroids)
 {
-    while (cost_of(q, s) > most) {
+    if (*centroids > LEAST_CENTROIDS)
+        *centroids = (*centroids + 1) / 2;
+}
+
+static void halve_codebooks(vptq_encoder_settings *s)
+{
+    halve_codebook(&s->k);
+    halve_codebook(&s->k_res);
+    halve_codebook(&s->k0);
+    if (s->method == VPTQ_METHOD_GPTVQ && s->v % 2 == 0 && s->weight_bits * s->v > GPTVQ_BITS)
+        s->v /= 2;
+}
+
+/* Cuts the slice until it costs at most `most`, or is as small as slices are.  Its codebooks
+ * shrink with it: large ones, which a budget chooses for large matrices, would take minutes,
+ * and have more centroids than the slice has vectors. */
+static void cut(slice *s, double most)
+{
+    while (cost_of(s) > most) {
         const uint32_t rows = halve(s->out, LEAST_ROWS), cols = halve(s->in, LEAST_COLUMNS);
         if (rows == s->out && cols == s->in)
             return;
@@ -45,6 +69,7 @@ static void cut(const vptq_quantizer *q, slice *s, double most)
             s->out = rows;
         else
             s->in = cols;
+        halve_codebooks(&s->settings);
     }
 }
 
@@ -80,7 +105,7 @@ static vptq_status time_slice(vptq_quantizer *q, const slice *s, double *seconds
     vptq_status st = VPTQ_OK;
     vptq_layer_file file;
     vptq_arena arena;
-    vptq_quantize_row row = {.settings = settings_of(q, s), .rows = s->out, .columns = s->in};
+    vptq_quantize_row row = {.settings = &s->settings, .rows = s->out, .columns = s->in};
     vptq_encoder_input input = {.out = s->out, .in = s->in};
 
     vptq_arena_init(&arena, q->dev->ctx->mem);
@@ -102,24 +127,19 @@ static vptq_status measure(vptq_quantizer *q, uint32_t method, double *scale, vp
 {
     slice best = {.out = 0}, s;
     double seconds;
-    for (s.layer = q->first; s.layer <= q->last; s.layer++)
-        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
-            s.linear = (vptq_linear)l;
-            if (!vptq_linear_exists(q->model.desc, s.layer, l))
-                continue;
-            vptq_linear_shape(q->model.desc, s.linear, &s.out, &s.in);
-            if (s.out && settings_of(q, &s)->method == method &&
-                (!best.out || cost_of(q, &s) < cost_of(q, &best)))
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
+            if (take(q, layer, l, &s) && s.settings.method == method &&
+                (!best.out || cost_of(&s) < cost_of(&best)))
                 best = s;
-        }
     s = best;
-    cut(q, &s, first_seconds);
+    cut(&s, first_seconds);
     VPTQ_CHECK(time_slice(q, &s, &seconds, err));
-    *scale = seconds / cost_of(q, &s);
+    *scale = seconds / cost_of(&s);
     s = best;
-    cut(q, &s, second_seconds / *scale);
+    cut(&s, second_seconds / *scale);
     VPTQ_CHECK(time_slice(q, &s, &seconds, err));
-    *scale = seconds / cost_of(q, &s);
+    *scale = seconds / cost_of(&s);
     return VPTQ_OK;
 }
 
@@ -133,25 +153,20 @@ static vptq_status add_matrices(vptq_quantizer *q, double *total, vptq_err *err)
     } known[METHODS];
     size_t count = 0;
     slice s;
-    for (s.layer = q->first; s.layer <= q->last; s.layer++)
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
             size_t i = 0;
-            if (!vptq_linear_exists(q->model.desc, s.layer, l))
+            if (!take(q, layer, l, &s))
                 continue;
-            s.linear = (vptq_linear)l;
-            vptq_linear_shape(q->model.desc, s.linear, &s.out, &s.in);
-            if (!s.out)
-                continue;
-            const uint32_t method = settings_of(q, &s)->method;
-            while (i < count && known[i].method != method)
+            while (i < count && known[i].method != s.settings.method)
                 i++;
             if (i == METHODS) /* more than there are: at the speed of the last */
                 i--;
             if (i == count) {
-                VPTQ_CHECK(measure(q, method, &known[i].scale, err));
-                known[count++].method = method;
+                VPTQ_CHECK(measure(q, s.settings.method, &known[i].scale, err));
+                known[count++].method = s.settings.method;
             }
-            *total += cost_of(q, &s) * known[i].scale;
+            *total += cost_of(&s) * known[i].scale;
         }
     return VPTQ_OK;
 }

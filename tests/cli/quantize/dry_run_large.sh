@@ -68,7 +68,13 @@ plan $activations vptq-eval ppl --tokens ids
 plan $activations vptq-eval kld --base large --tokens ids
 cp "$(data models/stories260K-hf)/tokenizer.json" large # for the ids of prompts, whatever they stand for
 plan $((80 * 2 * 2 * 1024 * 96)) vptq-eval serve --config 1,64,32 --runs 1
-echo '[{"name": "original", "original": true}, {"name": "gptq", "settings": {"method": "gptq"}}]' > rows.json
+cat > rows.json << 'JSON'
+[{"name": "original", "original": true}, {"name": "gptq", "settings": {"method": "gptq"}},
+ {"name": "gptvq", "settings": {"method": "gptvq", "weight_bits": 3, "vector_length": 4, "codebook_rows": 4096}},
+ {"name": "aqlm", "settings": {"method": "aqlm", "codebooks": 1, "centroids": 65536}},
+ {"name": "db-llm", "settings": {"method": "db-llm"}}, {"name": "quip", "settings": {"method": "quip#"}},
+ {"name": "2-bits", "bits": 2}]
+JSON
 plan $((8 * 28672 * 28672)) vptq-eval ablate --text-tokens ids --context 1024 --table rows.json
 
 # ---- a model that is just too large to be measured whole: the run takes the memory that was said ----
