@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/file.h"
 #include "lib/base/grid.h"
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
@@ -32,6 +33,11 @@ vptq_additive_shape vadditive_lattice(void)
                                  .block_columns = 40,
                                  .lattice = true,
                                  .rotated = true};
+}
+
+static size_t scale_groups(const vptq_additive_shape *s)
+{
+    return (s->in - 1) / (size_t)s->scale_columns + 1;
 }
 
 static float *numbers(vptq_dtype storage, size_t n, uint64_t seed)
@@ -76,8 +82,7 @@ void vadditive_make(vadditive *x, vptq_additive_shape s, vptq_dtype storage)
     for (uint32_t m = 0; m < s.stages; m++)
         make_stage(x, m);
     if (s.scale_columns)
-        x->m.a.scales = x->scales =
-            numbers(storage, s.out * ((s.in - 1) / (size_t)s.scale_columns + 1), 9);
+        x->m.a.scales = x->scales = numbers(storage, s.out * scale_groups(&s), 9);
     if (!s.rotated)
         return;
     x->m.a.row_signs = x->row_signs = vtest_alloc(s.out, 1);
@@ -97,6 +102,25 @@ void vadditive_free(vadditive *x)
     free(x->scales);
     free(x->row_signs);
     free(x->column_signs);
+}
+
+uint64_t vadditive_digest(const vptq_additive *a)
+{
+    const vptq_additive_shape *s = &a->shape;
+    uint64_t h = vptq_hash(a->stage_scales, s->stages * sizeof *a->stage_scales, 0);
+    for (uint32_t m = 0; m < s->stages; m++) {
+        const size_t entries = vptq_additive_blocks(s) << s->bits[m];
+        h = vptq_hash(a->codes[m], s->out * vptq_additive_row_words(s, m) * sizeof(uint32_t),
+                      h);
+        if (a->codebooks[m])
+            h = vptq_hash(a->codebooks[m], entries * s->v * sizeof(float), h);
+    }
+    if (a->scales)
+        h = vptq_hash(a->scales, s->out * scale_groups(s) * sizeof *a->scales, h);
+    if (!a->row_signs)
+        return h;
+    h = vptq_hash(a->row_signs, s->out, h);
+    return vptq_hash(a->column_signs, s->in, h);
 }
 
 void vadditive_set(const vptq_additive_matrix *m, vptq_tensor_set *set, const char *without,

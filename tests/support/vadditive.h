@@ -16,6 +16,9 @@ typedef struct vadditive {
 void vadditive_make(vadditive *x, vptq_additive_shape s, vptq_dtype storage);
 void vadditive_free(vadditive *x);
 
+/* Returns a hash of all stored bytes. */
+uint64_t vadditive_digest(const vptq_additive *a);
+
 /* Opens a set of the matrix's tensors without the one of a name and with another one, unless
  * NULL. The caller releases it. */
 void vadditive_set(const vptq_additive_matrix *m, vptq_tensor_set *set, const char *without,

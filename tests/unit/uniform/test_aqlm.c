@@ -4,10 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/base/file.h"
 #include "lib/base/rng.h"
 #include "lib/uniform/aqlm_state.h"
-#include "tests/support/devices.h"
 #include "tests/support/vencoder.h"
 #include "tests/support/vgolden.h"
 #include "tests/support/vtest.h"
@@ -532,121 +530,6 @@ static void test_golden(void **state)
     vptq_tensor_set_release(&losses);
 }
 
-static uint64_t digest(const vptq_additive *a)
-{
-    const vptq_additive_shape *s = &a->shape;
-    uint64_t h = vptq_hash(a->scales, s->out * sizeof *a->scales, 0);
-    for (uint32_t m = 0; m < s->stages; m++) {
-        h = vptq_hash(a->codes[m], s->out * vptq_additive_row_words(s, m) * sizeof **a->codes,
-                      h);
-        h = vptq_hash(a->codebooks[m], ((size_t)1 << s->bits[m]) * s->v * sizeof(float), h);
-    }
-    return h;
-}
-
-/* The same bytes for any number of threads and at every SIMD level. */
-static void test_same_bytes(void **state)
-{
-    (void)state;
-    problem p = problem_make(70, 144, 9);
-    vptq_aqlm_settings s = usual;
-    const char *outside = getenv("VPTQ_SIMD");
-    char *kept = outside ? strdup(outside) : NULL;
-    uint64_t want = 0;
-    s.beam = 2;
-    s.rounds = 3;
-    for (int simd = VPTQ_SIMD_NONE; simd <= VPTQ_SIMD_NEON; simd++)
-        for (int threads = 1; threads <= 5 && devices_have_simd(simd); threads += 2) {
-            vencoder_run run;
-            vptq_additive a;
-            setenv("VPTQ_SIMD", vptq_simd_name((vptq_simd)simd), 1);
-            vencoder_open(&run, "cpu", threads);
-            quantize(&p, &s, &run, &a);
-            want = want ? want : digest(&a);
-            assert_true(digest(&a) == want);
-            vencoder_close(&run);
-        }
-    if (kept)
-        setenv("VPTQ_SIMD", kept, 1);
-    else
-        unsetenv("VPTQ_SIMD");
-    free(kept);
-    problem_free(&p);
-}
-
-/* Other devices take the same steps: their losses are close. */
-static void test_devices(void **state)
-{
-    (void)state;
-    problem p = problem_make(24, 64, 9);
-    const char *names[] = {"ref", devices_gpu()};
-    vptq_aqlm_settings s = usual;
-    s.k = 8;
-    s.beam = 2;
-    s.rounds = 2;
-    const double want = loss_of(&p, &s);
-    for (int i = 0; i < 2; i++) {
-        vencoder_run run;
-        vptq_additive a;
-        vptq_err err = {0};
-        float *what = vtest_alloc((size_t)p.out * p.in, sizeof *what);
-        vencoder_open(&run, names[i], 1);
-        quantize(&p, &s, &run, &a);
-        assert_ok(vptq_additive_decode(&run.ctx, &a, what, &err), &err);
-        assert_true(fabs(problem_loss(&p, what) / want - 1) < 0.1);
-        free(what);
-        vencoder_close(&run);
-    }
-    problem_free(&p);
-}
-
-/* ---- bad input ---- */
-
-static vptq_status quantize_small(void *arg, vptq_device *dev, vptq_err *err)
-{
-    const problem *p = arg;
-    vptq_aqlm_settings s = usual;
-    const vptq_uniform_input input = {.out = p->out, .in = p->in, .w = p->w, .lower = p->lower};
-    vptq_arena arena;
-    vptq_additive a;
-    s.k = 4;
-    s.rounds = 1;
-    s.beam = 2;
-    vptq_arena_init(&arena, dev->ctx->mem);
-    const vptq_status st = vptq_aqlm_quantize(dev, &s, &input, &arena, &a, err);
-    vptq_arena_release(&arena);
-    return st;
-}
-
-static void test_memory(void **state)
-{
-    (void)state;
-    problem p = problem_make(9, 32, 2);
-    assert_true(devices_oom_walk("cpu", 2, quantize_small, &p) > 20);
-    problem_free(&p);
-}
-
-static void test_bad_input(void **state)
-{
-    (void)state;
-    problem p = problem_make(8, 64, 2);
-    vencoder_run run;
-    vptq_err err = {0};
-    const float good = p.lower[5];
-    vencoder_open(&run, "cpu", 1);
-    p.lower[5] = NAN;
-    assert_fails(quantize_small(&p, &run.dev, &err), VPTQ_E_NUMERIC, &err, "finite");
-    p.lower[5] = good;
-    memset(p.lower, 0, sizeof *p.lower * 64 * 65 / 2);
-    assert_fails(quantize_small(&p, &run.dev, &err), VPTQ_E_NUMERIC, &err,
-                 "mean diagonal of 0");
-    p.in = 60;
-    assert_fails(quantize_small(&p, &run.dev, &err), VPTQ_E_SHAPE, &err, "vector length 8");
-    p.in = 64;
-    vencoder_close(&run);
-    problem_free(&p);
-}
-
 /* Rows of zeros and rows too small for F16 become zeros, and inputs that are always zero do no
  * harm; nor do rows beyond F16, which others then hardly share codebooks with. */
 static void test_extremes(void **state)
@@ -681,6 +564,4 @@ static void test_extremes(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_fit), cmocka_unit_test(test_optimum),
            cmocka_unit_test(test_search), cmocka_unit_test(test_rounds),
-           cmocka_unit_test(test_golden), cmocka_unit_test(test_same_bytes),
-           cmocka_unit_test(test_devices), cmocka_unit_test(test_memory),
-           cmocka_unit_test(test_bad_input), cmocka_unit_test(test_extremes))
+           cmocka_unit_test(test_golden), cmocka_unit_test(test_extremes))

@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/base/file.h"
 #include "lib/base/half.h"
 #include "lib/uniform/gptvq_internal.h"
-#include "tests/support/devices.h"
 #include "tests/support/vencoder.h"
 #include "tests/support/vgolden.h"
 #include "tests/support/vtest.h"
@@ -471,99 +469,7 @@ static void test_golden(void **state)
     vencoder_close(&run);
 }
 
-/* ---- the same bytes everywhere ---- */
-
-static uint64_t quantize_on(const problem *p, const char *backend, int threads)
-{
-    vptq_gptvq_settings s = usual;
-    vencoder_run run;
-    vptq_additive a;
-    vencoder_open(&run, backend, threads);
-    quantize(&run, &s, p, &a);
-    const vptq_additive_shape *shape = &a.shape;
-    uint64_t h = vptq_hash(
-        a.codes[0], shape->out * vptq_additive_row_words(shape, 0) * sizeof(uint32_t), 0);
-    h = vptq_hash(a.codebooks[0], vptq_additive_blocks(shape) * 32 * sizeof(float), h);
-    vencoder_close(&run);
-    return h;
-}
-
-static void test_threads(void **state)
-{
-    (void)state;
-    problem p = problem_make(150, 100, 9);
-    const uint64_t want = quantize_on(&p, "cpu", 1);
-    for (int threads = 2; threads <= 5; threads++)
-        assert_true(quantize_on(&p, "cpu", threads) == want);
-    problem_free(&p);
-}
-
-/* ---- bad input ---- */
-
-static vptq_status quantize_small(void *arg, vptq_device *dev, vptq_err *err)
-{
-    const problem *p = arg;
-    const vptq_uniform_input input = {.out = p->out, .in = p->in, .w = p->w, .lower = p->lower};
-    vptq_arena arena;
-    vptq_additive a;
-    double added;
-    vptq_arena_init(&arena, dev->ctx->mem);
-    const vptq_status st = vptq_gptvq_quantize(dev, &usual, &input, &arena, &a, &added, err);
-    vptq_arena_release(&arena);
-    return st;
-}
-
-static void test_memory(void **state)
-{
-    (void)state;
-    problem p = problem_make(9, 70, 2);
-    assert_true(devices_oom_walk("cpu", 2, quantize_small, &p) > 10);
-    problem_free(&p);
-}
-
-static void test_bad_input(void **state)
-{
-    (void)state;
-    vencoder_run run;
-    vptq_err err = {0};
-    problem p = problem_make(9, 70, 2), odd = problem_make(4, 33, 2);
-    vencoder_open(&run, "cpu", 1);
-    assert_fails(quantize_small(&odd, &run.dev, &err), VPTQ_E_SHAPE, &err,
-                 "does not divide 33 columns");
-    p.lower[5] = (float)NAN;
-    assert_fails(quantize_small(&p, &run.dev, &err), VPTQ_E_NUMERIC, &err, "");
-    vencoder_close(&run);
-    problem_free(&p);
-    problem_free(&odd);
-}
-
-/* Columns without inputs, and a matrix of zeros. */
-static void test_dead_columns(void **state)
-{
-    (void)state;
-    vencoder_run run;
-    vptq_additive a;
-    problem p = problem_make(16, 64, 6);
-    for (size_t c = 0; c < p.in; c += 3)
-        for (size_t i = 0; i < p.in; i++)
-            p.lower[c > i ? c * (c + 1) / 2 + i : i * (i + 1) / 2 + c] = 0;
-    problem_unpack(&p);
-    vencoder_open(&run, "cpu", 1);
-    quantize(&run, &usual, &p, &a);
-    assert_true(loss_of(&run, &p, &a) < 0.1);
-    memset(p.w, 0, (size_t)p.out * p.in * sizeof *p.w);
-    quantize(&run, &usual, &p, &a);
-    float *what = decode(&run, &a);
-    for (size_t i = 0; i < (size_t)p.out * p.in; i++)
-        assert_true(fabsf(what[i]) <= 0);
-    free(what);
-    vencoder_close(&run);
-    problem_free(&p);
-}
-
 VTEST_MAIN(cmocka_unit_test(test_shape), cmocka_unit_test(test_training),
            cmocka_unit_test(test_poor_blocks), cmocka_unit_test(test_pass),
            cmocka_unit_test(test_refit), cmocka_unit_test(test_losses),
-           cmocka_unit_test(test_golden), cmocka_unit_test(test_threads),
-           cmocka_unit_test(test_memory), cmocka_unit_test(test_bad_input),
-           cmocka_unit_test(test_dead_columns))
+           cmocka_unit_test(test_golden))
