@@ -8,6 +8,7 @@
 #include "formats/vptq/layer_file.h"
 #include "lib/base/half.h"
 #include "tests/support/vadditive.h"
+#include "tests/support/vjson.h"
 #include "tests/support/vtest.h"
 
 #define FILE_NAME "x.safetensors"
@@ -247,11 +248,7 @@ static void test_bad_entries(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         rig r;
         open_rig(&r, 4);
-        if (rows[i].value)
-            json_object_set_new(r.entry, rows[i].key,
-                                json_loads(rows[i].value, JSON_DECODE_ANY, NULL));
-        else
-            json_object_del(r.entry, rows[i].key);
+        vjson_set(r.entry, rows[i].key, rows[i].value);
         refuse(&r, rows[i].code, rows[i].part);
     }
 }

@@ -8,6 +8,7 @@
 #include "formats/hf/weights.h"
 #include "formats/vptq/packed.h"
 #include "lib/backend/backend.h"
+#include "tests/support/vjson.h"
 #include "tests/support/vtest.h"
 
 #define LAYER "model.layers.0.mlp.down_proj"
@@ -590,11 +591,7 @@ static void test_bad_entries(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         small_matrix s;
         make_small(&s, false);
-        if (cases[i].value)
-            json_object_set_new(s.entry, cases[i].key,
-                                json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
-        else
-            json_object_del(s.entry, cases[i].key);
+        vjson_set(s.entry, cases[i].key, cases[i].value);
         expect(&s, cases[i].code, cases[i].text);
     }
     small_matrix s;

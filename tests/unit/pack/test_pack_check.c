@@ -13,6 +13,7 @@
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
 #include "tests/support/devices.h"
+#include "tests/support/vjson.h"
 #include "tests/support/vpacked.h"
 #include "tests/support/vtest.h"
 #include "tests/support/vwork.h"
@@ -218,15 +219,12 @@ static void plant(vpacked_plan *p, const fault *f)
     if (f->kind == BYTES)
         p->config_bytes = f->text;
     else if (f->kind == CONFIG)
-        json_object_set_new(p->config, f->text, json_loads(f->json, JSON_DECODE_ANY, NULL));
+        vjson_set(p->config, f->text, f->json);
     else if (f->kind == ADD_ENTRY)
         json_object_set(json_object_get(q, "config_for_layers"), f->text,
                         vpacked_entry(p, f->where));
-    else if (f->kind == ENTRY && !f->json)
-        json_object_del(vpacked_entry(p, f->where), f->text);
     else if (f->kind == ENTRY)
-        json_object_set_new(vpacked_entry(p, f->where), f->text,
-                            json_loads(f->json, JSON_DECODE_ANY, NULL));
+        vjson_set(vpacked_entry(p, f->where), f->text, f->json);
     else
         plant_in_tensor(p, f);
 }
