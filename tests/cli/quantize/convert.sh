@@ -1,6 +1,7 @@
 # From a model to a packed one by one command: built-in text, model card, work directory.
 model=$(data models/stories260K-hf)
 convert() { "$BIN/vptq-quantize" -q -m "$model" -b 3 -n 4 -l 64 "$@" >out.txt; }
+quick=(--allocate proxy) # without measuring every matrix, where the result does not matter
 mkdir named
 cp "$model"/config.json "$model"/model.safetensors "$model"/tokenizer.json named
 printf -- '---\nlicense: apache-2.0\nlanguage: en\n---\n# Stories\n' >named/README.md
@@ -20,7 +21,7 @@ digest=$("$BIN/vptq-pack" -q --digest a/one.vptq | cut -d ' ' -f 1)
 grep -q "digest | .$digest" plain/README.md || fail "$digest: $(cat plain/README.md)"
 
 # Report and card have the digest of the file that is written: a card with another one is not copied.
-convert -o q8.vptq --embeddings q8
+convert "${quick[@]}" -o q8.vptq --embeddings q8
 expect_line out.txt "^digest $("$BIN/vptq-pack" -q --digest q8.vptq)\$"
 "$BIN/vptq-pack" -q q8.vptq -o same.vptq >out.txt 2>err.txt
 [ ! -s err.txt ] || fail "$(cat err.txt)"
@@ -53,7 +54,7 @@ convert -o a/one.vptq --force --dry-run
 convert --to hf -o plain --force --dry-run
 [ "$(ls a)" = one.vptq ] || fail "$(ls a)"
 expect_same before a/one.vptq
-convert -o a/one.vptq --force
+convert "${quick[@]}" -o a/one.vptq --force
 
 # What cannot be written is an error before any work.
 mkdir x.vptq
@@ -124,13 +125,13 @@ rm b.vptq b.vptq.work/report.jsonl b.vptq.work/layer_004_*
 [ "$("$BIN/vptq-pack" -q --digest b.vptq | cut -d ' ' -f 1)" = "$digest" ] || fail "another result"
 
 # Files of the user in the work directory stay, and so does the directory.
-convert -o b.vptq -f --keep-work
+convert "${quick[@]}" -o b.vptq -f --keep-work
 echo notes >b.vptq.work/notes.txt
 mkdir b.vptq.work/untuned
 echo more >b.vptq.work/untuned/more.txt
 : >b.vptq.work/layer_004_o.safetensors.tmp.0123456789abcdef
 kept() { expect_line err.txt "warning: '$1' is kept: it holds '$2'"; }
-"$BIN/vptq-quantize" -m "$model" -b 3 -n 4 -l 64 -o b.vptq -f >out.txt 2>err.txt
+"$BIN/vptq-quantize" -m "$model" -b 3 -n 4 -l 64 "${quick[@]}" -o b.vptq -f >out.txt 2>err.txt
 kept b.vptq.work/untuned more.txt
 kept b.vptq.work untuned
 [ "$(ls b.vptq.work)" = $'notes.txt\nuntuned' ] || fail "$(ls b.vptq.work)"
@@ -149,10 +150,10 @@ expect_line its/README.md "^    vptq-quantize -q -m $model -b 3 -n 4 -l 64 -o 'i
 
 # A packed directory, the license of the original, and a text of one's own.
 head -c 9000 "$(data text/tinystories/tiny.utf8)" >"my text"
-"$BIN/vptq-quantize" -q -m named -b 3 -c "my text" -n 4 -l 64 --to hf -o packed >out.txt
+"$BIN/vptq-quantize" -q -m named -b 3 "${quick[@]}" -c "my text" -n 4 -l 64 --to hf -o packed >out.txt
 expect_line packed/README.md '^license: apache-2.0$'
 expect_line packed/README.md '^| calibration | up to 4 windows of my text |$'
-expect_line packed/README.md "^    vptq-quantize -q -m named -b 3 -c 'my text' -n 4 -l 64 --to hf -o packed\$"
+expect_line packed/README.md "^    vptq-quantize -q -m named -b 3 ${quick[*]} -c 'my text' -n 4 -l 64 --to hf -o packed\$"
 "$BIN/vptq-pack" -q --check packed >out.txt
 
 # Names and licenses: a snapshot in a cache, a long page with other line ends.
@@ -160,8 +161,8 @@ snapshot=hub/models--some--stories/snapshots/0123abc
 mkdir -p "$snapshot"
 cp named/config.json named/model.safetensors named/tokenizer.json "$snapshot"
 { printf -- '---\r\nlicense: "mit"\r\n---\r\n'; head -c 100000 "$(data text/tinystories/tiny.utf8)"; } >"$snapshot/README.md"
-(cd "$snapshot" && "$BIN/vptq-quantize" -q -m . -b 3 -n 4 -l 64 --to hf -o "$OLDPWD/here" >"$OLDPWD/out.txt")
-HF_HUB_CACHE=$PWD/hub "$BIN/vptq-quantize" -q -m some/stories -b 3 -n 4 -l 64 --to hf -o cached >out.txt
+(cd "$snapshot" && "$BIN/vptq-quantize" -q -m . -b 3 "${quick[@]}" -n 4 -l 64 --to hf -o "$OLDPWD/here" >"$OLDPWD/out.txt")
+HF_HUB_CACHE=$PWD/hub "$BIN/vptq-quantize" -q -m some/stories -b 3 "${quick[@]}" -n 4 -l 64 --to hf -o cached >out.txt
 expect_same <(grep -v '^    vptq' here/README.md) <(grep -v '^    vptq' cached/README.md)
 expect_line cached/README.md '^base_model: "some/stories"$'
 expect_line cached/README.md '^license: mit$'
