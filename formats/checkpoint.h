@@ -71,6 +71,7 @@ typedef struct vptq_checkpoint {
     const char *
         *faulty; /* [faulty_count] modules of uniform or additive codes, the faults of */
     size_t faulty_count; /* which were reported: `set` has neither their parts nor a weight */
+    size_t skipped;      /* WORK: matrices that the run leaves plain, by its recipe */
 } vptq_checkpoint;
 
 /* `opt` may be NULL.  Errors name the path and what was expected there.  A WORK directory
@@ -158,8 +159,8 @@ vptq_status vptq_checkpoint_fingerprint(const vptq_checkpoint *c, const vptq_ctx
                                         char hex[17], vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The manifest of a work directory.  Keys read here: "base_model" (path), "base_fingerprint",
- * "dtype" ("f16"|"bf16"), "tokenizer" (path or null).  The matrices are the
- * layer_*.safetensors files next to it. */
+ * "dtype" ("f16"|"bf16"), "tokenizer" (path or null), "matrices" (by name; those with "skip":
+ * true are counted).  The matrices are the layer_*.safetensors files next to it. */
 #define VPTQ_WORK_FILE   "quantize.json"
 #define VPTQ_WORK_REPORT "report.jsonl"
 #define VPTQ_WORK_FORMAT 1

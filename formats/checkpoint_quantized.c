@@ -391,6 +391,18 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
 
 /* ---- work directory ---- */
 
+static size_t count_skipped(const json_t *matrices)
+{
+    size_t count = 0;
+    const char *name;
+    json_t *matrix;
+    json_object_foreach((json_t *)(uintptr_t)matrices, name, matrix)
+    {
+        count += json_is_true(json_object_get(matrix, "skip"));
+    }
+    return count;
+}
+
 static vptq_status parse_work_header(const json_t *json, const char *path, vptq_checkpoint *c,
                                      vptq_work_header *h, vptq_err *err)
 {
@@ -405,6 +417,7 @@ static vptq_status parse_work_header(const json_t *json, const char *path, vptq_
     if (vptq_dtype_from_option(dtype, &c->storage, NULL) || c->storage == VPTQ_F32)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'dtype' is '%.32s', expected f16 or bf16",
                          path, dtype);
+    c->skipped = count_skipped(json_object_get(json, "matrices"));
     h->base = vptq_arena_strdup(&c->arena, base, err);
     h->fingerprint = h->base ? vptq_arena_strdup(&c->arena, fingerprint, err) : NULL;
     h->tokenizer = h->fingerprint ? vptq_arena_strdup(&c->arena, tokenizer, err) : NULL;

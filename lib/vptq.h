@@ -430,6 +430,7 @@ typedef struct vptq_quantize_result {
     double predicted_seconds, predicted_calibration;
     char digest[VPTQ_DIGEST_SIZE]; /* as of vptq_digest; "" while matrices are missing */
     vptq_estimate estimate;        /* of a dry run */
+    uint32_t skipped;              /* matrices that the recipe leaves in 16 bits */
 } vptq_quantize_result;
 
 /* Quantizes the linear layers of a model into a work directory, matrix by matrix, and reports a

@@ -56,8 +56,9 @@ vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
 typedef struct vptq_digest_result {
     const char *model;
     char digest[VPTQ_DIGEST_SIZE];
-    uint32_t matrices, all_matrices; /* quantized ones, and those of the model's blocks */
-    uint32_t tensors;                /* of the packed model, without a copied head */
+    /* quantized ones, and those of the model's blocks that no recipe skips */
+    uint32_t matrices, all_matrices;
+    uint32_t tensors; /* of the packed model, without a copied head */
 } vptq_digest_result;
 
 /* As vptq_digest, without a report.  The digest of a work directory is that of what packing

@@ -148,7 +148,7 @@ static vptq_status list_matrices(allocation *a, vptq_arena *arena, vptq_err *err
     if (!a->at)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < vptq_linear_index(d, d->layers, 0); i++)
-        if (vptq_linear_exists(d, q->matrix[i].layer, q->matrix[i].linear))
+        if (vptq_quantizer_has(q, q->matrix[i].layer, q->matrix[i].linear))
             a->at[count++] = i;
     return VPTQ_OK;
 }
@@ -157,9 +157,11 @@ static vptq_status list_matrices(allocation *a, vptq_arena *arena, vptq_err *err
 static void set_budget(allocation *a)
 {
     const vptq_quantizer *q = a->q;
+    const uint64_t skipped = q->matrix_weights - a->weights;
     double bits = q->opt->bits * (double)a->weights;
     if (q->opt->budget == VPTQ_BUDGET_FILE)
-        bits += q->opt->bits * (double)q->plain_weights - (double)q->plain_bits;
+        bits += q->opt->bits * (double)(q->plain_weights + skipped) -
+                (double)(q->plain_bits + 16 * skipped);
     a->budget = (uint64_t)fmax(0, fmin(bits, 0x1p63));
 }
 
@@ -350,7 +352,7 @@ vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     const vptq_model_desc *d = q->model.desc;
-    allocation a = {.q = q, .matrices = vptq_linear_total(d, 0, d->layers - 1)};
+    allocation a = {.q = q, .matrices = vptq_quantizer_count(q, 0, d->layers - 1)};
     size_t rates;
     vptq_arena_init(&arena, q->dev->ctx->mem);
     a.rate = vptq_rate_table(&rates);

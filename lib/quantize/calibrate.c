@@ -73,7 +73,7 @@ static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input
     memcpy(linear, k->q->model.blocks[layer].linear,
            (size_t)vptq_linear_count(d) * sizeof *linear);
     for (vptq_linear l = first_linear(d, input); l < count; l++) {
-        if (!vptq_linear_exists(d, layer, l))
+        if (!vptq_quantizer_has(k->q, layer, l))
             continue;
         VPTQ_CHECK(vptq_matrix_path(k->q, layer, l, path, err));
         if (!vptq_path_exists(path))

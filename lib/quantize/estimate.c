@@ -21,7 +21,7 @@ typedef struct slice {
 static bool take(const vptq_quantizer *q, uint32_t layer, int l, slice *s)
 {
     *s = (slice){.layer = layer, .linear = (vptq_linear)l};
-    if (!vptq_linear_exists(q->model.desc, layer, l))
+    if (!vptq_quantizer_has(q, layer, l))
         return false;
     vptq_linear_shape(q->model.desc, s->linear, &s->out, &s->in);
     s->settings = vptq_quantizer_matrix(q, layer, s->linear)->settings;
@@ -210,7 +210,7 @@ static uint64_t work_bytes(const vptq_quantizer *q)
     uint64_t bytes = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
-            if (!vptq_linear_exists(q->model.desc, layer, l))
+            if (!vptq_quantizer_has(q, layer, l))
                 continue;
             const vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
             bytes += vptq_work_bytes(&row);

@@ -19,7 +19,8 @@ enum { FOLDS = VPTQ_METHOD_SMOOTH | VPTQ_METHOD_AWQ, MOST_READERS = 3 };
 
 static uint32_t method_of(const vptq_quantizer *q, uint32_t layer, int l)
 {
-    return vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings.method;
+    const vptq_matrix_settings *m = vptq_quantizer_matrix(q, layer, (vptq_linear)l);
+    return m->skip ? 0 : m->settings.method;
 }
 
 bool vptq_fold_applies(const vptq_quantizer *q, uint32_t layer)

@@ -73,6 +73,16 @@ static inline const vptq_matrix_settings *vptq_quantizer_matrix(const vptq_quant
     return &q->matrix[vptq_linear_index(q->model.desc, layer, l)];
 }
 
+/* Whether the run quantizes a matrix: the model has it, and no recipe skips it. */
+static inline bool vptq_quantizer_has(const vptq_quantizer *q, uint32_t layer, int l)
+{
+    return vptq_linear_exists(q->model.desc, layer, (vptq_linear)l) &&
+           !vptq_quantizer_matrix(q, layer, (vptq_linear)l)->skip;
+}
+
+/* Number of matrices of the layers [first, last] that a run quantizes. */
+size_t vptq_quantizer_count(const vptq_quantizer *q, uint32_t first, uint32_t last);
+
 /* Columns of the widest matrix of a block. */
 static inline uint32_t vptq_widest_input(const vptq_model_desc *d)
 {

@@ -64,7 +64,8 @@ static json_t *matrices_json(const vptq_quantizer *q)
         const vptq_matrix_settings *m = &q->matrix[i];
         if (!vptq_linear_exists(q->model.desc, m->layer, m->linear))
             continue;
-        json_t *own = vptq_settings_json(&m->settings, q->opt->settings);
+        json_t *own = m->skip ? json_pack("{s:b}", "skip", 1)
+                              : vptq_settings_json(&m->settings, q->opt->settings);
         bool bad = !own;
         vptq_linear_full_name(q->model.desc, name, m->layer, m->linear);
         if (!bad && json_object_size(own))

@@ -52,6 +52,15 @@ static vptq_allocate_mode resolve_allocate(const vptq_quantizer *q)
     return VPTQ_ALLOCATE_PROXY;
 }
 
+size_t vptq_quantizer_count(const vptq_quantizer *q, uint32_t first, uint32_t last)
+{
+    size_t count = 0;
+    for (uint32_t layer = first; layer <= last; layer++)
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
+            count += vptq_quantizer_has(q, layer, l);
+    return count;
+}
+
 /* Finds methods whose matrices no packed model holds together. */
 static vptq_status check_codes(const vptq_quantizer *q, vptq_err *err)
 {
@@ -59,7 +68,7 @@ static vptq_status check_codes(const vptq_quantizer *q, vptq_err *err)
     vptq_err why;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
-            if (!vptq_linear_exists(q->model.desc, layer, l))
+            if (!vptq_quantizer_has(q, layer, l))
                 continue;
             const uint32_t method = vptq_quantizer_matrix(q, layer, l)->settings.method;
             n.vectors += method == VPTQ_METHOD_VPTQ;
@@ -81,7 +90,7 @@ static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
     size_t count = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(d); l++) {
-            if (!vptq_linear_exists(d, layer, l))
+            if (!vptq_quantizer_has(q, layer, l))
                 continue;
             const vptq_encoder_settings *s = &vptq_quantizer_matrix(q, layer, l)->settings;
             vptq_linear_shape(d, (vptq_linear)l, &out, &in);
@@ -101,6 +110,22 @@ static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
         name, group, columns, count);
 }
 
+/* Scales of columns are moved between all matrices of a layer. */
+static vptq_status check_fold_skips(const vptq_quantizer *q, vptq_err *err)
+{
+    char name[VPTQ_NAME_MAX];
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
+            if (vptq_fold_applies(q, layer) && vptq_quantizer_matrix(q, layer, l)->skip) {
+                vptq_linear_full_name(q->model.desc, name, layer, (vptq_linear)l);
+                return vptq_fail(err, VPTQ_E_ARG,
+                                 "%s: a recipe cannot skip single matrices of a layer with awq "
+                                 "or smooth, which scale all of them",
+                                 name);
+            }
+    return VPTQ_OK;
+}
+
 /* Rejects models and calibrations that the scales of columns do not go with. */
 static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
 {
@@ -111,6 +136,7 @@ static vptq_status check_folds(const vptq_quantizer *q, vptq_err *err)
         layer++;
     if (layer > q->last)
         return VPTQ_OK;
+    VPTQ_CHECK(check_fold_skips(q, err));
     if (f->norm_offset)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: awq and smooth move scales into norms, which models of type %s "
@@ -144,7 +170,7 @@ static vptq_status check_tuning(const vptq_quantizer *q, vptq_err *err)
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(d); l++) {
             const vptq_matrix_settings *m = vptq_quantizer_matrix(q, layer, l);
-            if (!vptq_linear_exists(d, layer, l) || m->settings.method == VPTQ_METHOD_VPTQ)
+            if (!vptq_quantizer_has(q, layer, l) || m->settings.method == VPTQ_METHOD_VPTQ)
                 continue;
             first = first ? first : m;
             count++;
@@ -186,6 +212,9 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
         return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
                          q->first, q->last, d->layers, d->layers - 1);
     VPTQ_CHECK(resolve_settings(q, err));
+    if (vptq_quantizer_count(q, q->first, q->last) == 0)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: skips all matrices of layers %u-%u",
+                         o->recipe, q->first, q->last);
     /* finds errors in settings that allocation does not change before it spends time */
     VPTQ_CHECK(vptq_settings_check(d, q->matrix, err));
     if (o->packs) {
@@ -218,20 +247,22 @@ static void warn_hessians(const vptq_quantizer *q)
             widest);
 }
 
-/* Whether a matrix that reads the input has no file yet. */
+/* Whether a matrix that reads the input has no file yet, or all are measured. */
 static vptq_status is_needed(const vptq_quantizer *q, uint32_t layer, vptq_input input,
                              bool *needed, vptq_err *err)
 {
     char path[PATH_MAX];
     const bool folds = vptq_fold_applies(q, layer); /* which reads all of them */
-    *needed = q->opt->force || !q->opt->work || vptq_allocate_measures(q);
+    const bool again = q->opt->force || !q->opt->work;
+    *needed = vptq_allocate_measures(q);
     for (int l = 0; l < vptq_linear_count(q->model.desc) && !*needed; l++) {
-        if (!vptq_linear_exists(q->model.desc, layer, l))
+        if (!vptq_quantizer_has(q, layer, l))
             continue;
         if (!folds && vptq_linear_input((vptq_linear)l) != input)
             continue;
-        VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
-        *needed = !vptq_path_exists(path);
+        if (!again)
+            VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
+        *needed = again || !vptq_path_exists(path);
     }
     return VPTQ_OK;
 }
@@ -276,7 +307,7 @@ static vptq_status check_earlier(const vptq_quantizer *q, vptq_err *err)
     char path[PATH_MAX];
     for (uint32_t layer = 0; layer < q->first; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
-            if (!vptq_linear_exists(q->model.desc, layer, l))
+            if (!vptq_quantizer_has(q, layer, l))
                 continue;
             VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
             if (!vptq_path_exists(path))
@@ -373,7 +404,7 @@ static void warn_large_codebooks(const vptq_quantizer *q)
         for (uint32_t layer = q->first; layer <= q->last; layer++) {
             uint64_t vectors;
             uint32_t k;
-            if (!vptq_linear_exists(q->model.desc, layer, l))
+            if (!vptq_quantizer_has(q, layer, l))
                 continue;
             vptq_quantize_row r = vptq_row_make(q, layer, (vptq_linear)l);
             if (r.settings->method == VPTQ_METHOD_VPTQ &&
@@ -477,7 +508,7 @@ static void warn_unused_outputs(const vptq_quantizer *q)
     size_t unused = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
-            if (!vptq_linear_exists(q->model.desc, layer, l))
+            if (!vptq_quantizer_has(q, layer, l))
                 continue;
             const vptq_encoder_settings *s =
                 &vptq_quantizer_matrix(q, layer, (vptq_linear)l)->settings;
@@ -494,7 +525,7 @@ static void warn_unused_outputs(const vptq_quantizer *q)
 static bool has_vectors(const vptq_quantizer *q, uint32_t layer)
 {
     for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
-        if (vptq_linear_exists(q->model.desc, layer, l) &&
+        if (vptq_quantizer_has(q, layer, l) &&
             vptq_quantizer_matrix(q, layer, l)->settings.method == VPTQ_METHOD_VPTQ)
             return true;
     return false;

@@ -279,7 +279,7 @@ static vptq_status print_summary(const vptq_quantize_options *opt, const row_pri
                                  const vptq_quantize_result *r, vptq_err *err)
 {
     const vptq_output *out = p->printer.out;
-    char bytes[32], seconds[32], took[40] = "", kept[32] = "";
+    char bytes[32], seconds[32], took[40] = "", kept[32] = "", skipped[32] = "";
 
     vptq_human_bytes(bytes, r->packed_bytes);
     vptq_human_seconds(seconds, r->seconds);
@@ -287,9 +287,11 @@ static vptq_status print_summary(const vptq_quantize_options *opt, const row_pri
         snprintf(took, sizeof took, ", %s", seconds);
     if (r->reused)
         snprintf(kept, sizeof kept, " (%u kept)", r->reused);
+    if (r->skipped)
+        snprintf(skipped, sizeof skipped, ", %u skipped", r->skipped);
     VPTQ_CHECK(vptq_print_text(
-        out, err, "%u matrices%s, %.4f bits per weight, weights file about %s at %.4f%s\n",
-        r->matrices, kept, r->bits_per_weight, bytes, r->file_bits_per_weight, took));
+        out, err, "%u matrices%s%s, %.4f bits per weight, weights file about %s at %.4f%s\n",
+        r->matrices, kept, skipped, r->bits_per_weight, bytes, r->file_bits_per_weight, took));
     if (opt->dry_run) {
         VPTQ_CHECK(print_predictions(out, r, err));
         if (opt->estimate)
@@ -303,6 +305,7 @@ static vptq_status print_summary(const vptq_quantize_options *opt, const row_pri
 /* Of a dry run. */
 static const vptq_column totals_columns[] = {
     {.name = "matrices", VPTQ_INTEGER(vptq_quantize_result, matrices)},
+    {.name = "matrices_skipped", VPTQ_INTEGER(vptq_quantize_result, skipped)},
     {.name = "bits_per_weight", VPTQ_REAL(vptq_quantize_result, bits_per_weight)},
     {.name = "file_bits_per_weight", VPTQ_REAL(vptq_quantize_result, file_bits_per_weight)},
     {.name = "packed_bytes", VPTQ_INTEGER(vptq_quantize_result, packed_bytes)},
@@ -338,6 +341,7 @@ typedef struct end_line {
 static const vptq_column end_columns[] = {
     {.name = "work", VPTQ_TEXT(end_line, work)},
     {.name = "matrices", VPTQ_INTEGER(end_line, r.matrices)},
+    {.name = "matrices_skipped", VPTQ_INTEGER(end_line, r.skipped)},
     {.name = "bits_per_weight", VPTQ_REAL(end_line, r.bits_per_weight)},
     {.name = "file_bits_per_weight", VPTQ_REAL(end_line, r.file_bits_per_weight)},
     {.name = "mean_loss", VPTQ_REAL(end_line, r.mean_loss)},

@@ -14,7 +14,7 @@
 
 static uint32_t all_matrices(const vptq_quantizer *q)
 {
-    return (uint32_t)vptq_linear_total(q->model.desc, q->first, q->last);
+    return (uint32_t)vptq_quantizer_count(q, q->first, q->last);
 }
 
 static void show_progress(const vptq_quantizer *q, const char *detail)
@@ -47,7 +47,7 @@ static double count_costs(const vptq_quantizer *q)
     double all = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
-            if (vptq_linear_exists(q->model.desc, layer, l))
+            if (vptq_quantizer_has(q, layer, l))
                 all += vptq_quantizer_cost(q, layer, l, &cost);
     return all;
 }
@@ -100,7 +100,7 @@ static int next_linear(const vptq_quantizer *q, uint32_t layer, int l)
     const vptq_model_desc *d = q->model.desc;
     do
         l++;
-    while (l < vptq_linear_count(d) && !vptq_linear_exists(d, layer, l));
+    while (l < vptq_linear_count(d) && !vptq_quantizer_has(q, layer, l));
     return l;
 }
 
@@ -330,7 +330,7 @@ static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc) && !st; l++) {
             char *text = NULL;
-            if (!vptq_linear_exists(q->model.desc, layer, l))
+            if (!vptq_quantizer_has(q, layer, l))
                 continue;
             vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
             if (costs && row.settings->method == VPTQ_METHOD_VPTQ)
@@ -414,6 +414,8 @@ static void fill_result(const vptq_quantizer *q, vptq_quantize_result *r)
 {
     if (!r->matrices) /* not the first rank, which tells the others */
         return;
+    r->skipped =
+        (uint32_t)vptq_linear_total(q->model.desc, q->first, q->last) - all_matrices(q);
     r->bits_per_weight = (double)q->bits / (double)q->weights;
     r->predicted_loss = q->predicted_loss / r->matrices;
     r->diagonal = q->hessians.diagonal;

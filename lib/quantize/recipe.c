@@ -12,8 +12,8 @@ typedef struct rule {
     const char *path; /* of the recipe */
     size_t number;    /* from 1 */
     const char *pattern;
-    const char *encoder; /* or NULL */
-    const json_t *settings;
+    const char *encoder;    /* or NULL */
+    const json_t *settings; /* NULL = skip the matrices */
     uint32_t first, last;
 } rule;
 
@@ -67,8 +67,10 @@ static vptq_status check_keys(const rule *r, const json_t *doc, vptq_err *err)
 
     json_object_foreach((json_t *)(uintptr_t)doc, key, value)
     {
-        if (strcmp(key, "match") && strcmp(key, "layers") && strcmp(key, "settings"))
-            return bad_rule(r, key, "is unknown, expected match, layers or settings", err);
+        if (strcmp(key, "match") && strcmp(key, "layers") && strcmp(key, "settings") &&
+            strcmp(key, "skip"))
+            return bad_rule(r, key, "is unknown, expected match, layers, settings or skip",
+                            err);
     }
     return VPTQ_OK;
 }
@@ -110,6 +112,20 @@ static vptq_status parse_layers(rule *r, const json_t *value, uint32_t layers, v
     return bad_rule(r, "layers", what, err);
 }
 
+/* A rule has settings, or skips. */
+static vptq_status parse_what(rule *r, const json_t *doc, vptq_err *err)
+{
+    const json_t *skip = json_object_get(doc, "skip");
+    r->settings = json_object_get(doc, "settings");
+    if (skip && !json_is_true(skip))
+        return bad_rule(r, "skip", "is not true", err);
+    if (skip && r->settings)
+        return bad_rule(r, "skip", "does not go with settings", err);
+    if (!skip && (!json_is_object(r->settings) || !json_object_size(r->settings)))
+        return bad_rule(r, "settings", "is missing or not an object with settings", err);
+    return VPTQ_OK;
+}
+
 static vptq_status parse_rule(rule *r, const json_t *doc, uint32_t layers, vptq_err *err)
 {
     const json_t *encoder;
@@ -120,9 +136,7 @@ static vptq_status parse_rule(rule *r, const json_t *doc, uint32_t layers, vptq_
     r->pattern = json_string_value(json_object_get(doc, "match"));
     if (!r->pattern || !*r->pattern || strlen(r->pattern) > MAX_PATTERN)
         return bad_rule(r, "match", "is missing or not a pattern of 1 to 256 characters", err);
-    r->settings = json_object_get(doc, "settings");
-    if (!json_is_object(r->settings) || !json_object_size(r->settings))
-        return bad_rule(r, "settings", "is missing or not an object with settings", err);
+    VPTQ_CHECK(parse_what(r, doc, err));
     encoder = json_object_get(r->settings, "encoder");
     r->encoder = json_string_value(encoder);
     if (encoder && !r->encoder)
@@ -160,6 +174,7 @@ static vptq_status set_all(const rule *r, vptq_matrix_settings *m, vptq_err *err
     const char *key;
     json_t *value;
 
+    m->skip = !r->settings;
     value = json_object_get(r->settings, "method");
     if (value) /* before the others: it has defaults */
         VPTQ_CHECK(set_one(r, "method", value, m, err));

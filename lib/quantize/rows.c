@@ -354,7 +354,7 @@ static vptq_status report_everything(vptq_quantizer *q, vptq_err *err)
     vptq_buf_clear(&q->report);
     for (uint32_t layer = 0; layer < q->model.desc->layers; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
-            if (!vptq_linear_exists(q->model.desc, layer, l))
+            if (!vptq_quantizer_has(q, layer, l))
                 continue;
             VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
             if (vptq_path_exists(path))

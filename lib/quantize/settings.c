@@ -144,7 +144,7 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
     char name[VPTQ_NAME_MAX];
 
     for (size_t i = 0; i < vptq_linear_index(d, d->layers, 0); i++) {
-        if (!vptq_linear_exists(d, rows[i].layer, rows[i].linear))
+        if (!vptq_linear_exists(d, rows[i].layer, rows[i].linear) || rows[i].skip)
             continue;
         uint32_t out, in;
         vptq_linear_shape(d, rows[i].linear, &out, &in);

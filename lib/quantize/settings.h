@@ -18,6 +18,7 @@ typedef struct vptq_matrix_settings {
     uint32_t layer;
     vptq_linear linear;
     bool pinned; /* a recipe rule sets something that is stored: allocation skips the row */
+    bool skip;   /* a recipe rule keeps the matrix plain, in 16 bits */
     vptq_short_name name; /* of the linear layer */
     vptq_encoder_settings settings;
 } vptq_matrix_settings;

@@ -66,7 +66,7 @@ uint32_t vptq_share_count_files(const vptq_quantizer *q)
     uint32_t n = 0;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
-            n += vptq_linear_exists(q->model.desc, layer, l) &&
+            n += vptq_quantizer_has(q, layer, l) &&
                  !vptq_matrix_path(q, layer, (vptq_linear)l, path, NULL) &&
                  vptq_path_exists(path);
     return n;
@@ -151,7 +151,7 @@ static void add_unit(vptq_quantizer *q, uint32_t layer, int first, int count)
     vptq_encoder_report cost;
     unit u = {.layer = layer, .first = first, .count = count};
     for (int l = first; l < first + count; l++)
-        if (vptq_linear_exists(q->model.desc, layer, l)) {
+        if (vptq_quantizer_has(q, layer, l)) {
             u.matrices++;
             u.cost += vptq_quantizer_cost(q, layer, (vptq_linear)l, &cost);
         }
@@ -200,7 +200,7 @@ static vptq_status find_left(const vptq_quantizer *q, uint32_t layer, bool *left
     for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
         char *text = NULL;
         left[l] = false;
-        if (!vptq_linear_exists(q->model.desc, layer, l))
+        if (!vptq_quantizer_has(q, layer, l))
             continue;
         vptq_quantize_row row = vptq_row_make(q, layer, (vptq_linear)l);
         VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
@@ -267,7 +267,7 @@ static vptq_status spread_inputs(const vptq_quantizer *q, uint32_t layer, int fi
     char path[PATH_MAX];
     for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
         const int input = (int)vptq_linear_input((vptq_linear)l);
-        if (!vptq_linear_exists(q->model.desc, layer, l) || input < first || input >= end)
+        if (!vptq_quantizer_has(q, layer, l) || input < first || input >= end)
             continue;
         VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
         VPTQ_CHECK(vptq_share_spread(q, path, err));

@@ -175,6 +175,30 @@ static void test_recipe(void **state)
     release(&r);
 }
 
+static void test_recipe_skips(void **state)
+{
+    vptq_err err = {0};
+    (void)state;
+    resolved r;
+
+    assert_ok(resolve("{\"rules\": ["
+                      "{\"match\": \"down_proj\", \"settings\": {\"centroids\": 64}},"
+                      "{\"match\": \"down_proj\", \"skip\": true},"
+                      "{\"match\": \"*\", \"layers\": \"2\", \"skip\": true},"
+                      "{\"match\": \"layers.1.mlp.down_proj\", \"settings\": {\"beam\": 2}}]}",
+                      NULL, &r, &err),
+              &err);
+    assert_true(row(&r, 0, VPTQ_LINEAR_DOWN)->skip);
+    assert_false(row(&r, 0, VPTQ_LINEAR_UP)->skip);
+    assert_true(row(&r, 2, VPTQ_LINEAR_Q)->skip);
+    const vptq_matrix_settings *m =
+        row(&r, 1, VPTQ_LINEAR_DOWN); /* again not, by the last rule */
+    assert_false(m->skip);
+    assert_int_equal(m->settings.k, 64);
+    assert_int_equal(m->settings.beam, 2);
+    release(&r);
+}
+
 static void test_recipe_refused(void **state)
 {
     vptq_err err = {0};
@@ -191,6 +215,10 @@ static void test_recipe_refused(void **state)
          "rule 1: key 'setting' is unknown"},
         {"{\"rules\": [{\"settings\": {\"beam\": 1}}]}", "rule 1: key 'match' is missing"},
         {"{\"rules\": [{\"match\": \"*\"}]}", "rule 1: key 'settings' is missing"},
+        {"{\"rules\": [{\"match\": \"*\", \"skip\": false}]}",
+         "rule 1: key 'skip' is not true"},
+        {"{\"rules\": [{\"match\": \"*\", \"skip\": true, \"settings\": {\"beam\": 1}}]}",
+         "rule 1: key 'skip' does not go with settings"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {}}]}",
          "rule 1: key 'settings' is missing"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"beam\": 1}},"
@@ -481,7 +509,8 @@ static void test_out_of_memory(void **state)
 
 VTEST_MAIN(cmocka_unit_test(test_defaults_in_order), cmocka_unit_test(test_defaults_refused),
            cmocka_unit_test(test_match), cmocka_unit_test(test_recipe),
-           cmocka_unit_test(test_recipe_refused), cmocka_unit_test(test_check),
-           cmocka_unit_test(test_json), cmocka_unit_test(test_copy_stored),
-           cmocka_unit_test(test_presets), cmocka_unit_test(test_served_presets),
-           cmocka_unit_test(test_fit_groups), cmocka_unit_test(test_out_of_memory))
+           cmocka_unit_test(test_recipe_skips), cmocka_unit_test(test_recipe_refused),
+           cmocka_unit_test(test_check), cmocka_unit_test(test_json),
+           cmocka_unit_test(test_copy_stored), cmocka_unit_test(test_presets),
+           cmocka_unit_test(test_served_presets), cmocka_unit_test(test_fit_groups),
+           cmocka_unit_test(test_out_of_memory))
