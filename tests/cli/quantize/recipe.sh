@@ -60,7 +60,7 @@ refused()
 refused "^vptq-quantize: bad.json: line 1, column .: not valid JSON" 'rules'
 refused "bad.json: key 'rules' is missing or not a list" '{}'
 refused "bad.json: key 'rule' is unknown" '{"rules": [], "rule": []}'
-refused "bad.json: rule 1: key 'pattern' is unknown, expected match, layers or settings" \
+refused "bad.json: rule 1: key 'pattern' is unknown, expected match, layers, settings or skip" \
     '{"rules": [{"pattern": "*", "settings": {"beam": 1}}]}'
 refused "bad.json: rule 2: key 'centroid' is not a setting" \
     '{"rules": [{"match": "*", "settings": {"beam": 1}},
