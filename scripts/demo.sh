@@ -8,6 +8,7 @@
 #   RECORD=1       put the digests of the models into docs/results/digests.txt and README.md instead of
 #                  comparing them; without MODEL, TEXT and SETTINGS only
 set -euo pipefail
+export LC_ALL=C # decimal points
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 bin=${BIN:-$src/build/bin}
@@ -46,7 +47,7 @@ fi
 
 # One folder per combination of inputs (by content) and settings.
 key=$({
-    find -L "$model" -type f -printf '%p %s %T@\n' | LC_ALL=C sort
+    find -L "$model" -type f -printf '%p %s %T@\n' | sort
     [ -z "${TEXT-}" ] || sha256sum < "$TEXT"
     printf '%s|%s|%s\n' "${variants[*]} ${effort[*]}" "$windows" "$eval_windows"
 } | sha256sum | cut -c1-12)

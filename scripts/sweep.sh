@@ -31,15 +31,14 @@ usage()
     exit 2
 }
 
-case ${1:-} in
--h | --help)
-    echo "$synopsis"
-    exit 0
-    ;;
-esac
-
 dir='' vectors=4,6,8 centroids=256 residuals=0 groups=1 outliers=0 max_bits=''
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    case $1 in
+    -h | --help)
+        echo "$synopsis"
+        exit 0
+        ;;
+    esac
     [ $# -ge 2 ] || usage "$1 needs a value"
     case $1 in
     -o) dir=$2 ;;

@@ -5,6 +5,7 @@
 # Finished steps in build/tutorial are kept.  Environment: BIN (folder of the tools, default build/bin), PICTURES (folder
 # of the pictures, default build/tutorial; docs/tutorial when they are to be committed).
 set -euo pipefail
+export LC_ALL=C # decimal points
 
 usage='usage: tutorial.sh MODEL CALIBRATION.txt EVALUATION.txt'
 src=$(cd "$(dirname "$0")/.." && pwd)

@@ -4,6 +4,7 @@
 # The first run writes BASELINE.csv, to be committed.  Tables are the same on every machine, so a difference is one
 # of the code or the data; TOLERANCE (0.002) is the relative increase of perplexity or bits that passes.
 set -eu
+export LC_ALL=C # decimal points
 usage='usage: ablation.sh MODEL CALIBRATION.txt EVALUATION.txt BASELINE.csv'
 model=${1:?$usage} calibration=${2:?$usage} evaluation=${3:?$usage} baseline=${4:?$usage}
 here=$(dirname "$0")
