@@ -36,6 +36,7 @@ typedef struct context {
     struct vptq_text_input *inputs;
     bool has_device;
     char backend[32];
+    char build[80]; /* version and build */
 } context;
 
 /* One for every processor; ranks that may use all of a machine share them. */
@@ -73,6 +74,8 @@ vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **ctx, vptq_
                          backend);
     }
     memcpy(c->backend, backend, strlen(backend) + 1);
+    snprintf(c->build, sizeof c->build, VPTQ_VERSION "%s%s", o.build ? " of commit " : "",
+             o.build ? o.build : "");
     vptq_mem_init(&c->mem, o.memory_cap > SIZE_MAX ? SIZE_MAX : (size_t)o.memory_cap);
     const vptq_status st = open_ranks(c, &o, err);
     if (st) {
@@ -125,7 +128,7 @@ static vptq_status compare_ranks(const context *c, vptq_err *err)
         dev->ops->libraries(dev->state, libraries, sizeof libraries);
     }
     snprintf(kind, sizeof kind, "%s %s %s", dev->ops->name, name, libraries);
-    VPTQ_CHECK(vptq_comm_same(&c->ctx, "the version of the tools", VPTQ_VERSION, err));
+    VPTQ_CHECK(vptq_comm_same(&c->ctx, "the version of the tools", c->build, err));
     return vptq_comm_same(&c->ctx, "the backend", kind, err);
 }
 

@@ -131,6 +131,8 @@ typedef struct vptq_ctx_options {
     const volatile sig_atomic_t *cancel; /* non-zero: VPTQ_E_CANCELLED soon; may be NULL */
     bool ranks; /* share the work with the other processes that mpirun started, if it did; all
                    of them make the same calls with the same options, in one thread */
+    const char *build; /* tells builds of one version apart, as a commit; ranks with another
+                          refuse to work together; may be NULL; copied */
 } vptq_ctx_options;
 
 /* `options` may be NULL.  The backend is opened by the first operation that needs it. */

@@ -174,7 +174,8 @@ vptq_status vptq_cli_make_context(vptq_cli *cli, vptq_err *err)
                                       .progress = on_progress,
                                       .user = cli,
                                       .cancel = &cancelled,
-                                      .ranks = true};
+                                      .ranks = true,
+                                      .build = vptq_cli_commit()};
     cli->out = (vptq_output){.format = (vptq_format)cli->common.format,
                              .write = vptq_cli_write_stdout,
                              .arg = cli,

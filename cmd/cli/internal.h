@@ -74,5 +74,6 @@ void vptq_cli_release_config(vptq_cli_config *config);
 const char *vptq_cli_nearest_name(const struct vptq_cli_state *s, const char *word);
 void vptq_cli_print_help(const vptq_cli *cli);
 void vptq_cli_print_version(const vptq_cli *cli);
+const char *vptq_cli_commit(void); /* that the tools were built from */
 
 #endif

@@ -30,6 +30,11 @@ static void print_device(const vptq_cli *cli)
     vptq_ctx_close(ctx);
 }
 
+const char *vptq_cli_commit(void)
+{
+    return VPTQ_COMMIT;
+}
+
 void vptq_cli_print_version(const vptq_cli *cli)
 {
     printf("%s %s\ncommit: %s\nfeatures: %s\n", cli->tool, VPTQ_VERSION, VPTQ_COMMIT,

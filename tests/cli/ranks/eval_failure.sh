@@ -37,6 +37,14 @@ expect_exit 1 on_rank 1 'set -- "$@" --mem 4M' "${eval[@]}" kld -q -t 1 -m "$pac
 expect_line err.txt '^vptq-eval: rank 1: '
 
 # ---- refused ----
+
+# tools of another commit: a copy with another text of the same length
+commit=$("$BIN/vptq-eval" --version | sed -n 's/^commit: //p')
+other=$(echo "$commit" | tr 0-9a-f 1-9a-f0)
+sed "s/$commit/$other/g" "$BIN/vptq-eval" >other-eval
+chmod +x other-eval
+expect_exit 1 on_rank 1 'shift && set -- ./other-eval "$@"' "${eval[@]}" ppl -q -m "$model" "${window[@]}" >out.txt 2>err.txt
+expect_line err.txt "^vptq-eval: the version of the tools differs between the processes of this run: \".* of commit $commit\" at rank 0, \".* of commit $other\" at rank 1\$"
 expect_exit 2 ranks 2 "${eval[@]}" ppl -q -m "$model" --text - --context 256 >out.txt 2>err.txt
 expect_line err.txt 'vptq-eval: --text -: standard input reaches one of 2 processes only; give a file$'
 expect_exit 2 ranks 2 "${eval[@]}" generate -m "$model" -n 4 >out.txt 2>err.txt
