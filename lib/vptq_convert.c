@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/gguf/gguf.h"
 #include "formats/hf/hub.h"
 #include "lib/base/buf.h"
 #include "lib/base/comm.h"
@@ -19,13 +20,41 @@ enum { MAX_CARD = 1 << 15, MAX_NAME = 64, MAX_PATH = 4096 };
 
 /* ---- what the card says of the original ---- */
 
-/* Copies the value of "license:" in the front matter of the original's README.md; "" without
- * one.  A card is text for people: a file that cannot be read does not stop the run. */
-static void find_license(const char *model, char license[MAX_NAME])
+/* Copies a license's name up to the first character that such a name does not have. */
+static void take_name(const char *from, size_t size, char license[MAX_NAME])
+{
+    size_t n = 0;
+    while (n + 1 < MAX_NAME && n < size &&
+           (isalnum((unsigned char)from[n]) || (from[n] && strchr("._-", from[n]))))
+        n++;
+    memcpy(license, from, n);
+    license[n] = 0;
+}
+
+/* Of a GGUF file: its key general.license. */
+static void find_gguf_license(const char *model, char license[MAX_NAME], vptq_mem *mem)
+{
+    vptq_gguf g;
+    vptq_gguf_str value;
+    if (vptq_gguf_open(model, mem, &g, NULL))
+        return;
+    if (!vptq_gguf_str_or(&g, "general.license", &value, NULL) && value.data)
+        take_name(value.data, value.len, license);
+    vptq_gguf_release(&g);
+}
+
+/* Copies the value of "license:" in the front matter of the original's README.md, or what its
+ * GGUF file says; "" without one.  A card is text for people: a file that cannot be read does
+ * not stop the run. */
+static void find_license(const char *model, char license[MAX_NAME], vptq_mem *mem)
 {
     char path[4096], text[MAX_CARD];
     vptq_file f;
     license[0] = 0;
+    if (vptq_gguf_is(model)) {
+        find_gguf_license(model, license, mem);
+        return;
+    }
     if (vptq_path_join(path, sizeof path, model, "README.md", NULL) ||
         !vptq_path_exists(path) || vptq_file_open(path, &f, NULL))
         return;
@@ -39,11 +68,20 @@ static void find_license(const char *model, char license[MAX_NAME])
         return;
     at += strlen("\nlicense:");
     at += strspn(at, " \"'");
-    size_t n = 0;
-    while (n + 1 < MAX_NAME && at[n] && (isalnum((unsigned char)at[n]) || strchr("._-", at[n])))
-        n++;
-    memcpy(license, at, n);
-    license[n] = 0;
+    take_name(at, strlen(at), license);
+}
+
+/* What the card says without a name. */
+static const char *find_license_file(const char *model)
+{
+    static const char *const names[] = {"LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING"};
+    static const char *const says[] = {"see LICENSE", "see LICENSE.txt", "see LICENSE.md",
+                                       "see COPYING"};
+    char path[4096];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!vptq_path_join(path, sizeof path, model, names[i], NULL) && vptq_path_exists(path))
+            return says[i];
+    return "not found next to its weights";
 }
 
 /* The name of a model or text in the card: "org/name" of a snapshot in a Hugging Face cache,
@@ -107,7 +145,7 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
                               const vptq_quantize_result *r, vptq_buf *b, vptq_err *err)
 {
     char license[MAX_NAME], name[MAX_PATH];
-    find_license(q->model, license);
+    find_license(q->model, license, b->mem);
     card_name(q->model, name);
     VPTQ_CHECK(vptq_buf_printf(b, err, "---\nbase_model: \"%s\"\n", name));
     if (*license)
@@ -126,7 +164,7 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
     if (*r->digest)
         VPTQ_CHECK(vptq_buf_printf(b, err, VPTQ_CARD_DIGEST "%s` |\n", r->digest));
     VPTQ_CHECK(vptq_buf_printf(b, err, "| license of the original | %s |\n",
-                               *license ? license : "not found next to its weights"));
+                               *license ? license : find_license_file(q->model)));
     if (o->command)
         VPTQ_CHECK(vptq_buf_printf(b, err, "\n    %s\n", o->command));
     return VPTQ_OK;

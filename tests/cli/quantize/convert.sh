@@ -156,6 +156,12 @@ expect_line packed/README.md '^| calibration | up to 4 windows of my text |$'
 expect_line packed/README.md "^    vptq-quantize -q -m named -b 3 ${quick[*]} -c 'my text' -n 4 -l 64 --to hf -o packed\$"
 "$BIN/vptq-pack" -q --check packed >out.txt
 
+# A license by its file alone.
+rm named/README.md
+echo "Do as you like." >named/LICENSE
+"$BIN/vptq-quantize" -q -m named "${quick[@]}" -b 3 -n 4 -l 64 --to hf -o licensed >out.txt
+expect_line licensed/README.md '^| license of the original | see LICENSE |$'
+
 # Names and licenses: a snapshot in a cache, a long page with other line ends.
 snapshot=hub/models--some--stories/snapshots/0123abc
 mkdir -p "$snapshot"
@@ -198,6 +204,15 @@ open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + body)
 END
     "$BIN/vptq-pack" -q --unpack qwen -o qwen.gguf >out.txt
     rm -r qwen
+    # with a license, whose key and value take a multiple of 32 bytes
+    python3 - qwen.gguf <<'END'
+import struct, sys
+data = open(sys.argv[1], "rb").read()
+count, = struct.unpack("<Q", data[16:24])
+key, value = b"general.license", b"license-with-exactly-29-chars"
+entry = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(value)) + value
+open(sys.argv[1], "wb").write(data[:16] + struct.pack("<Q", count + 1) + entry + data[24:])
+END
     "$BIN/vptq-quantize" -q -m qwen.gguf -v 4 -k 256 -n 4 -l 64 -o qwen.vptq >out.txt
     score() {
         "$BIN/vptq-eval" ppl -q -m "$1" --text "$(data text/tinystories/tiny.utf8)" --context 64 --windows 4 \
@@ -210,4 +225,5 @@ END
     "$BIN/vptq-pack" -q qwen.vptq -o qwen >out.txt
     grep -q '"model_type": "qwen2"' qwen/config.json || fail "$(cat qwen/config.json)"
     expect_line qwen/README.md '^base_model: "qwen.gguf"$'
+    expect_line qwen/README.md '^license: license-with-exactly-29-chars$'
 fi
