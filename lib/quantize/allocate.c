@@ -24,10 +24,11 @@ typedef struct allocation {
     size_t *at;                       /* [matrices] their rows of q->matrix */
     const vptq_sensitivity *measured; /* [rows of q->matrix]; NULL = not measured */
     vptq_allocate_problem problem;
-    size_t *first;                 /* [matrices + 1] */
-    vptq_allocate_option *options; /* bits, and cost in the units of the mode */
-    uint32_t *rate_of;             /* of each option; NO_RATE = keep the settings */
-    uint64_t weights, budget;      /* of all matrices */
+    size_t *first;                      /* [matrices + 1] */
+    vptq_allocate_option *options;      /* bits, and cost in the units of the mode */
+    uint32_t *rate_of;                  /* of each option; NO_RATE = keep the settings */
+    uint64_t weights, budget;           /* of all matrices */
+    uint64_t other_weights, other_bits; /* of the rest of the file, with skipped matrices */
     size_t *choice;
 } allocation;
 
@@ -133,7 +134,7 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
         name, out, in);
 }
 
-/* Lists the matrices that exist in a->at. */
+/* Lists the matrices to quantize in a->at. */
 static vptq_status list_matrices(allocation *a, vptq_arena *arena, vptq_err *err)
 {
     const vptq_quantizer *q = a->q;
@@ -159,9 +160,10 @@ static void set_budget(allocation *a)
     const vptq_quantizer *q = a->q;
     const uint64_t skipped = q->matrix_weights - a->weights;
     double bits = q->opt->bits * (double)a->weights;
+    a->other_weights = q->plain_weights + skipped;
+    a->other_bits = q->plain_bits + 16 * skipped;
     if (q->opt->budget == VPTQ_BUDGET_FILE)
-        bits += q->opt->bits * (double)(q->plain_weights + skipped) -
-                (double)(q->plain_bits + 16 * skipped);
+        bits += q->opt->bits * (double)a->other_weights - (double)a->other_bits;
     a->budget = (uint64_t)fmax(0, fmin(bits, 0x1p63));
 }
 
@@ -192,8 +194,8 @@ static vptq_status too_small(const allocation *a, uint64_t least, vptq_err *err)
                          "matrices, below the smallest possible, %.4f; the file needs %.4f",
                          q->opt->bits, (double)a->budget / (double)a->weights,
                          (double)least / (double)a->weights,
-                         (double)(least + q->plain_bits) /
-                             (double)(a->weights + q->plain_weights));
+                         (double)(least + a->other_bits) /
+                             (double)(a->weights + a->other_weights));
     return vptq_fail(err, VPTQ_E_ARG,
                      "a budget of %g bits per weight is below the smallest possible, %.4f",
                      a->q->opt->bits, (double)least / (double)a->weights);
@@ -204,8 +206,8 @@ static vptq_status check_largest(const allocation *a, uint64_t most, vptq_err *e
 {
     const vptq_quantizer *q = a->q;
     const bool file = q->opt->budget == VPTQ_BUDGET_FILE;
-    const double bits = (double)most + (file ? (double)q->plain_bits : 0);
-    const double weights = (double)a->weights + (file ? (double)q->plain_weights : 0);
+    const double bits = (double)most + (file ? (double)a->other_bits : 0);
+    const double weights = (double)a->weights + (file ? (double)a->other_weights : 0);
     const double largest = ceil(1e4 * bits / weights) / 1e4;
     if (q->opt->bits <= largest)
         return VPTQ_OK;

@@ -60,6 +60,14 @@ awk -v b="$(json_get file_bits_per_weight plan.json)" 'BEGIN { exit !(b > 7.5 &&
 "$BIN/vptq-quantize" -m "$model" -q --tokenizer "$tok" -c "$text" -n 8 -l 64 -b 3 --allocate kl --recipe r.json -o kl > out.txt
 expect_line out.txt "^25 matrices, 10 skipped"
 
+# The least and the largest budget for the file, which messages name, count them too.
+echo '{"rules": [{"match": "mlp.*", "skip": true}]}' > mlp.json
+file() { "$BIN/vptq-quantize" -m "$model" -q -H all --budget file --recipe mlp.json --dry-run -b "$@"; }
+expect_error 2 "of the file leaves 0.0000 for the matrices, .*; the file needs 12.6921" file 3
+file 12.6922 > out.txt
+expect_error 2 "of the file is above the largest that the settings to choose from can use, 14.8974" file 15
+file 14.8974 > out.txt
+
 # Tuning leaves them alone, without a warning of missing ones.
 "$BIN/vptq-quantize" -q --tokenizer "$tok" -c "$text" -n 12 -l 64 --from w --tune e2e --steps 2 -o tuned > out.txt 2> err.txt
 [ ! -s err.txt ] || fail "$(cat err.txt)"
