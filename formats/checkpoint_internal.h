@@ -49,7 +49,7 @@ typedef struct vptq_work_header {
     const char *base, *fingerprint;
     const char *tokenizer; /* "" = that of the base model */
 } vptq_work_header;
-/* Also sets c->storage. */
+/* Also sets c->storage and c->skipped. */
 vptq_status vptq_checkpoint_read_work_header(vptq_checkpoint *c, vptq_work_header *h,
                                              vptq_err *err) VPTQ_MUST_CHECK;
 /* Adds the tensors of c->base, rounded to c->storage, and the finished matrices.  Unless

@@ -194,6 +194,12 @@ static vptq_status open_work(const vptq_ctx *ctx, const vptq_checkpoint_options 
     if (st)
         return st;
     c->desc = c->base->desc;
+    const size_t all = vptq_linear_total(&c->desc, 0, c->desc.layers - 1);
+    if (c->skipped > all)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s/" VPTQ_WORK_FILE ": key 'matrices' skips %zu matrices, its base "
+                         "model has %zu",
+                         c->path, c->skipped, all);
     c->tokenizer = *h.tokenizer ? h.tokenizer : c->base->tokenizer;
     return vptq_checkpoint_read_work(ctx, opt->partial, c, err);
 }

@@ -331,6 +331,7 @@ for name, change in [
     ("dtype f99", run_file(dtype=BAD)),
     ("fingerprint with control characters", run_file(base_fingerprint=BAD)),
     ("format 2", run_file(format=2)),
+    ("skips more than there are", run_file(matrices={f"m{i}": {"skip": True} for i in range(99)})),
     ("a changed key", replace("quantize.json", "f16", "f99")),
     ("depth 10^6", write("quantize.json", lambda: forge.deep(10**6))),
     ("nothing", write("quantize.json", "")),
