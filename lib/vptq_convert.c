@@ -160,6 +160,8 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
                                "| mean loss of a matrix%s | %.6f of its output's energy |\n",
                                name, r->bits_per_weight, name, r->matrices, r->bits_per_weight,
                                q->tune ? " before tuning" : "", r->mean_loss));
+    if (r->skipped)
+        VPTQ_CHECK(vptq_buf_printf(b, err, "| matrices in 16 bits | %u |\n", r->skipped));
     VPTQ_CHECK(add_calibration(b, q, err));
     if (*r->digest)
         VPTQ_CHECK(vptq_buf_printf(b, err, VPTQ_CARD_DIGEST "%s` |\n", r->digest));

@@ -252,6 +252,9 @@ static void add_notes(vptq_table *t)
 {
     vptq_table_note(t, "bits: everything that is stored of the quantized matrices (indices, "
                        "codebooks, scales, biases, permutations) over their weights");
+    if (t->has & RECIPE)
+        vptq_table_note(t, "recipe: matrices that it skips stay in 16 bits and count only in "
+                           "archive bytes");
     if (t->has & PAPER)
         vptq_table_note(
             t, "paper: bits and perplexities (WikiText-2, C4) of Llama-2-13B at a context "

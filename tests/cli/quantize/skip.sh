@@ -68,6 +68,16 @@ file 12.6922 > out.txt
 expect_error 2 "of the file is above the largest that the settings to choose from can use, 14.8974" file 15
 file 14.8974 > out.txt
 
+# A model card and the table of an ablation name them.
+run -c "$text" -n 8 -l 64 --recipe r.json -o card --to hf > out.txt
+expect_line card/README.md "^| matrices in 16 bits | 10 |"
+echo '[{"name": "all"}, {"name": "skips", "recipe": "r.json"}]' > rows.json
+ablate() { "$BIN/vptq-eval" ablate -q -m "$model" --tokenizer "$tok" --text "$text" --table rows.json --dry-run "$@"; }
+ablate > out.txt
+expect_line out.txt "^recipe: matrices that it skips stay in 16 bits and count only in archive bytes"
+ablate --only all > out.txt
+! grep -q '^recipe' out.txt || fail "$(cat out.txt)"
+
 # Tuning leaves them alone, without a warning of missing ones.
 "$BIN/vptq-quantize" -q --tokenizer "$tok" -c "$text" -n 12 -l 64 --from w --tune e2e --steps 2 -o tuned > out.txt 2> err.txt
 [ ! -s err.txt ] || fail "$(cat err.txt)"
