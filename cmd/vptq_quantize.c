@@ -480,7 +480,8 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
         {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)"},
         {0, "tokenizer", CLI_STRING, &a->tokenizer, "FILE", "tokenizer to use with the model"},
         {0, "recipe", CLI_INPUT, &a->recipe, "FILE",
-         "JSON rules with settings for single matrices; they take precedence over options"},
+         "JSON rules with settings for single matrices, which take precedence over options, or "
+         "that leave matrices in 16 bits"},
         {0, "config", CLI_CONFIG, &a->config, "FILE",
          "JSON file with options of this command, which the command line overrides"},
         {0, "save-config", CLI_STRING, &a->save_config, "FILE",

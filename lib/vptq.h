@@ -387,7 +387,8 @@ typedef struct vptq_quantize_options {
     bool no_outputs;  /* do without the output Hessians of `hessians` */
     const char *tokenizer;         /* file; NULL = the model's own */
     const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
-    const char *recipe;            /* JSON rules that override them per matrix; NULL = none */
+    const char *recipe;            /* JSON rules that override them per matrix, or leave
+                                      matrices in 16 bits; NULL = none */
     double bits; /* budget per weight: chooses v, k, k_res where no recipe does; 0 = none */
     vptq_budget budget;
     vptq_dtype embeddings; /* VPTQ_BUDGET_FILE, `packs`: in which vptq_pack will store

@@ -125,8 +125,8 @@ static bool is_plain_matrix(const vptq_checkpoint *c, const vptq_tensor *t)
            vptq_linear_of_module(&c->desc, t->name, vptq_text_before(t->name, ".weight"), &l);
 }
 
-/* Lists the matrices that a recipe skipped and, among uniform codes, whose config names what
- * has none, also those of layers that were not chosen. */
+/* Lists the matrices of methods without codes and, among uniform codes, whose config names what
+ * has none, also those that a recipe skipped or whose layers were not chosen. */
 static vptq_status find_dense(packing *p, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;

@@ -17,7 +17,7 @@ typedef struct slice {
     vptq_encoder_settings settings;
 } slice;
 
-/* A whole matrix; false if the model does not have it. */
+/* A whole matrix; false if the run does not quantize it. */
 static bool take(const vptq_quantizer *q, uint32_t layer, int l, slice *s)
 {
     *s = (slice){.layer = layer, .linear = (vptq_linear)l};

@@ -116,7 +116,7 @@ static vptq_status check_fold_skips(const vptq_quantizer *q, vptq_err *err)
     char name[VPTQ_NAME_MAX];
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
-            if (vptq_fold_applies(q, layer) && vptq_quantizer_matrix(q, layer, l)->skip) {
+            if (vptq_quantizer_matrix(q, layer, l)->skip && vptq_fold_applies(q, layer)) {
                 vptq_linear_full_name(q->model.desc, name, layer, (vptq_linear)l);
                 return vptq_fail(err, VPTQ_E_ARG,
                                  "%s: a recipe cannot skip single matrices of a layer with awq "

@@ -11,7 +11,7 @@
 typedef struct unit {
     uint32_t layer;
     int first, count;
-    uint32_t matrices; /* of them that the model has */
+    uint32_t matrices; /* of them that the run quantizes */
     double cost;
 } unit;
 
