@@ -9,6 +9,7 @@
 
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/model/backward.h"
 
 /* ---- plan ---- */
@@ -236,8 +237,8 @@ static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t 
     if (input != last_of_all(c))
         return VPTQ_OK;
     snprintf(detail, sizeof detail, "layer %u of 0-%u", c->layer, c->last);
-    vptq_progress_share(c->dev->ctx, "hessian", "layers", c->layer + (done == windows),
-                        c->last + 1,
+    vptq_progress_share(c->dev->ctx, "hessian", vptq_plural(c->last + 1, "layer", "layers"),
+                        c->layer + (done == windows), c->last + 1,
                         (c->layer + (double)done / (double)windows) / (c->last + 1.0), detail);
     return VPTQ_OK;
 }

@@ -7,6 +7,7 @@
 
 #include "hessian/calibrate_internal.h"
 #include "lib/base/comm.h"
+#include "lib/base/text.h"
 
 enum {
     PRODUCT_TOKENS = 256,         /* summed in float, as in the Hessians */
@@ -262,7 +263,8 @@ static void report(const vptq_calibrator *c, size_t sequence)
 
     snprintf(detail, sizeof detail, "layer %u of 0-%u, %s", c->layer, c->last,
              vptq_input_name(c->next).text);
-    vptq_progress_share(c->dev->ctx, "hessian", "layers", c->layer + (input >= 1), c->last + 1,
+    vptq_progress_share(c->dev->ctx, "hessian", vptq_plural(c->last + 1, "layer", "layers"),
+                        c->layer + (input >= 1), c->last + 1,
                         (c->layer + input) / (c->last + 1.0), detail);
 }
 

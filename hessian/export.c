@@ -6,6 +6,7 @@
 #include "hessian/dir.h"
 #include "hessian/foreign.h"
 #include "lib/backend/mirror.h"
+#include "lib/base/text.h"
 
 /* Reads the imported covariance, or computes it from H. */
 static vptq_status lower_to_covariance(const vptq_hessian_file *h, float *covariance,
@@ -141,7 +142,8 @@ static vptq_status export_layers(vptq_device *dev, const char *dir, const char *
         vptq_hessian_file_release(&h);
         if (st)
             return st;
-        vptq_progress(dev->ctx, "export", "files", done + 1, files, NULL);
+        vptq_progress(dev->ctx, "export", vptq_plural(files, "file", "files"), done + 1, files,
+                      NULL);
     }
     return VPTQ_OK;
 }

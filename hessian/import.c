@@ -7,6 +7,7 @@
 
 #include "hessian/dir.h"
 #include "hessian/foreign.h"
+#include "lib/base/text.h"
 
 /* The model fingerprint of Hessians whose files name no model. */
 static const char unknown_model[] = "0000000000000000";
@@ -230,7 +231,8 @@ static vptq_status import_all(importer *im, const char *to, vptq_err *err)
         VPTQ_CHECK(vptq_check_cancel(im->dev->ctx, err));
         VPTQ_CHECK(import_one(im, d->first_layer + (uint32_t)(i / VPTQ_INPUT_DENSE),
                               (vptq_input)(i % VPTQ_INPUT_DENSE), to, err));
-        vptq_progress(im->dev->ctx, "import", "files", i + 1, files, NULL);
+        vptq_progress(im->dev->ctx, "import", vptq_plural(files, "file", "files"), i + 1, files,
+                      NULL);
     }
     memcpy(d->model_fingerprint, unknown_model, sizeof unknown_model);
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, im->hash);

@@ -7,6 +7,7 @@
 #include "hessian/dir.h"
 #include "hessian/outputs.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 /* One part of some directories, pooled into the directory `to`. */
 typedef struct merger {
@@ -174,8 +175,8 @@ static vptq_status merge_part(const merger *m, vptq_err *err)
             if (vptq_input_exists(x, layer, i))
                 VPTQ_CHECK(merge_one(m, layer, vptq_input_name(i).text, VPTQ_WEIGHTS_PLAIN,
                                      vptq_input_expert(i) >= 0, err));
-            vptq_progress(m->ctx, "merge", "files", (layer - first) * inputs + (unsigned)i + 1,
-                          files, NULL);
+            vptq_progress(m->ctx, "merge", vptq_plural(files, "file", "files"),
+                          (layer - first) * inputs + (unsigned)i + 1, files, NULL);
         }
         for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
             if (vptq_term_of(kind, (vptq_linear)l) == (vptq_linear)l)

@@ -10,6 +10,7 @@
 #include "hessian/sampled.h"
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 enum { ROWS = VPTQ_OUTPUT_ROWS, BLOCK = ROWS * ROWS };
 
@@ -234,7 +235,8 @@ static vptq_status run_chunk(collector *o, size_t first, size_t end, size_t own,
         VPTQ_CHECK(vptq_check_cancel(o->dev->ctx, err));
         VPTQ_CHECK(vptq_sampled_run(&o->pass, w, c->corpus.ids.data + c->window[w], on_linear,
                                     o, err));
-        vptq_progress(o->dev->ctx, "outputs", "windows", i + 1, own, NULL);
+        vptq_progress(o->dev->ctx, "outputs", vptq_plural(own, "window", "windows"), i + 1, own,
+                      NULL);
     }
     return vptq_total_add(&o->total, 0, layers, o->entries, false, o->sums, err);
 }

@@ -8,6 +8,7 @@
 #include "hessian/sampled.h"
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 typedef struct saliency {
     vptq_device *dev;
@@ -91,7 +92,8 @@ static vptq_status run_windows(saliency *a, size_t first, vptq_err *err)
         VPTQ_CHECK(
             vptq_sampled_run(&a->pass, number, o->ids + o->window[number], on_linear, a, err));
         VPTQ_CHECK(vptq_hidden_states_keep(a->s, w * rows, rows, err));
-        vptq_progress(a->dev->ctx, "saliency", "windows", w + 1, o->windows, NULL);
+        vptq_progress(a->dev->ctx, "saliency", vptq_plural(o->windows, "window", "windows"),
+                      w + 1, o->windows, NULL);
         if (!a->path[0] ||
             (vptq_seconds() - saved < o->checkpoint_seconds && w + 1 < o->windows))
             continue;

@@ -114,7 +114,7 @@ typedef void (*vptq_log_fn)(void *user, vptq_log_level level, const char *text);
 /* How far an operation is. */
 typedef struct vptq_progress_info {
     const char *stage;    /* "quantize"; static.  Stages of one operation may take turns */
-    const char *unit;     /* "matrices", "windows", "bytes"; static */
+    const char *unit;     /* "matrices", "windows", "bytes"; "matrix" of 1; static */
     uint64_t done, total; /* units; total 0 = unknown */
     double share;         /* of the work that is done, 0 to 1, units weighted by their cost */
     const char *detail;   /* "layer 3 mlp.down_proj, loss 0.0123"; may be NULL */

@@ -11,6 +11,7 @@
 #include "lib/base/buf.h"
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
 #include "lib/quantize/tune.h"
@@ -124,7 +125,8 @@ static vptq_status add_calibration(vptq_buf *b, const vptq_quantize_options *q, 
     const vptq_calibrate_options *c = q->calibrate;
     if (!c)
         return VPTQ_OK;
-    VPTQ_CHECK(vptq_buf_printf(b, err, "| calibration | up to %zu windows of", c->windows));
+    VPTQ_CHECK(vptq_buf_printf(b, err, "| calibration | up to %zu window%s of", c->windows,
+                               vptq_plural(c->windows, "", "s")));
     for (size_t i = 0; i < c->corpus.text_count + c->corpus.token_count; i++) {
         const bool text = i < c->corpus.text_count;
         const char *path =

@@ -9,6 +9,7 @@
 #include "hessian/outputs.h"
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
 #include "lib/report/estimate.h"
@@ -77,13 +78,16 @@ static vptq_status report_collected(const vptq_output *out, const collected *c, 
     if (!c->planned)
         snprintf(took, sizeof took, ", %s", seconds);
     if (r->held_out)
-        snprintf(held_out, sizeof held_out, ", %zu windows held out", r->held_out);
+        snprintf(held_out, sizeof held_out, ", %zu window%s held out", r->held_out,
+                 vptq_plural(r->held_out, "", "s"));
     if (r->layers_reused)
-        snprintf(kept, sizeof kept, ", %u layers kept", r->layers_reused);
-    VPTQ_CHECK(vptq_print_line(out, err, "%s: %zu windows of %zu tokens, %u layers%s, %s%s%s%s",
-                               c->output ? c->output : "plan", r->windows, r->length,
-                               r->layers_done, c->planned ? " to do" : "", bytes, held_out,
-                               kept, took));
+        snprintf(kept, sizeof kept, ", %u layer%s kept", r->layers_reused,
+                 vptq_plural(r->layers_reused, "", "s"));
+    VPTQ_CHECK(vptq_print_line(
+        out, err, "%s: %zu window%s of %zu token%s, %u layer%s%s, %s%s%s%s",
+        c->output ? c->output : "plan", r->windows, vptq_plural(r->windows, "", "s"), r->length,
+        vptq_plural(r->length, "", "s"), r->layers_done, vptq_plural(r->layers_done, "", "s"),
+        c->planned ? " to do" : "", bytes, held_out, kept, took));
     return c->planned ? vptq_estimate_print(out, &c->estimate, err) : VPTQ_OK;
 }
 

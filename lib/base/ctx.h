@@ -22,7 +22,7 @@ struct vptq_ctx {
 
 void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)
     VPTQ_PRINTF(3, 4);
-/* As vptq_progress_info; units of equal cost. */
+/* As vptq_progress_info; units of equal cost.  `unit` by vptq_plural of `total`. */
 void vptq_progress(const vptq_ctx *ctx, const char *stage, const char *unit, uint64_t done,
                    uint64_t total, const char *detail);
 void vptq_progress_share(const vptq_ctx *ctx, const char *stage, const char *unit,

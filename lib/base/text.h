@@ -1,4 +1,4 @@
-/* Internal: comparisons of texts, and their printable form.
+/* Internal: comparisons of texts, plurals, and the printable form.
  *
  * A text from a file must not command the terminal or forge a second message.  Its printable
  * form shows control characters (C0, DEL, C1), line and paragraph separators, and bidirectional
@@ -36,6 +36,12 @@ static inline size_t vptq_text_cut(const char *s, size_t max)
     while (max && ((unsigned char)s[max] & 0xC0) == 0x80)
         max--;
     return max;
+}
+
+/* The form of a noun or its ending for a number: "1 layer", "2 layers". */
+static inline const char *vptq_plural(uint64_t n, const char *one, const char *many)
+{
+    return n == 1 ? one : many;
 }
 
 /* Whether `len` bytes, which need not be terminated, are this word. */

@@ -4,6 +4,7 @@
 
 #include "hessian/collect.h"
 #include "hessian/import.h"
+#include "lib/base/text.h"
 #include "lib/encoder/encode.h"
 #include "lib/eval/error.h"
 
@@ -224,11 +225,12 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
     VPTQ_TRY(check_hessians(&c, first_layer, last_layer, err));
     VPTQ_TRY(alloc_matrices(&c, &arena, err));
     for (uint32_t l = first_layer; l <= last_layer; l++) {
+        const uint32_t all = last_layer - first_layer + 1;
         VPTQ_TRY(check_norms(&c, l, err));
         for (int i = 0; i < vptq_input_count(&base->desc->experts); i++)
             VPTQ_TRY(compare_input(&c, l, (vptq_input)i, &found, err));
-        vptq_progress(dev->ctx, "error", "layers", l - first_layer + 1,
-                      last_layer - first_layer + 1, NULL);
+        vptq_progress(dev->ctx, "error", vptq_plural(all, "layer", "layers"),
+                      l - first_layer + 1, all, NULL);
     }
     if (found == 0)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s has no quantized matrix in layers %u to %u",

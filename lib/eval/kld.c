@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "lib/base/comm.h"
+#include "lib/base/text.h"
 #include "lib/eval/error.h"
 #include "lib/eval/saved_base.h"
 #include "lib/eval/windows.h"
@@ -180,7 +181,8 @@ static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
         snprintf(so_far, sizeof so_far, "kld %.6f, ", r->sum / (double)r->tokens);
     snprintf(text, sizeof text, "%swindows %zu-%zu", so_far, first + 1, end);
     vptq_progress_share(
-        r->dev->ctx, r->model.m ? "divergence" : "recording", "windows",
+        r->dev->ctx, r->model.m ? "divergence" : "recording",
+        vptq_plural(r->w.count, "window", "windows"),
         blocks == per && before == first ? end : before, r->w.count,
         (double)(before * per + (end - first) * blocks) / (double)(r->w.count * per), text);
 }

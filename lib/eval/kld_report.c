@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lib/base/comm.h"
+#include "lib/base/text.h"
 #include "lib/eval/estimate.h"
 #include "lib/eval/kld.h"
 #include "lib/eval/units.h"
@@ -136,8 +137,9 @@ static vptq_status print_text(const vptq_output *out, const kld_row *row, vptq_e
     VPTQ_CHECK(vptq_print_list(out, VPTQ_COLUMNS(change), TITLES, row, err));
     VPTQ_CHECK(vptq_print_list(out, VPTQ_COLUMNS(same_token), TITLES, row, err));
     VPTQ_CHECK(vptq_print_text(out, err,
-                               "\n%" PRIu64 " tokens in %" PRIu64 " windows of %zu, %.1f s\n",
-                               r->tokens, r->windows, r->context, r->seconds));
+                               "\n%" PRIu64 " token%s in %" PRIu64 " window%s of %zu, %.1f s\n",
+                               r->tokens, vptq_plural(r->tokens, "", "s"), r->windows,
+                               vptq_plural(r->windows, "", "s"), r->context, r->seconds));
     if (r->base_tail > 0)
         VPTQ_CHECK(vptq_print_text(
             out, err,
@@ -155,17 +157,19 @@ static vptq_status print_result(const vptq_output *out, const vptq_kld_options *
     if (o->dry_run && json)
         return vptq_print_object(out, VPTQ_COLUMNS(planned), row, err);
     if (o->dry_run) {
-        VPTQ_CHECK(vptq_print_text(out, err,
-                                   "would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
-                                   row->model ? "compare" : "save", r->tokens, r->windows));
+        VPTQ_CHECK(vptq_print_text(
+            out, err, "would %s %" PRIu64 " token%s in %" PRIu64 " window%s\n",
+            row->model ? "compare" : "save", r->tokens, vptq_plural(r->tokens, "", "s"),
+            r->windows, vptq_plural(r->windows, "", "s")));
         return vptq_estimate_print(out, &r->estimate, err);
     }
     if (!row->model && json)
         return vptq_print_object(out, VPTQ_COLUMNS(saved), row, err);
     if (!row->model)
         return vptq_print_line(
-            out, err, "saved %" PRIu64 " tokens in %" PRIu64 " windows of %zu in %s, %.1f s",
-            r->tokens, r->windows, r->context, o->save_base, r->seconds);
+            out, err, "saved %" PRIu64 " token%s in %" PRIu64 " window%s of %zu in %s, %.1f s",
+            r->tokens, vptq_plural(r->tokens, "", "s"), r->windows,
+            vptq_plural(r->windows, "", "s"), r->context, o->save_base, r->seconds);
     return json ? print_json(out, row, err) : print_text(out, row, err);
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/text.h"
 #include "lib/eval/windows.h"
 
 typedef struct run {
@@ -153,16 +154,19 @@ static vptq_status alloc_batches(run *r, vptq_arena *arena, vptq_err *err)
 static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
 {
     char text[128], so_far[32] = "";
-    const char *unit = r->opt->documents ? "documents" : "windows";
+    const bool documents = r->opt->documents != NULL;
+    const uint64_t per = (uint64_t)r->m->desc->layers + 1, all = r->w.count;
     const size_t before = vptq_units_before(&r->w.units, r->dev->ctx, first);
-    uint64_t per = (uint64_t)r->m->desc->layers + 1;
     if (r->tokens)
         snprintf(so_far, sizeof so_far, "ppl %.4f, ", exp(r->sum / (double)r->tokens));
-    snprintf(text, sizeof text, "%s%s %zu-%zu, block %u", so_far, unit, first + 1, end, blocks);
-    vptq_progress_share(
-        r->dev->ctx, "perplexity", unit, blocks == per && before == first ? end : before,
-        r->w.count,
-        (double)(before * per + (end - first) * blocks) / (double)(r->w.count * per), text);
+    snprintf(text, sizeof text, "%s%s %zu-%zu, block %u", so_far,
+             documents ? "documents" : "windows", first + 1, end, blocks);
+    vptq_progress_share(r->dev->ctx, "perplexity",
+                        documents ? vptq_plural(all, "document", "documents")
+                                  : vptq_plural(all, "window", "windows"),
+                        blocks == per && before == first ? end : before, all,
+                        (double)(before * per + (end - first) * blocks) / (double)(all * per),
+                        text);
 }
 
 /* ---- scores ---- */

@@ -6,6 +6,7 @@
 
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/eval/estimate.h"
 #include "lib/eval/tasks.h"
 #include "lib/eval/units.h"
@@ -89,9 +90,9 @@ static vptq_status print_total(const run *r, vptq_err *err)
         seconds += f->seconds;
     }
     return vptq_print_line(
-        r->out, err, "%s%s%s: %" PRIu64 " tokens, %.0f per second; sharing saved %" PRIu64,
+        r->out, err, "%s%s%s: %" PRIu64 " token%s, %.0f per second; sharing saved %" PRIu64,
         r->m->ckpt.path, r->base ? " against " : "", r->base ? r->base->ckpt.path : "", rows,
-        seconds > 0 ? (double)rows / seconds : 0, saved);
+        vptq_plural(rows, "", "s"), seconds > 0 ? (double)rows / seconds : 0, saved);
 }
 
 /* Prints the finished tasks.  JSON and CSV have every column of the options, text and Markdown
@@ -130,10 +131,11 @@ static vptq_status print_plan(const run *r, task_row *row, vptq_err *err)
     if (r->out && r->out->format == VPTQ_FORMAT_JSON)
         return vptq_print_object(r->out, VPTQ_COLUMNS(plan), row, err);
     VPTQ_CHECK(vptq_print_line(r->out, err,
-                               "%s: would score %" PRIu64 " items in %" PRIu64
-                               " requests; %" PRIu64 " tokens, %" PRIu64 " without sharing",
-                               row->name, f->items, f->requests, f->rows,
-                               f->rows + f->rows_saved));
+                               "%s: would score %" PRIu64 " item%s in %" PRIu64
+                               " request%s; %" PRIu64 " token%s, %" PRIu64 " without sharing",
+                               row->name, f->items, vptq_plural(f->items, "", "s"), f->requests,
+                               vptq_plural(f->requests, "", "s"), f->rows,
+                               vptq_plural(f->rows, "", "s"), f->rows + f->rows_saved));
     return vptq_estimate_print(r->out, &e, err);
 }
 

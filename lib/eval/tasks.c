@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/eval/task_plan.h"
 #include "lib/eval/units.h"
 #include "lib/model/forward.h"
@@ -163,14 +164,15 @@ static void progress(const run *r, size_t first, size_t rows, uint32_t blocks, s
     const uint64_t steps = (uint64_t)rows * blocks + heads;
     char text[96];
     int n = r->units.whole
-                ? snprintf(text, sizeof text, "%.40s: %zu of %zu items", r->name, r->item,
-                           r->file->count)
-                : snprintf(text, sizeof text, "%.40s: %zu items", r->name, r->file->count);
+                ? snprintf(text, sizeof text, "%.40s: %zu of %zu item%s", r->name, r->item,
+                           r->file->count, vptq_plural(r->file->count, "", "s"))
+                : snprintf(text, sizeof text, "%.40s: %zu item%s", r->name, r->file->count,
+                           vptq_plural(r->file->count, "", "s"));
     if (r->units.whole && r->item && n > 0 && (size_t)n < sizeof text)
         snprintf(text + n, sizeof text - (size_t)n, ", acc %.4f",
                  (double)r->correct / (double)r->item);
-    vptq_progress(r->dev->ctx, "tasks", "tokens", first + steps / (r->m->desc->layers + 1),
-                  r->plan->rows, text);
+    vptq_progress(r->dev->ctx, "tasks", vptq_plural(r->plan->rows, "token", "tokens"),
+                  first + steps / (r->m->desc->layers + 1), r->plan->rows, text);
 }
 
 /* Scores at most VPTQ_FORWARD_ROWS pairs from *pair on whose rows are before `row_end`. */

@@ -191,12 +191,13 @@ static vptq_status print_text(const run *r, const vptq_ppl_result *x, vptq_err *
     const bool documents = r->opt->documents != NULL;
     VPTQ_CHECK(vptq_print_text(
         r->out, err,
-        "ppl %.4f ± %.4f\nnll %.6f over %" PRIu64 " tokens in %" PRIu64 " %s of %s%zu\n",
-        x->ppl, x->ppl_stderr, x->nll, x->tokens, x->windows,
-        documents ? "documents" : "windows", documents ? "at most " : "", x->context));
+        "ppl %.4f ± %.4f\nnll %.6f over %" PRIu64 " token%s in %" PRIu64 " %s%s of %s%zu\n",
+        x->ppl, x->ppl_stderr, x->nll, x->tokens, vptq_plural(x->tokens, "", "s"), x->windows,
+        documents ? "document" : "window", vptq_plural(x->windows, "", "s"),
+        documents ? "at most " : "", x->context));
     if (x->skipped)
         VPTQ_CHECK(vptq_print_text(r->out, err, "%" PRIu64 " longer document%s skipped\n",
-                                   x->skipped, x->skipped == 1 ? " was" : "s were"));
+                                   x->skipped, vptq_plural(x->skipped, " was", "s were")));
     if (!isnan(x->bits_per_byte))
         VPTQ_CHECK(vptq_print_text(r->out, err, "%.4f bits per byte\n", x->bits_per_byte));
     return vptq_print_text(r->out, err,
@@ -229,10 +230,11 @@ static vptq_status print_result(const run *r, size_t i, const vptq_ppl_result *x
     if (!r->out)
         return VPTQ_OK;
     if (r->opt->dry_run && r->out->format != VPTQ_FORMAT_JSON) {
-        VPTQ_CHECK(vptq_print_line(r->out, err,
-                                   "%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s",
-                                   alone ? "" : row.text, alone ? "" : ": ", x->tokens,
-                                   x->windows, r->opt->documents ? "documents" : "windows"));
+        VPTQ_CHECK(vptq_print_line(
+            r->out, err, "%s%swould score %" PRIu64 " token%s in %" PRIu64 " %s%s",
+            alone ? "" : row.text, alone ? "" : ": ", x->tokens,
+            vptq_plural(x->tokens, "", "s"), x->windows,
+            r->opt->documents ? "document" : "window", vptq_plural(x->windows, "", "s")));
         return vptq_estimate_print(r->out, &x->estimate, err);
     }
     if (alone && r->out->format == VPTQ_FORMAT_TEXT)

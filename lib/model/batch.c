@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lib/base/rng.h"
+#include "lib/base/text.h"
 #include "lib/model/forward_internal.h"
 
 typedef struct sequence {
@@ -226,7 +227,7 @@ vptq_status vptq_batch_add(vptq_batch *b, const int32_t *ids, size_t n, size_t *
         s++;
     if (s == b->o.sequences)
         return vptq_fail(err, VPTQ_E_ARG, "the batch is full: it holds at most %zu sequence%s",
-                         b->o.sequences, b->o.sequences == 1 ? "" : "s");
+                         b->o.sequences, vptq_plural(b->o.sequences, "", "s"));
     if (n == 0 || n >= b->o.length)
         return vptq_fail(err, VPTQ_E_ARG, "the prompt has %zu tokens, expected 1 to %zu", n,
                          b->o.length - 1);

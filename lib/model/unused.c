@@ -73,7 +73,7 @@ static void warn_of_biases(const vptq_ctx *ctx, const vptq_checkpoint *c)
         vptq_log(ctx, VPTQ_LOG_WARN,
                  "%s: ignored %zu bias%s that config.json does not declare, as transformers "
                  "does: %s",
-                 c->path, s.count, s.count == 1 ? "" : "es", s.names);
+                 c->path, s.count, vptq_plural(s.count, "", "es"), s.names);
 }
 
 void vptq_model_warn_of_unused(const vptq_ctx *ctx, const vptq_checkpoint *c)
@@ -84,8 +84,9 @@ void vptq_model_warn_of_unused(const vptq_ctx *ctx, const vptq_checkpoint *c)
     warn_of_biases(ctx, c);
     if (c->other_parts)
         vptq_log(ctx, VPTQ_LOG_WARN,
-                 "%s: only the text model is read; %zu tensors of its other parts are left out",
-                 c->path, c->other_parts);
+                 "%s: only the text model is read; %zu tensor%s of its other parts %s left out",
+                 c->path, c->other_parts, vptq_plural(c->other_parts, "", "s"),
+                 vptq_plural(c->other_parts, "is", "are"));
     for (size_t i = 0; i < c->set.count; i++) {
         const char *name = c->set.tensors[i].name;
         /* parts of quantized matrices were checked when these were read */

@@ -7,6 +7,7 @@
 
 #include "formats/vptq/layer_file.h"
 #include "formats/vptq/quirks.h"
+#include "lib/base/text.h"
 #include "lib/model/model.h"
 #include "lib/pack/package.h"
 
@@ -160,14 +161,15 @@ static vptq_status check_matrices(checking *k, vptq_err *err)
     const size_t all = vptq_checkpoint_matrix_count(c) + c->faulty_count;
     const size_t others = all - c->quantized_count; /* opening and check_plain checked them */
     for (size_t i = 0; i < c->quantized_count; i++) {
-        vptq_progress(k->dev->ctx, "check", "matrices", others + i, all, c->quantized[i].name);
+        vptq_progress(k->dev->ctx, "check", vptq_plural(all, "matrix", "matrices"), others + i,
+                      all, c->quantized[i].name);
         vptq_status st = vptq_package_is_packed(c) ? check_packed(k, &c->quantized[i], err)
                                                    : check_matrix(k, &c->quantized[i], err);
         vptq_checkpoint_forget(c);
         if (st)
             return st;
     }
-    vptq_progress(k->dev->ctx, "check", "matrices", all, all, NULL);
+    vptq_progress(k->dev->ctx, "check", vptq_plural(all, "matrix", "matrices"), all, all, NULL);
     return VPTQ_OK;
 }
 

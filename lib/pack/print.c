@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "formats/hf/hub.h"
+#include "lib/base/text.h"
 #include "lib/pack/pack.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
@@ -118,8 +119,9 @@ vptq_status vptq_list(const vptq_ctx *ctx, const char *path, const vptq_model_op
     if (t->matrices)
         snprintf(bits, sizeof bits, " at %.4f bits per weight", t->bits_per_weight);
     return vptq_print_line(
-        out, err, "%s: %" PRIu64 " quantized matrices%s, %" PRIu64 " plain tensors, %s in all",
-        path, t->matrices, bits, t->tensors, size);
+        out, err, "%s: %" PRIu64 " quantized %s%s, %" PRIu64 " plain tensor%s, %s in all", path,
+        t->matrices, vptq_plural(t->matrices, "matrix", "matrices"), bits, t->tensors,
+        vptq_plural(t->tensors, "", "s"), size);
 }
 
 /* ---- check ---- */
@@ -171,13 +173,13 @@ vptq_status vptq_check_report(vptq_device *dev, const char *path,
     if (is_json(out))
         return vptq_print_object(out, VPTQ_COLUMNS(check_columns), &r, err);
     if (r.has_sums)
-        snprintf(digests, sizeof digests, ", %" PRIu32 " files agree with SHA256SUMS",
-                 r.digests);
+        snprintf(digests, sizeof digests, ", %" PRIu32 " file%s with SHA256SUMS", r.digests,
+                 vptq_plural(r.digests, " agrees", "s agree"));
     else if (vptq_path_is_dir(found))
         snprintf(digests, sizeof digests, ", no SHA256SUMS");
     return vptq_print_line(out, err, "%s: %" PRIu32 " error%s, %" PRIu32 " warning%s%s", path,
-                           r.errors, r.errors == 1 ? "" : "s", r.warnings,
-                           r.warnings == 1 ? "" : "s", digests);
+                           r.errors, vptq_plural(r.errors, "", "s"), r.warnings,
+                           vptq_plural(r.warnings, "", "s"), digests);
 }
 
 /* ---- digest ---- */
@@ -216,7 +218,8 @@ static vptq_status print_repairs(const vptq_output *out, const vptq_pack_result 
         VPTQ_CHECK(is_json(out)
                        ? vptq_print_object(out, VPTQ_COLUMNS(repair_columns), &one, err)
                        : vptq_print_text(out, err, "%" PRIu32 " %s: %s\n", one.matrices,
-                                         one.matrices == 1 ? "matrix" : "matrices", one.text));
+                                         vptq_plural(one.matrices, "matrix", "matrices"),
+                                         one.text));
     }
     return VPTQ_OK;
 }
@@ -294,12 +297,14 @@ vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
     vptq_human_bytes(size, r->bytes);
     vptq_human_seconds(seconds, r->seconds);
     if (r->quantized)
-        snprintf(matrices, sizeof matrices, "%" PRIu32 " matrices at %.4f bits per weight, ",
-                 r->quantized, r->bits_per_weight);
-    VPTQ_CHECK(vptq_print_line(
-        out, err, "%s%s: %s, %s%" PRIu32 " plain tensors, %s%s%s%s", dry ? "plan: " : "",
-        opt->output ? opt->output : "(no output)", form, matrices, r->plain, size,
-        dry && archive ? " before compression" : "", dry ? "" : ", ", dry ? "" : seconds));
+        snprintf(matrices, sizeof matrices, "%" PRIu32 " %s at %.4f bits per weight, ",
+                 r->quantized, vptq_plural(r->quantized, "matrix", "matrices"),
+                 r->bits_per_weight);
+    VPTQ_CHECK(vptq_print_line(out, err, "%s%s: %s, %s%" PRIu32 " plain tensor%s, %s%s%s%s",
+                               dry ? "plan: " : "", opt->output ? opt->output : "(no output)",
+                               form, matrices, r->plain, vptq_plural(r->plain, "", "s"), size,
+                               dry && archive ? " before compression" : "", dry ? "" : ", ",
+                               dry ? "" : seconds));
     VPTQ_CHECK(print_file(r, out, err));
     return dry ? vptq_estimate_print(out, &e, err) : VPTQ_OK;
 }

@@ -8,6 +8,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
+#include "lib/base/text.h"
 #include "lib/quantize/internal.h"
 #include "lib/quantize/tune.h"
 
@@ -386,7 +387,7 @@ static void warn_large_codebook(const vptq_quantizer *q, const vptq_quantize_row
 
     if (more_layers)
         snprintf(more, sizeof more, " (and %u more layer%s)", more_layers,
-                 more_layers == 1 ? "" : "s");
+                 vptq_plural(more_layers, "", "s"));
     vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
              "layer %u %s has %" PRIu64
              " vectors%s for %u %scentroids: %.2f bits per weight in total%s",

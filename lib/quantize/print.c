@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lib/backend/cuda/plan_cost.h"
+#include "lib/base/text.h"
 #include "lib/quantize/quantize.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
@@ -290,8 +291,9 @@ static vptq_status print_summary(const vptq_quantize_options *opt, const row_pri
     if (r->skipped)
         snprintf(skipped, sizeof skipped, ", %u skipped", r->skipped);
     VPTQ_CHECK(vptq_print_text(
-        out, err, "%u matrices%s%s, %.4f bits per weight, weights file about %s at %.4f%s\n",
-        r->matrices, kept, skipped, r->bits_per_weight, bytes, r->file_bits_per_weight, took));
+        out, err, "%u %s%s%s, %.4f bits per weight, weights file about %s at %.4f%s\n",
+        r->matrices, vptq_plural(r->matrices, "matrix", "matrices"), kept, skipped,
+        r->bits_per_weight, bytes, r->file_bits_per_weight, took));
     if (opt->dry_run) {
         VPTQ_CHECK(print_predictions(out, r, err));
         if (opt->estimate)

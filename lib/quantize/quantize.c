@@ -7,6 +7,7 @@
 #include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
 #include "lib/base/half.h"
+#include "lib/base/text.h"
 #include "lib/encoder/predict.h"
 #include "lib/quantize/internal.h"
 
@@ -28,8 +29,8 @@ static void show_progress(const vptq_quantizer *q, const char *detail)
     /* steps are announced when they begin */
     for (uint32_t i = 0; i + 1 < q->steps && i < q->matrix_cost.num_steps; i++)
         cost += q->matrix_cost.steps[i].seconds;
-    vptq_progress_share(q->dev->ctx, "quantize", "matrices", done, all,
-                        end ? 1 : fmin(cost / q->all_cost, 1), detail);
+    vptq_progress_share(q->dev->ctx, "quantize", vptq_plural(all, "matrix", "matrices"), done,
+                        all, end ? 1 : fmin(cost / q->all_cost, 1), detail);
 }
 
 double vptq_quantizer_cost(const vptq_quantizer *q, uint32_t layer, vptq_linear l,

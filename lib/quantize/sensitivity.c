@@ -9,6 +9,7 @@
 
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/encoder/rates.h"
 #include "lib/eval/kld.h"
 #include "lib/quantize/quantize.h"
@@ -180,10 +181,10 @@ static void progress(const meter *t, uint32_t layer, uint32_t l, const char *wha
 {
     char detail[96];
     const vptq_model_desc *d = t->m->desc;
-    const uint64_t each = vptq_linear_total(d, 0, 0);
+    const uint64_t each = vptq_linear_total(d, 0, 0), all = d->layers * each;
     snprintf(detail, sizeof detail, "layer %u %s: %s", layer, t->m->names[l].text, what);
-    vptq_progress(t->dev->ctx, "sensitivity", "matrices", layer * each + position_of(t, l),
-                  d->layers * each, detail);
+    vptq_progress(t->dev->ctx, "sensitivity", vptq_plural(all, "matrix", "matrices"),
+                  layer * each + position_of(t, l), all, detail);
 }
 
 /* Encodes a matrix into *out, in `arena`, and measures its loss. */
@@ -444,7 +445,8 @@ static vptq_status measure_layers(meter *t, vptq_err *err)
         if (t->opt->text)
             VPTQ_TRY(vptq_forward_block(t->base, layer, t->starts, t->windows, t->hidden, err));
     }
-    vptq_progress(t->dev->ctx, "sensitivity", "matrices", all, all, NULL);
+    vptq_progress(t->dev->ctx, "sensitivity", vptq_plural(all, "matrix", "matrices"), all, all,
+                  NULL);
 out:
     vptq_arena_release(&arena);
     return st;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "lib/base/comm.h"
+#include "lib/base/text.h"
 #include "lib/model/backward.h"
 #include "lib/model/corpus.h"
 #include "lib/quantize/self_text.h"
@@ -419,7 +420,8 @@ static vptq_status take_steps(vptq_tuner *t, vptq_trainer *e2e, vptq_err *err)
         if (r.step % SAVED_EVERY == 0 && !vptq_trainer_done(e2e) && is_first(t))
             vptq_tuner_save_state(t);
         VPTQ_CHECK(print_step(t, &r, err));
-        vptq_progress(t->dev->ctx, "tune", "steps", r.step, t->plan.steps, NULL);
+        vptq_progress(t->dev->ctx, "tune", vptq_plural(t->plan.steps, "step", "steps"), r.step,
+                      t->plan.steps, NULL);
     }
     return VPTQ_OK;
 }
@@ -654,8 +656,9 @@ vptq_status vptq_tune_report_end(const vptq_tune_options *opt, const vptq_tune_r
     if (out && out->format == VPTQ_FORMAT_JSON)
         return vptq_print_object(out, VPTQ_COLUMNS(end_columns), &line, err);
     if (isfinite(r->layer_loss))
-        VPTQ_CHECK(vptq_print_text(out, err, "held-out loss of %u layers %.5f -> %.5f\n",
-                                   r->layers, r->layer_loss_before, r->layer_loss));
+        VPTQ_CHECK(vptq_print_text(out, err, "held-out loss of %u layer%s %.5f -> %.5f\n",
+                                   r->layers, vptq_plural(r->layers, "", "s"),
+                                   r->layer_loss_before, r->layer_loss));
     if (isfinite(r->held_out))
         VPTQ_CHECK(vptq_print_text(out, err, "held-out divergence %.5f -> %.5f (step %u)\n",
                                    r->held_out_before, r->held_out, r->best_step));

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/text.h"
 #include "lib/report/internal.h"
 
 /* ---- writing a page ---- */
@@ -334,8 +335,9 @@ static void page_begin(report_page *p, const char *source, vptq_buf *out, vptq_e
     const vptq_report *r = p->r;
     char lead[2048];
     snprintf(lead, sizeof lead, "From %s: %zu run%s of %zu model%s under %zu configuration%s.",
-             source, r->records, r->records == 1 ? "" : "s", r->model_count,
-             r->model_count == 1 ? "" : "s", r->config_count, r->config_count == 1 ? "" : "s");
+             source, r->records, vptq_plural(r->records, "", "s"), r->model_count,
+             vptq_plural(r->model_count, "", "s"), r->config_count,
+             vptq_plural(r->config_count, "", "s"));
     if (p->html) {
         vptq_html_begin(&p->h, out, err, "Serving comparison", lead);
         page_links(p);

@@ -8,6 +8,7 @@
 
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 struct vptq_e2e {
     vptq_trainer t;
@@ -72,8 +73,8 @@ static vptq_status teach_range(vptq_e2e *e, vptq_forward *f, size_t first, size_
         if (own < end)
             VPTQ_CHECK(teach(e, f, own, windows_of_group(e, own, end), err));
         VPTQ_CHECK(spread(e, vptq_comm_size(ctx), first, end, err));
-        vptq_progress(ctx, "original", "windows", end - first < round ? end : first + round,
-                      all, NULL);
+        vptq_progress(ctx, "original", vptq_plural(all, "window", "windows"),
+                      end - first < round ? end : first + round, all, NULL);
     }
     return VPTQ_OK;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lib/base/comm.h"
+#include "lib/base/text.h"
 
 struct vptq_layerwise {
     vptq_trainer t;
@@ -252,9 +253,9 @@ static vptq_status train(vptq_layerwise *l, vptq_layer_report *r, vptq_err *err)
     r->before = step.held_out;
     while (!vptq_trainer_done(&l->t)) {
         VPTQ_CHECK(vptq_trainer_step(&l->t, &step, err));
-        vptq_progress_share(l->t.dev->ctx, "layers", "layers", l->layer, l->end,
-                            (double)(l->layer * steps + step.step) / (double)(l->end * steps),
-                            NULL);
+        vptq_progress_share(
+            l->t.dev->ctx, "layers", vptq_plural(l->end, "layer", "layers"), l->layer, l->end,
+            (double)(l->layer * steps + step.step) / (double)(l->end * steps), NULL);
     }
     r->after = vptq_trainer_best(&l->t, &best);
     r->best_step = best;

@@ -274,7 +274,7 @@ for name, change in [
     ("a pipe", fifo(STATE)),
     ("a folder", folder(STATE)),
 ]:
-    kind.row(f"hidden.state: {name}", both(UNFINISHED, change), shown("1 layers kept"))
+    kind.row(f"hidden.state: {name}", both(UNFINISHED, change), shown("1 layer kept"))
 for name, change in [
     ("nothing", write(QKV, "")),
     ("zeros", write(QKV, b"\0" * 4096)),

@@ -7,6 +7,7 @@
 #include "lib/backend/cpu/blas.h"
 #include "lib/backend/dev.h"
 #include "lib/backend/ref/ref.h"
+#include "lib/base/text.h"
 
 static void cpu_close(vptq_dev *dev)
 {
@@ -30,7 +31,7 @@ static vptq_status cpu_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 static void cpu_describe(const vptq_dev *dev, char *text, size_t size)
 {
     snprintf(text, size, "%s kernels, %d thread%s%s", vptq_simd_name(dev->simd), dev->threads,
-             dev->threads == 1 ? "" : "s", dev->amx ? ", AMX" : "");
+             vptq_plural((uint64_t)dev->threads, "", "s"), dev->amx ? ", AMX" : "");
 }
 
 static void cpu_libraries(vptq_dev *dev, char *text, size_t size)

@@ -19,4 +19,4 @@ run --documents '<|endoftext|>' --document-limit 3 --context 512 >out.txt
 expect_line out.txt '^ppl [0-9.]* ± [0-9.]*$'
 expect_line out.txt '^nll [0-9.]* over 1083 tokens in 3 documents of at most 512$'
 run --documents '<|endoftext|>' --document-limit 3 --context 330 --dry-run >out.txt
-expect_line out.txt '^would score 319 tokens in 1 documents$'
+expect_line out.txt '^would score 319 tokens in 1 document$'

@@ -57,6 +57,9 @@ expect_line err.txt '^vptq-eval: perplexity [0-9.]* is above --max-ppl 1.5$'
 # Per-window lines.
 run --tokens ids.i32 --context 64 --windows 2 --protocol llama.cpp >out.txt
 expect_line out.txt ' over 62 tokens in 2 windows of 64$'
+"$BIN/vptq-eval" ppl -m "$model" --tokens ids.i32 --context 64 --windows 1 >out.txt 2>err.txt
+expect_line out.txt ' over 63 tokens in 1 window of 64$'
+expect_line err.txt '^perplexity: 1 window in '
 "$BIN/vptq-eval" ppl -m "$model" --tokens ids.i32 --context 64 --stride 32 --windows 2 -v \
     --no-progress >out.txt 2>err.txt
 expect_line err.txt 'window 0: nll .* over 63 tokens, so far '

@@ -66,6 +66,8 @@ run --task "piqa=$items/piqa.jsonl" --dry-run >out.txt
 expect_line out.txt '^piqa: would score 3 items in 6 requests; [0-9]* tokens, [0-9]* without sharing$'
 run --task "x=$items/choices.jsonl" --delimiter '\n\\ ->\t' --dry-run >out.txt
 expect_line out.txt '^x: would score 4 items in 10 requests'
+run --task "piqa=$items/piqa.jsonl" --limit 1 --dry-run >out.txt
+expect_line out.txt '^piqa: would score 1 item in 2 requests; '
 
 # bad STATUS PATTERN ARGUMENT..: vptq-eval tasks
 bad() { expect_error "$1" "$2" run "${@:3}"; }

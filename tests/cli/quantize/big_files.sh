@@ -126,7 +126,7 @@ expect_line check.txt "^model: 0 errors"
 within vptq-quantize -m model --dry-run > plan.txt
 expect_line plan.txt "^$((7 * layers)) matrices"
 within vptq-hessian -m model --tokens ids -l 128 -o hdir --layers $used-$used > hdir.txt
-expect_line hdir.txt "^hdir: 8 windows of 128 tokens, 1 layers"
+expect_line hdir.txt "^hdir: 8 windows of 128 tokens, 1 layer,"
 within vptq-quantize -m model -H hdir -o work --layers $used-$used --encoder upstream -v 8 \
     -k 64 --kmeans-iterations 3 --format json > rows.txt
 [ "$(json_get layer rows.txt | grep -c "^$used\$")" = 7 ] || fail "not 7 matrices of layer $used"

@@ -150,10 +150,10 @@ expect_line its/README.md "^    vptq-quantize -q -m $model -b 3 -n 4 -l 64 -o 'i
 
 # A packed directory, the license of the original, and a text of one's own.
 head -c 9000 "$(data text/tinystories/tiny.utf8)" >"my text"
-"$BIN/vptq-quantize" -q -m named -b 3 "${quick[@]}" -c "my text" -n 4 -l 64 --to hf -o packed >out.txt
+"$BIN/vptq-quantize" -q -m named -b 3 "${quick[@]}" -c "my text" -n 1 -l 64 --to hf -o packed >out.txt
 expect_line packed/README.md '^license: apache-2.0$'
-expect_line packed/README.md '^| calibration | up to 4 windows of my text |$'
-expect_line packed/README.md "^    vptq-quantize -q -m named -b 3 ${quick[*]} -c 'my text' -n 4 -l 64 --to hf -o packed\$"
+expect_line packed/README.md '^| calibration | up to 1 window of my text |$'
+expect_line packed/README.md "^    vptq-quantize -q -m named -b 3 ${quick[*]} -c 'my text' -n 1 -l 64 --to hf -o packed\$"
 "$BIN/vptq-pack" -q --check packed >out.txt
 
 # A license by its file alone.

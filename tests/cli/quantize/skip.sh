@@ -45,6 +45,20 @@ done
 "$BIN/vptq-pack" -q --list w.vptq > list.txt
 expect_line list.txt "^model.layers.0.mlp.down_proj.weight *64 *172 F16"
 
+# All but one.
+cat > one.json <<'JSON'
+{"rules": [
+  {"match": "*", "skip": true},
+  {"match": "layers.0.self_attn.q_proj", "settings": {"centroids": 16}}]}
+JSON
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H all -o one --recipe one.json > out.txt 2> err.txt
+expect_line out.txt "^1 matrix, 34 skipped, "
+expect_line err.txt "^quantize: 1 matrix in "
+"$BIN/vptq-pack" -q one -o one.vptq > out.txt
+expect_line out.txt "^one.vptq: archive, 1 matrix at "
+"$BIN/vptq-pack" -q --list one.vptq > out.txt
+expect_line out.txt "^one.vptq: 1 quantized matrix at "
+
 # A sequential calibration runs them as they are, and goes on after any layer.
 sequential() { run -c "$text" -n 8 -l 64 --sequential --recipe r.json "$@"; }
 sequential -o s > out.txt

@@ -1,4 +1,4 @@
-/* Tests the small containers of lib/base: buffers, string maps and bit streams. */
+/* Tests the small containers of lib/base (buffers, string maps, bit streams) and plurals. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +7,7 @@
 #include "lib/base/buf.h"
 #include "lib/base/rng.h"
 #include "lib/base/strmap.h"
+#include "lib/base/text.h"
 #include "tests/support/vtest.h"
 
 static void test_buffer(void **state)
@@ -166,6 +167,16 @@ static void test_log2(void **state)
     assert_int_equal(vptq_log2u(UINT32_MAX), 31);
 }
 
-VTEST_MAIN(cmocka_unit_test(test_buffer), cmocka_unit_test(test_map),
-           cmocka_unit_test(test_map_growth), cmocka_unit_test(test_memory_walks),
-           cmocka_unit_test(test_bit_streams), cmocka_unit_test(test_log2))
+static void test_plural(void **state)
+{
+    (void)state;
+    assert_string_equal(vptq_plural(0, "matrix", "matrices"), "matrices");
+    assert_string_equal(vptq_plural(1, "matrix", "matrices"), "matrix");
+    assert_string_equal(vptq_plural(2, "", "s"), "s");
+    assert_string_equal(vptq_plural(UINT64_C(1) << 32 | 1, "", "s"), "s");
+}
+
+VTEST_MAIN(cmocka_unit_test(test_plural), cmocka_unit_test(test_buffer),
+           cmocka_unit_test(test_map), cmocka_unit_test(test_map_growth),
+           cmocka_unit_test(test_memory_walks), cmocka_unit_test(test_bit_streams),
+           cmocka_unit_test(test_log2))
