@@ -138,20 +138,23 @@ vptq_status vptq_code_counts_check(const vptq_code_counts *n, bool dir, const ch
 {
     if (n->vectors && n->uniform + n->additive)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: %zu matrices are quantized by method vptq and %zu by others: no "
+                         "%s: %zu %s quantized by method vptq and %zu by others: no "
                          "packed layout holds both",
-                         path, n->vectors, n->uniform + n->additive);
+                         path, n->vectors, vptq_plural(n->vectors, "matrix is", "matrices are"),
+                         n->uniform + n->additive);
     if (n->uniform && n->additive)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: %zu matrices have uniform and %zu additive codes: no packed "
+                         "%s: %zu %s uniform and %zu additive codes: no packed "
                          "layout holds both",
-                         path, n->uniform, n->additive);
+                         path, n->uniform,
+                         vptq_plural(n->uniform, "matrix has", "matrices have"), n->additive);
     if (n->additive && dir)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: %zu matrices have additive codes, which no layout of directories "
+                         "%s: %zu %s additive codes, which no layout of directories "
                          "holds; write an archive (OUT.vptq or --to archive), or plain weights "
                          "(vptq-pack --unpack)",
-                         path, n->additive);
+                         path, n->additive,
+                         vptq_plural(n->additive, "matrix has", "matrices have"));
     return VPTQ_OK;
 }
 

@@ -68,8 +68,8 @@ vptq_status vptq_calibrator_sample(vptq_device *dev, const vptq_model *m,
     const size_t length = c->opt.length = vptq_model_window(m, opt->length);
     if (opt->outputs && length < 2) /* the first token of a window does not count */
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG,
-                           "output Hessians of windows of %zu tokens, expected at least 2",
-                           length));
+                           "output Hessians of windows of %zu token%s, expected at least 2",
+                           length, vptq_plural(length, "", "s")));
     if (opt->outputs || opt->weights == VPTQ_WEIGHTS_GUIDED) /* else it fails late */
         VPTQ_TRY(vptq_backward_check(m, err));
     VPTQ_TRY(vptq_corpus_load(dev->ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c->corpus,

@@ -11,6 +11,7 @@
 #include "hessian/probe.h"
 #include "lib/base/comm.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 typedef struct collector {
     vptq_device *dev;
@@ -38,8 +39,9 @@ static vptq_status plan(collector *c, vptq_err *err)
     const uint32_t last = o->last_layer == UINT32_MAX ? d->layers - 1 : o->last_layer;
 
     if (o->first_layer > last || last >= d->layers)
-        return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
-                         o->first_layer, last, d->layers, d->layers - 1);
+        return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layer%s (0-%u)",
+                         o->first_layer, last, d->layers, vptq_plural(d->layers, "", "s"),
+                         d->layers - 1);
     VPTQ_CHECK(vptq_term_check(o->calibrate.weights, o->factor, err));
     const vptq_status st =
         o->dry_run

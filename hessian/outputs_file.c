@@ -6,6 +6,7 @@
 
 #include "hessian/outputs.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 enum { ROWS = VPTQ_OUTPUT_ROWS, BLOCK = ROWS * ROWS, NAME_SIZE = 72 };
 enum { KIND, FINGERPRINT, MODEL, WINDOWS, TOKENS, SUM, META_COUNT };
@@ -213,9 +214,9 @@ static vptq_status check_own(const char *path, const vptq_outputs *o, const vptq
     if (o->windows != h->outputs)
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: has output Hessians of %" PRIu64
-                         " windows, hessian.json expects %" PRIu64
+                         " window%s, hessian.json expects %" PRIu64
                          " (if its collection was interrupted, run vptq-hessian again)",
-                         path, o->windows, h->outputs);
+                         path, o->windows, vptq_plural(o->windows, "", "s"), h->outputs);
     if (strcmp(o->model_fingerprint, h->model_fingerprint) != 0)
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: is of another model: its model_fingerprint is %s, that of "
@@ -237,9 +238,9 @@ vptq_status vptq_outputs_open_dir(const char *dir, const vptq_hessian_dir *h,
             return VPTQ_OK;
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "'%s' has no output Hessians of %" PRIu64
-                         " windows (%s is missing; if its collection was interrupted, run "
+                         " window%s (%s is missing; if its collection was interrupted, run "
                          "vptq-hessian again)",
-                         dir, h->outputs, VPTQ_OUTPUTS_FILE);
+                         dir, h->outputs, vptq_plural(h->outputs, "", "s"), VPTQ_OUTPUTS_FILE);
     }
     VPTQ_CHECK(vptq_outputs_open(path, d, mem, o, err));
     const vptq_status st = check_own(path, o, h, err);

@@ -209,8 +209,8 @@ vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output
     if (is_json(out))
         return VPTQ_OK;
     if (s.output_windows)
-        snprintf(outputs, sizeof outputs, "output Hessians of %" PRIu64 " windows\n",
-                 s.output_windows);
+        snprintf(outputs, sizeof outputs, "output Hessians of %" PRIu64 " window%s\n",
+                 s.output_windows, vptq_plural(s.output_windows, "", "s"));
     VPTQ_CHECK(vptq_print_line(out, err,
                                "%s: %" PRIu64 " of %zu hessians are good, worst condition %.2g",
                                dir, s.printer.rows - s.bad, s.printer.rows, s.worst_condition));
@@ -277,7 +277,8 @@ static vptq_status report_exchanged(const vptq_output *out, const exchanged *e, 
     if (is_json(out))
         return vptq_print_object(out, VPTQ_COLUMNS(exchanged_columns), e, err);
     if (d->tokens)
-        snprintf(tokens, sizeof tokens, "%" PRIu64 " tokens", d->tokens);
+        snprintf(tokens, sizeof tokens, "%" PRIu64 " token%s", d->tokens,
+                 vptq_plural(d->tokens, "", "s"));
     describe_ridge(e, ridge);
     VPTQ_CHECK(vptq_print_line(out, err,
                                "%s: %s, hessians of layers %" PRIu32 "-%" PRIu32 ", %s",

@@ -78,8 +78,8 @@ static vptq_status plan_documents(run *r, const size_t *offsets, size_t count,
     }
     if (r->w.count == 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: none of %zu documents has between 2 and %zu tokens",
-                         o->corpus.texts[0], count, o->context);
+                         "%s: none of %zu document%s has between 2 and %zu tokens",
+                         o->corpus.texts[0], count, vptq_plural(count, "", "s"), o->context);
     return VPTQ_OK;
 }
 

@@ -3,6 +3,7 @@
 
 #include "formats/text_file.h"
 #include "lib/base/buf.h"
+#include "lib/base/text.h"
 #include "lib/chat/chat.h"
 #include "lib/eval/generate.h"
 #include "lib/report/column.h"
@@ -100,7 +101,8 @@ static vptq_status print_prompt(const reply *r, vptq_err *err)
     if (!r->stream)
         return vptq_print_object(r->out, VPTQ_COLUMNS(columns), &row, err);
     VPTQ_CHECK(write_text(r, r->prompt.data, r->prompt.len, err));
-    VPTQ_CHECK(vptq_print_text(r->out, err, "\n%zu tokens:", r->ids.count));
+    VPTQ_CHECK(vptq_print_text(r->out, err, "\n%zu token%s:", r->ids.count,
+                               vptq_plural(r->ids.count, "", "s")));
     for (size_t i = 0; i < r->ids.count; i++)
         VPTQ_CHECK(vptq_print_text(r->out, err, " %d", (int)r->ids.data[i]));
     return vptq_print_text(r->out, err, "\n");
@@ -168,10 +170,11 @@ static vptq_status continue_prompt(vptq_device *dev, reply *r, vptq_generate_res
     VPTQ_CHECK(st);
     VPTQ_CHECK(print_reply(r, result, err));
     vptq_log(r->ctx, VPTQ_LOG_MORE,
-             "%zu tokens of prompt, %.1f per second; %zu new ones, %.1f per second; "
+             "%zu token%s of prompt, %.1f per second; %zu new, %.1f per second; "
              "ended by %s",
-             result->prompt_tokens, result->prompt_tokens_per_second, result->new_tokens,
-             result->tokens_per_second, vptq_stop_reason_name(result->reason));
+             result->prompt_tokens, vptq_plural(result->prompt_tokens, "", "s"),
+             result->prompt_tokens_per_second, result->new_tokens, result->tokens_per_second,
+             vptq_stop_reason_name(result->reason));
     return VPTQ_OK;
 }
 

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "lib/base/parallel.h"
+#include "lib/base/text.h"
 
 /* ---- the head of a file ---- */
 
@@ -93,8 +94,9 @@ static vptq_status check_settings(const vptq_kld_base_file *file, const vptq_mod
                          "%s: saved with a context of %" PRIu32 " tokens, not of %zu",
                          file->file.path, h->context, opt->context);
     if (opt->windows > h->windows)
-        return vptq_fail(err, VPTQ_E_MISMATCH, "%s: saved %" PRIu32 " windows, not %zu",
-                         file->file.path, h->windows, opt->windows);
+        return vptq_fail(err, VPTQ_E_MISMATCH, "%s: saved %" PRIu32 " window%s, not %zu",
+                         file->file.path, h->windows, vptq_plural(h->windows, "", "s"),
+                         opt->windows);
     if (!opt->any_protocol && llama_cpp != (opt->protocol == VPTQ_PPL_LLAMA_CPP))
         return vptq_fail(err, VPTQ_E_MISMATCH, "%s: saved by the %s protocol, not by %s",
                          file->file.path, protocol_name(llama_cpp), protocol_name(!llama_cpp));

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 /* Limits of a batch: bytes of its hidden states, and groups of the forward pass. */
 enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
@@ -20,8 +21,8 @@ vptq_status vptq_windows_cut(vptq_windows *w, const char *name, size_t total,
         return vptq_fail(err, VPTQ_E_ARG, "context %zu leaves no token to score", context);
     if (total < context)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: the text has %zu tokens, one window needs %zu", name, total,
-                         context);
+                         "%s: the text has %zu token%s, one window needs %zu", name, total,
+                         vptq_plural(total, "", "s"), context);
     w->count = 1 + (total - context) / stride;
     if (o->max_windows && w->count > o->max_windows)
         w->count = o->max_windows;

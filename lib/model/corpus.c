@@ -9,6 +9,7 @@
 #include "formats/text_file.h"
 #include "lib/base/file.h"
 #include "lib/base/rng.h"
+#include "lib/base/text.h"
 #include "lib/base/utf8.h"
 
 /* Returns the length of the white space at the beginning of text. */
@@ -204,8 +205,8 @@ vptq_status vptq_corpus_sample(const vptq_corpus *c, size_t length, size_t want,
     const size_t windows = c->ids.count / length;
     if (windows == 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: the text has %zu tokens, one window needs %zu", c->name,
-                         c->ids.count, length);
+                         "%s: the text has %zu token%s, one window needs %zu", c->name,
+                         c->ids.count, vptq_plural(c->ids.count, "", "s"), length);
     const size_t n = windows < want ? windows : want;
     *starts = vptq_arena_alloc(arena, n, sizeof **starts, err);
     if (!*starts)

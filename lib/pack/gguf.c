@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "formats/gguf/model.h"
+#include "lib/base/text.h"
 #include "lib/model/model.h"
 #include "lib/pack/package.h"
 
@@ -115,9 +116,10 @@ static void warn_of_layers(const exporting *e)
     char stored[64] = "F16";
     if (is_blocks(e->opt->dtype) && n->again)
         vptq_log(e->dev->ctx, VPTQ_LOG_WARN,
-                 "%s: %zu linear layers are quantized already; quantizing their weights again, "
+                 "%s: %zu linear layer%s quantized already; quantizing %s weights again, "
                  "to %s, adds to the error",
-                 e->c->path, n->again, type->name);
+                 e->c->path, n->again, vptq_plural(n->again, " is", "s are"),
+                 vptq_plural(n->again, "its", "their"), type->name);
     if (n->of_fallback && n->of_f16)
         snprintf(stored, sizeof stored, "%s (%zu) and F16 (%zu)", fallback, n->of_fallback,
                  n->of_f16);

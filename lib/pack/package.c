@@ -149,11 +149,11 @@ static void warn_of_activations(const vptq_package *o)
     for (size_t i = 0; i < o->from->set.count; i++)
         count += o->from->set.tensors[i].activation_bits > 0;
     if (count)
-        vptq_log(
-            o->ctx, VPTQ_LOG_WARN,
-            "%s: %zu linear layers have 8-bit activations; the output keeps their weights, "
-            "and its activations are not quantized",
-            o->from->path, count);
+        vptq_log(o->ctx, VPTQ_LOG_WARN,
+                 "%s: %zu linear layer%s 8-bit activations; the output keeps %s weights, "
+                 "and its activations are not quantized",
+                 o->from->path, count, vptq_plural(count, " has", "s have"),
+                 vptq_plural(count, "its", "their"));
 }
 
 vptq_status vptq_package_add_dequantized(vptq_package *o, vptq_dtype plain_type,

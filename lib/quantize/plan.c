@@ -106,9 +106,10 @@ static vptq_status check_groups(const vptq_quantizer *q, vptq_err *err)
         return VPTQ_OK;
     return vptq_fail(
         err, VPTQ_E_ARG,
-        "%s: group_size is %u, which does not divide %u columns (%zu such matrices), so that "
-        "they cannot be packed; --fit-groups true takes groups that divide",
-        name, group, columns, count);
+        "%s: group_size is %u, which does not divide %u columns (%zu such %s), so that "
+        "%s cannot be packed; --fit-groups true takes groups that divide",
+        name, group, columns, count, vptq_plural(count, "matrix", "matrices"),
+        vptq_plural(count, "it", "they"));
 }
 
 /* Scales of columns are moved between all matrices of a layer. */
@@ -181,9 +182,9 @@ static vptq_status check_tuning(const vptq_quantizer *q, vptq_err *err)
     vptq_linear_full_name(d, name, first->layer, first->linear);
     vptq_setting_print(vptq_setting_find("method"), &first->settings, method, sizeof method);
     return vptq_fail(err, VPTQ_E_ARG,
-                     "%s: method is %s (%zu matrices of other methods than vptq), which cannot "
+                     "%s: method is %s (%zu %s of other methods than vptq), which cannot "
                      "be tuned",
-                     name, method, count);
+                     name, method, count, vptq_plural(count, "matrix", "matrices"));
 }
 
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
@@ -203,15 +204,16 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     const vptq_checkpoint *c = &q->model.ckpt;
     const size_t quantized = vptq_checkpoint_matrix_count(c);
     if (quantized)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' is quantized already (%zu matrices)",
-                         o->model, quantized);
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' is quantized already (%zu %s)",
+                         o->model, quantized, vptq_plural(quantized, "matrix", "matrices"));
     const vptq_model_desc *d = q->model.desc;
     q->allocate = resolve_allocate(q);
     q->first = o->first_layer;
     q->last = o->last_layer == UINT32_MAX ? d->layers - 1 : o->last_layer;
     if (q->first > q->last || q->last >= d->layers)
-        return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
-                         q->first, q->last, d->layers, d->layers - 1);
+        return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layer%s (0-%u)",
+                         q->first, q->last, d->layers, vptq_plural(d->layers, "", "s"),
+                         d->layers - 1);
     VPTQ_CHECK(resolve_settings(q, err));
     if (vptq_quantizer_count(q, q->first, q->last) == 0)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: skips all matrices of layers %u-%u",
@@ -517,9 +519,9 @@ static void warn_unused_outputs(const vptq_quantizer *q)
         }
     if (unused && q->hessians.output_fingerprint[0])
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
-                 "%zu matrices are quantized without refits: output Hessians have no effect on "
-                 "them",
-                 unused);
+                 "%zu %s quantized without refits: output Hessians have no effect on %s",
+                 unused, vptq_plural(unused, "matrix is", "matrices are"),
+                 vptq_plural(unused, "it", "them"));
 }
 
 /* Whether a matrix of the layer has method vptq, which alone uses output Hessians. */

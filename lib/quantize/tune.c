@@ -52,8 +52,8 @@ static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
                          "steps of %zu windows, expected at least 1 and at most all windows",
                          o->batch);
     if (o->length < 2)
-        return vptq_fail(err, VPTQ_E_ARG, "windows of %zu tokens, expected at least 2",
-                         o->length);
+        return vptq_fail(err, VPTQ_E_ARG, "windows of %zu token%s, expected at least 2",
+                         o->length, vptq_plural(o->length, "", "s"));
     if (!isnan(o->holdout) && !(o->holdout > 0 && o->holdout < 1))
         return vptq_fail(err, VPTQ_E_ARG,
                          "a held-out share of %g, expected more than 0 and less than 1",

@@ -178,7 +178,7 @@ kind.row(
 kind.row(
     "hessian.json: another number of windows of output Hessians",
     settings(settings={"outputs": 2}),
-    refused("outputs.*of 1 windows, hessian.json expects 2"),
+    refused("outputs.*of 1 window, hessian.json expects 2"),
     QUANTIZE,
 )
 kind.row("hessian.json: windows of output Hessians -1", settings(settings={"outputs": -1}), refused("hessian.json"))

@@ -47,7 +47,7 @@ bad 1 "short: the text has [0-9]* tokens, one window needs 512" \
     ppl -m "$model" --text short -q
 bad 1 "short: the text has [0-9]* tokens, one window needs 18446744073709551615" \
     ppl -m "$model" --text short --context 18446744073709551615 -q
-bad 1 "short: none of 1 documents has between 2 and 3 tokens" \
+bad 1 "short: none of 1 document has between 2 and 3 tokens" \
     ppl -m "$model" --text short --documents x --context 3 -q
 bad 2 "empty" ppl -m "$model" --text short --documents '' -q
 bad 2 "\-\-context 0: expected at least 2 tokens" ppl -m "$model" --text short --context 0 -q

@@ -50,7 +50,7 @@ static void test_options(void **state)
     expect(&o, VPTQ_E_ARG, "4294967296 windows of own text, expected at most 4294967295");
     o = good(VPTQ_TUNE_LAYER);
     o.length = 1;
-    expect(&o, VPTQ_E_ARG, "windows of 1 tokens, expected at least 2");
+    expect(&o, VPTQ_E_ARG, "windows of 1 token, expected at least 2");
     o = good(VPTQ_TUNE_E2E);
     o.holdout = 1;
     expect(&o, VPTQ_E_ARG, "a held-out share of 1, expected more than 0 and less than 1");
