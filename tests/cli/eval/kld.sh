@@ -49,7 +49,7 @@ run -m "$model" --base "$model" --windows 1 --dry-run >out.txt
 expect_line out.txt '^would compare 255 tokens in 1 window$'
 run -m "$model" --base "$model" --windows 1 >out.txt
 expect_line out.txt '^255 tokens in 1 window of 256, '
-run -m "$model" --windows 1 --save-base one.base >out.txt
+run --base "$model" --windows 1 --save-base one.base >out.txt
 expect_line out.txt '^saved 255 tokens in 1 window of 256 in one.base, '
 
 # Models of different shape; no text.
