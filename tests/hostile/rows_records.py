@@ -283,7 +283,7 @@ for name, change in [
     ("a link to the secret", link(QKV, "../secret.txt")),
     ("a link out that is good", link(QKV, "../B/h/" + QKV)),
 ]:
-    kind.row(f"a layer: {name}", change, shown("layers"))
+    kind.row(f"a layer: {name}", change, shown("1 layer, |0 layers, "))
 for name, change in [
     ("a layer: a pipe", fifo(QKV)),
     ("a layer: a folder", folder(QKV)),
