@@ -28,6 +28,15 @@ for family in mixtral qwen2moe qwen3moe; do
     compare "calibrated_$family" "2" "${quantize[@]}"
     compare "sequential_$family" "3" "${quantize[@]}" --sequential
 done
+
+# A recipe that skips some or all matrices of an input.
+cat > recipe.json <<'RECIPE'
+{"rules": [{"match": "*experts.2.*", "skip": true}, {"match": "*experts.*.w2", "skip": true},
+           {"match": "self_attn.*", "layers": "1", "skip": true}]}
+RECIPE
+skips=("$BIN/vptq-quantize" -m "$golden/tiny_mixtral" --tokens ids -n 40 -l 8 -t 1 -q -v 4 -k 16 --recipe recipe.json)
+compare skipped "2" "${skips[@]}"
+compare skipped_sequential "3" "${skips[@]}" --sequential
 "$BIN/vptq-hessian" --show h_mixtral > out.txt
 expect_line out.txt ' *0 expert2_up  *32  *\? .* no tokens'
 expect_line out.txt ' *1 expert2_up  *32  *64 .*'
