@@ -59,6 +59,20 @@ expect_line out.txt "^one.vptq: archive, 1 matrix at "
 "$BIN/vptq-pack" -q --list one.vptq > out.txt
 expect_line out.txt "^one.vptq: 1 quantized matrix at "
 
+# So do other codes: the config of uniform ones lists what is plain, here o_proj, layer 1 and the head.
+echo '{"rules": [{"match": "o_proj", "skip": true}, {"match": "*", "layers": "1", "skip": true}]}' > o.json
+for method in rtn gptvq; do
+    [ $method = gptvq ] && groups=() || groups=(--group-size 4)
+    "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -q -H all --method $method "${groups[@]}" --recipe o.json -o $method > out.txt
+    digest=$("$BIN/vptq-pack" -q --digest $method)
+    "$BIN/vptq-pack" -q $method -o $method.vptq > out.txt
+    [ "$("$BIN/vptq-pack" -q --digest $method.vptq)" = "$digest" ] || fail "$method.vptq has another digest"
+done
+"$BIN/vptq-pack" -q rtn --to hf -o rtn.hf > out.txt
+[ "$("$BIN/vptq-pack" -q --digest rtn.hf)" = "$("$BIN/vptq-pack" -q --digest rtn)" ] || fail "rtn.hf has another digest"
+plain=$(sed -n '/"ignore"/,/]/p' rtn.hf/config.json | grep -c '"model.layers.*_proj"\|"lm_head"')
+[ "$plain" = 12 ] || fail "$(cat rtn.hf/config.json)"
+
 # A sequential calibration runs them as they are, and goes on after any layer.
 sequential() { run -c "$text" -n 8 -l 64 --sequential --recipe r.json "$@"; }
 sequential -o s > out.txt
