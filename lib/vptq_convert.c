@@ -72,7 +72,7 @@ static void find_license(const char *model, char license[MAX_NAME], vptq_mem *me
     take_name(at, strlen(at), license);
 }
 
-/* What the card says without a name. */
+/* The words of the card without a name. */
 static const char *find_license_file(const char *model)
 {
     static const char *const names[] = {"LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING"};
