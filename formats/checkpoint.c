@@ -133,6 +133,11 @@ size_t vptq_checkpoint_matrix_count(const vptq_checkpoint *c)
            vptq_checkpoint_additive_count(c) + vptq_checkpoint_dense_count(c);
 }
 
+size_t vptq_checkpoint_all_matrices(const vptq_checkpoint *c)
+{
+    return vptq_linear_total(&c->desc, 0, c->desc.layers - 1) - c->skipped;
+}
+
 vptq_status vptq_code_counts_check(const vptq_code_counts *n, bool dir, const char *path,
                                    vptq_err *err)
 {

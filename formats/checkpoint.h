@@ -119,6 +119,8 @@ bool vptq_checkpoint_is_dense(const vptq_checkpoint *c, const vptq_tensor *t);
 
 /* Number of matrices that were quantized or changed, however they are stored. */
 size_t vptq_checkpoint_matrix_count(const vptq_checkpoint *c);
+/* The same once all are: the matrices of the model's blocks that no recipe skips. */
+size_t vptq_checkpoint_all_matrices(const vptq_checkpoint *c);
 
 /* Matrices by their codes; those that are stored plain do not count. */
 typedef struct vptq_code_counts {

@@ -265,7 +265,7 @@ static void check_layer_files(checking *k)
 static vptq_status check_surroundings(checking *k, vptq_err *err)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
-    const size_t all = vptq_linear_total(&c->desc, 0, c->desc.layers - 1) - c->skipped,
+    const size_t all = vptq_checkpoint_all_matrices(c),
                  finished = vptq_checkpoint_matrix_count(c);
     if (c->kind == VPTQ_CKPT_WORK && finished < all)
         report(k, false, "%s: %zu of %zu matrices are quantized", c->path, finished, all);

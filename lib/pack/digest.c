@@ -198,8 +198,7 @@ vptq_status vptq_digest_model(const vptq_ctx *ctx, const char *path,
     const vptq_checkpoint *c = &model.ckpt;
     const size_t coded = vptq_checkpoint_uniform_count(c) + vptq_checkpoint_additive_count(c);
     r->matrices = (uint32_t)vptq_checkpoint_matrix_count(c);
-    r->all_matrices =
-        (uint32_t)(vptq_linear_total(&c->desc, 0, c->desc.layers - 1) - c->skipped);
+    r->all_matrices = (uint32_t)vptq_checkpoint_all_matrices(c);
     if (vptq_package_is_packed(c) && !has_int8(c) && !coded)
         st = digest_packed(ctx, c, r, err);
     else if (!vptq_package_is_packed(c) && !coded && c->kind != VPTQ_CKPT_WORK)

@@ -286,9 +286,10 @@ static vptq_status check_hessians(const vptq_quantizer *q, uint32_t first, uint3
             VPTQ_CHECK(is_needed(q, layer, (vptq_input)i, &needed, err));
             if (!needed || !vptq_input_exists(&q->model.desc->experts, layer, i))
                 continue;
-            VPTQ_CHECK(vptq_hessian_source_find(&q->hessians, layer, (vptq_input)i, err));
-            if (q->opt->dry_run)
+            if (q->opt->dry_run) {
+                VPTQ_CHECK(vptq_hessian_source_find(&q->hessians, layer, (vptq_input)i, err));
                 continue;
+            }
             VPTQ_CHECK(q->hessians.load(&q->hessians, layer, (vptq_input)i, columns, &h, err));
             const bool lacks = vptq_fold_applies(q, layer) && !h.abs_mean;
             vptq_experts_count(&experts, q->model.desc, i, h.file.tokens);

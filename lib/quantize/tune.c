@@ -76,8 +76,7 @@ static vptq_status check_directories(const vptq_tune_options *o, vptq_err *err)
 /* Tuning a part of the model is possible, but rarely meant. */
 static void warn_of_missing(const vptq_tuner *t)
 {
-    const size_t all =
-        vptq_linear_total(t->model.desc, 0, t->model.desc->layers - 1) - t->model.ckpt.skipped;
+    const size_t all = vptq_checkpoint_all_matrices(&t->model.ckpt);
     if (t->model.ckpt.quantized_count < all)
         vptq_log(t->dev->ctx, VPTQ_LOG_WARN,
                  "'%s' has %zu of %zu matrices; the others stay as the original's",
