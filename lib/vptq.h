@@ -114,7 +114,7 @@ typedef void (*vptq_log_fn)(void *user, vptq_log_level level, const char *text);
 /* How far an operation is. */
 typedef struct vptq_progress_info {
     const char *stage;    /* "quantize"; static.  Stages of one operation may take turns */
-    const char *unit;     /* "matrices", "windows", "bytes"; "matrix" of 1; static */
+    const char *unit;     /* "matrices", or "matrix" if there is one; static */
     uint64_t done, total; /* units; total 0 = unknown */
     double share;         /* of the work that is done, 0 to 1, units weighted by their cost */
     const char *detail;   /* "layer 3 mlp.down_proj, loss 0.0123"; may be NULL */
@@ -131,8 +131,8 @@ typedef struct vptq_ctx_options {
     const volatile sig_atomic_t *cancel; /* non-zero: VPTQ_E_CANCELLED soon; may be NULL */
     bool ranks; /* share the work with the other processes that mpirun started, if it did; all
                    of them make the same calls with the same options, in one thread */
-    const char *build; /* tells builds of one version apart, as a commit; ranks with another
-                          refuse to work together; may be NULL; copied */
+    const char *build; /* a commit or the like, which tells builds of one version apart: ranks
+                          with different ones refuse to work together; may be NULL; copied */
 } vptq_ctx_options;
 
 /* `options` may be NULL.  The backend is opened by the first operation that needs it. */

@@ -72,17 +72,15 @@ static void find_license(const char *model, char license[MAX_NAME], vptq_mem *me
     take_name(at, strlen(at), license);
 }
 
-/* The words of the card without a name. */
+/* The name of a file with the license's text in the original's directory; NULL = none. */
 static const char *find_license_file(const char *model)
 {
     static const char *const names[] = {"LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING"};
-    static const char *const says[] = {"see LICENSE", "see LICENSE.txt", "see LICENSE.md",
-                                       "see COPYING"};
     char path[4096];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!vptq_path_join(path, sizeof path, model, names[i], NULL) && vptq_path_exists(path))
-            return says[i];
-    return "not found next to its weights";
+            return names[i];
+    return NULL;
 }
 
 /* The name of a model or text in the card: "org/name" of a snapshot in a Hugging Face cache,
@@ -147,6 +145,7 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
                               const vptq_quantize_result *r, vptq_buf *b, vptq_err *err)
 {
     char license[MAX_NAME], name[MAX_PATH];
+    const char *file = find_license_file(q->model);
     find_license(q->model, license, b->mem);
     card_name(q->model, name);
     VPTQ_CHECK(vptq_buf_printf(b, err, "---\nbase_model: \"%s\"\n", name));
@@ -167,8 +166,11 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
     VPTQ_CHECK(add_calibration(b, q, err));
     if (*r->digest)
         VPTQ_CHECK(vptq_buf_printf(b, err, VPTQ_CARD_DIGEST "%s` |\n", r->digest));
-    VPTQ_CHECK(vptq_buf_printf(b, err, "| license of the original | %s |\n",
-                               *license ? license : find_license_file(q->model)));
+    VPTQ_CHECK(vptq_buf_printf(b, err, "| license of the original | %s%s |\n",
+                               !*license && file ? "see " : "",
+                               *license ? license
+                               : file   ? file
+                                        : "not found next to its weights"));
     if (o->command)
         VPTQ_CHECK(vptq_buf_printf(b, err, "\n    %s\n", o->command));
     return VPTQ_OK;
