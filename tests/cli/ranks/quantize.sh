@@ -66,7 +66,8 @@ expect_exit 1 in_own_dirs -H "$PWD/h" -k 64 -o w >out.txt 2>err.txt
 expect_line err.txt "vptq-quantize: rank 1: does not see the directory 'w' of rank 0; .* --no-shared-dir"
 in_own_dirs -H "$PWD/h" -k 64 -o w --no-shared-dir >/dev/null
 expect_same vptq/one own0/w
-rm -r own0/w own1/w/layer_003* # as after an interruption
+rm -r own0/w # as after an interruption, where rank 1 lost one of its matrices
+find own1/w -name "*.safetensors" | sort | head -n 1 | xargs -r rm
 in_own_dirs -H "$PWD/h" -k 64 -o w --no-shared-dir >/dev/null
 expect_same vptq/one own0/w
 # matrices go to rank 0, and to others only where they calibrate with them
