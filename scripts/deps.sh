@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs the packages that the project needs on Debian and Ubuntu, if they are missing.
-# usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package|mpi]..     (default: build)
+# usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package|mpi|slurm]..     (default: build)
 #   build   compiler and libraries        check   also what `make check` uses
 #   demo    also what `make demo` uses    fuzz    also what `make fuzz` uses
 #   coverage   also what `make coverage` uses
 #   package    also what `make wheel deb docs` and scripts/check_release.sh use
 #   mpi     also what `make MPI=1` and the tests with several processes use, Open MPI and MPICH
+#   slurm   also Slurm, for the test of scripts/slurm/job.sh
 #   arm     also what `make check-arm` uses, but for the libraries in its sysroot (sysroot.sh)
 # Without root, and with --check, it prints the line that installs them and exits with 1.
 set -eu
@@ -35,10 +36,11 @@ for word in "$@"; do
     demo) wanted+=("${demo_packages[@]}") ;;
     fuzz) wanted+=("${fuzz_packages[@]}") ;;
     mpi) wanted+=("${mpi_packages[@]}") ;;
+    slurm) wanted+=(slurm-wlm) ;;
     arm) wanted+=("${arm_packages[@]}") ;;
     package) wanted+=("${package_packages[@]}") ;;
     coverage) wanted+=("${check_packages[@]}" gcovr) ;;
-    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package|mpi].." >&2; exit 2 ;;
+    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage|arm|package|mpi|slurm].." >&2; exit 2 ;;
     esac
 done
 

@@ -23,11 +23,12 @@ threads=${SLURM_CPUS_PER_TASK:-1}
 mpirun --map-by "slot:PE=$threads" --bind-to core "$@" -t "$threads" --no-progress &
 child=$!
 stopped=
-trap 'stopped=1; kill -TERM "$child"' TERM
+signalled=
+trap 'stopped=1 signalled=1; kill -TERM "$child"' TERM
 status=0
 wait "$child" || status=$?
-while [ -n "$stopped" ]; do # the signal ended the wait, not the command
-    stopped=
+while [ -n "$signalled" ]; do # the signal ended the wait, not the command
+    signalled=
     status=0
     wait "$child" || status=$?
 done
