@@ -26,6 +26,9 @@ typedef struct quantize_args {
     int allocate;   /* vptq_allocate_mode; AUTO cannot be given */
     vptq_cli_strings texts, tokens;
     uint64_t windows, length;
+    /* figures for the card */
+    vptq_cli_strings measure;
+    uint64_t measure_windows;
     /* tuning */
     const char *from;
     int tune; /* vptq_tune_method - 1; -1: not given */
@@ -276,8 +279,16 @@ static vptq_status convert(vptq_cli *cli, const quantize_args *a,
                                                       ? quantize->embeddings
                                                       : VPTQ_DTYPE_COUNT,
                                     .force = cli->common.force};
+    const vptq_kld_options measure = {
+        .corpus =
+            vptq_cli_corpus(&a->measure, &(vptq_cli_strings){0}, false, a->calibrate.lossy),
+        .windows = a->measure_windows};
     const bool fits = quote_command(cli, command, sizeof command);
-    const vptq_convert_options opt = {quantize, &pack, fits ? command : NULL, a->keep_work};
+    const vptq_convert_options opt = {.quantize = quantize,
+                                      .pack = &pack,
+                                      .command = fits ? command : NULL,
+                                      .keep_work = a->keep_work,
+                                      .measure = a->measure.count ? &measure : NULL};
     return vptq_convert(cli->ctx, &opt, &cli->out, err);
 }
 
@@ -404,9 +415,14 @@ static int check_form(const vptq_cli *cli, const quantize_args *a)
         a->output[strlen(a->output) - 1] == '/')
         return vptq_cli_usage_error(
             cli, "-o %s: an archive is a file; --to hf writes a directory", a->output);
-    if (!is_packed(a) && a->keep_work)
-        return vptq_cli_usage_error(
-            cli, "--keep-work needs a packed model as output: -o OUT.vptq, or --to");
+    if (!is_packed(a) && (a->keep_work || a->measure.count))
+        return vptq_cli_usage_error(cli,
+                                    "--%s needs a packed model as output: -o OUT.vptq, or --to",
+                                    a->keep_work ? "keep-work" : "measure");
+    if (vptq_cli_given(cli, "measure-windows") && !a->measure.count)
+        return vptq_cli_usage_error(cli, "--measure-windows needs --measure TEXT");
+    if (a->measure.count && a->no_shared_dir)
+        return vptq_cli_usage_error(cli, "--measure and --no-shared-dir exclude each other");
     return CLI_OK;
 }
 
@@ -475,6 +491,10 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "ending .vptq"},
         {0, "keep-work", CLI_FLAG, &a->keep_work, NULL,
          "keep the work directory OUT.work when the packed model is written"},
+        {0, "measure", CLI_INPUTS, &a->measure, "TEXT",
+         "perplexity and divergence of the packed model on this text, for its model card"},
+        {0, "measure-windows", CLI_U64, &a->measure_windows, "N",
+         "windows of it, of up to 2048 tokens; 0 = all"},
         {0, "no-shared-dir", CLI_FLAG, &a->no_shared_dir, NULL,
          "ranks of MPI on other machines do not see OUT: they send their matrices"},
         {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)"},
@@ -546,6 +566,7 @@ int main(int argc, char **argv)
                        .allocate = VPTQ_ALLOCATE_PROXY,
                        .windows = 2,
                        .length = 512,
+                       .measure_windows = 16,
                        .tune = -1,
                        .steps = tuning.steps,
                        .passes = tuning.passes,

@@ -412,6 +412,8 @@ typedef struct vptq_quantize_options {
     bool no_shared_dir; /* several ranks: those on other machines do not see `work` of rank 0,
                            which gets their matrices as messages; not with `tune` */
     bool packs_dir;     /* with `packs`: as a packed directory, not an archive */
+    /* NULL, or for `estimate` the time and memory of measuring a packed copy afterwards. */
+    const vptq_estimate *measuring;
 } vptq_quantize_options;
 
 /* Options with their defaults: all layers, NAN where that means "as recorded". */
@@ -537,6 +539,8 @@ VPTQ_CALL vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *op
 VPTQ_CALL vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt,
                                   const vptq_output *out, vptq_err *err);
 
+typedef struct vptq_kld_options vptq_kld_options;
+
 /* From a model to a packed one, with a model card (README.md). */
 typedef struct vptq_convert_options {
     const vptq_quantize_options *quantize; /* its `work` and `force` are not used */
@@ -544,6 +548,9 @@ typedef struct vptq_convert_options {
                                       replaces the output and work of other settings */
     const char *command;           /* as it was typed, for the card; NULL = not known */
     bool keep_work;                /* keep the work directory, OUTPUT.work, afterwards */
+    /* Corpus, context and windows on which the packed model is compared with its original, for
+     * the card; other members are not used.  NULL = not measured. */
+    const vptq_kld_options *measure;
 } vptq_convert_options;
 
 /* Quantizes into OUTPUT.work, which the same call continues after an interruption, packs it and
@@ -626,7 +633,7 @@ enum {
     VPTQ_DELTA_LEVELS = 13
 };
 
-typedef struct vptq_kld_options {
+struct vptq_kld_options {
     vptq_corpus_options corpus;
     size_t context, windows; /* as vptq_ppl_options */
     vptq_ppl_protocol protocol;
@@ -637,7 +644,7 @@ typedef struct vptq_kld_options {
     vptq_kld_base_precision precision;
     size_t top;   /* ids that a compact saved base keeps per token */
     bool dry_run; /* fill tokens, windows, context and protocol only */
-} vptq_kld_options;
+};
 
 /* _stderr: standard error of the figure before it, over tokens; 0 for one token. */
 typedef struct vptq_kld_result {

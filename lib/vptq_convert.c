@@ -2,6 +2,7 @@
  * card.
  */
 #include <ctype.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
 #include "lib/quantize/tune.h"
+#include "lib/report/column.h"
 #include "lib/vptq_internal.h"
 
 enum { MAX_CARD = 1 << 15, MAX_NAME = 64, MAX_PATH = 4096 };
@@ -118,6 +120,29 @@ static void card_name(const char *file, char name[MAX_PATH])
 
 /* ---- the card ---- */
 
+/* The name of a text or file of token ids. */
+static void corpus_name(const vptq_corpus_options *c, size_t i, char name[MAX_PATH])
+{
+    const bool text = i < c->text_count;
+    const char *path = text ? c->texts[i] : c->tokens[i - c->text_count];
+    if (text && !strcmp(path, VPTQ_BUILTIN_TEXT))
+        snprintf(name, MAX_PATH, "the built-in text");
+    else if (!strcmp(path, "-"))
+        snprintf(name, MAX_PATH, "standard input");
+    else
+        card_name(path, name);
+}
+
+static vptq_status add_corpus(vptq_buf *b, const vptq_corpus_options *c, vptq_err *err)
+{
+    for (size_t i = 0; i < c->text_count + c->token_count; i++) {
+        char name[MAX_PATH];
+        corpus_name(c, i, name);
+        VPTQ_CHECK(vptq_buf_printf(b, err, "%s %s", i ? "," : "", name));
+    }
+    return VPTQ_OK;
+}
+
 static vptq_status add_calibration(vptq_buf *b, const vptq_quantize_options *q, vptq_err *err)
 {
     const vptq_calibrate_options *c = q->calibrate;
@@ -125,24 +150,27 @@ static vptq_status add_calibration(vptq_buf *b, const vptq_quantize_options *q, 
         return VPTQ_OK;
     VPTQ_CHECK(vptq_buf_printf(b, err, "| calibration | up to %zu window%s of", c->windows,
                                vptq_plural(c->windows, "", "s")));
-    for (size_t i = 0; i < c->corpus.text_count + c->corpus.token_count; i++) {
-        const bool text = i < c->corpus.text_count;
-        const char *path =
-            text ? c->corpus.texts[i] : c->corpus.tokens[i - c->corpus.text_count];
-        char name[MAX_PATH];
-        if (text && !strcmp(path, VPTQ_BUILTIN_TEXT))
-            snprintf(name, sizeof name, "the built-in text");
-        else if (!strcmp(path, "-"))
-            snprintf(name, sizeof name, "standard input");
-        else
-            card_name(path, name);
-        VPTQ_CHECK(vptq_buf_printf(b, err, "%s %s", i ? "," : "", name));
-    }
+    VPTQ_CHECK(add_corpus(b, &c->corpus, err));
     return vptq_buf_printf(b, err, "%s |\n", c->sequential ? ", layer after layer" : "");
 }
 
+static vptq_status add_measured(vptq_buf *b, const vptq_corpus_options *c,
+                                const vptq_kld_result *r, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_buf_printf(b, err, "| perplexity | %.4f, of the original %.4f, on", r->ppl,
+                               r->ppl_base));
+    VPTQ_CHECK(add_corpus(b, c, err));
+    return vptq_buf_printf(b, err,
+                           " (%" PRIu64 " window%s of %zu tokens) |\n"
+                           "| divergence from the original | %.6f nats per token |\n",
+                           r->windows, vptq_plural(r->windows, "", "s"), r->context,
+                           r->mean_kld);
+}
+
+/* `measured`: NULL = was not. */
 static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize_options *q,
-                              const vptq_quantize_result *r, vptq_buf *b, vptq_err *err)
+                              const vptq_quantize_result *r, const vptq_kld_result *measured,
+                              vptq_buf *b, vptq_err *err)
 {
     char license[MAX_NAME], name[MAX_PATH];
     const char *file = find_license_file(q->model);
@@ -164,6 +192,8 @@ static vptq_status write_card(const vptq_convert_options *o, const vptq_quantize
     if (r->skipped)
         VPTQ_CHECK(vptq_buf_printf(b, err, "| matrices in 16 bits | %u |\n", r->skipped));
     VPTQ_CHECK(add_calibration(b, q, err));
+    if (measured)
+        VPTQ_CHECK(add_measured(b, &o->measure->corpus, measured, err));
     if (*r->digest)
         VPTQ_CHECK(vptq_buf_printf(b, err, VPTQ_CARD_DIGEST "%s` |\n", r->digest));
     VPTQ_CHECK(vptq_buf_printf(b, err, "| license of the original | %s%s |\n",
@@ -205,18 +235,94 @@ static void remove_work(const vptq_ctx *ctx, const char *work)
         vptq_log(ctx, VPTQ_LOG_WARN, "%s", err.text);
 }
 
+/* Compares the packed model, an archive, with its original; NULL: only reads what that needs,
+ * and estimates. */
+static vptq_status compare(vptq_ctx *ctx, const vptq_convert_options *o,
+                           const vptq_quantize_options *q, const char *packed,
+                           vptq_kld_result *r, vptq_err *err)
+{
+    vptq_status st;
+    vptq_model *original = NULL, *m = NULL;
+    const vptq_model_options open = {.tokenizer = q->tokenizer,
+                                     .need_tokenizer = o->measure->corpus.text_count > 0};
+    const vptq_kld_options opt = {.corpus = o->measure->corpus,
+                                  .context = o->measure->context,
+                                  .windows = o->measure->windows,
+                                  .dry_run = !packed};
+    VPTQ_TRY(vptq_model_load(ctx, q->model, &open, &original, err));
+    if (packed)
+        VPTQ_TRY(vptq_model_load(ctx, packed, &open, &m, err));
+    VPTQ_TRY(vptq_divergence(ctx, m ? m : original, original, &opt, NULL, r, err));
+out:
+    vptq_model_free(m);
+    vptq_model_free(original);
+    return st;
+}
+
+typedef struct measured_row {
+    const char *model;
+    vptq_kld_result r;
+} measured_row;
+static const vptq_column measured_columns[] = {
+    {.name = "model", VPTQ_TEXT(measured_row, model)},
+    {.name = "ppl", VPTQ_REAL(measured_row, r.ppl)},
+    {.name = "ppl_base", VPTQ_REAL(measured_row, r.ppl_base)},
+    {.name = "mean_kld", VPTQ_REAL(measured_row, r.mean_kld)},
+    {.name = "tokens", VPTQ_INTEGER(measured_row, r.tokens)},
+    {.name = "windows", VPTQ_INTEGER(measured_row, r.windows)},
+    {.name = "context", VPTQ_INTEGER(measured_row, r.context)}};
+
+static vptq_status report_measured(const vptq_output *out, const char *model,
+                                   const vptq_kld_result *r, vptq_err *err)
+{
+    const measured_row row = {model, *r};
+    if (!out)
+        return VPTQ_OK;
+    if (out->format == VPTQ_FORMAT_JSON)
+        return vptq_print_object(out, VPTQ_COLUMNS(measured_columns), &row, err);
+    return vptq_print_text(out, err,
+                           "perplexity %.4f, of the original %.4f; divergence %.6f nats per "
+                           "token\n",
+                           r->ppl, r->ppl_base, r->mean_kld);
+}
+
+/* Packs into the work directory and measures that.  The card is part of the output, which has
+ * the same weights. */
+static vptq_status measure(vptq_ctx *ctx, const vptq_convert_options *o,
+                           const vptq_quantize_options *q, const vptq_pack_options *pack,
+                           const vptq_output *out, vptq_kld_result *r, vptq_err *err)
+{
+    char path[MAX_PATH];
+    vptq_pack_options archive = *pack;
+    vptq_status st = vptq_path_join(path, sizeof path, q->work, VPTQ_MEASURED_FILE, err);
+    archive.output = path;
+    archive.form = VPTQ_PACK_ARCHIVE;
+    archive.force = true;
+    if (!st && !vptq_comm_rank(ctx))
+        st = vptq_pack(ctx, &archive, NULL, err);
+    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
+    VPTQ_CHECK(compare(ctx, o, q, path, r, err));
+    if (vptq_comm_rank(ctx)) /* only the first reports */
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_file_remove(path, err));
+    return report_measured(out, pack->output, r, err);
+}
+
 static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
                        const vptq_quantize_options *quantize, vptq_pack_options *pack,
                        const vptq_output *out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_quantize_result r;
+    vptq_kld_result measured;
     vptq_buf card;
     vptq_buf_init(&card, ctx->mem);
     VPTQ_TRY(vptq_quantize_to_pack(ctx, quantize, pack, out, &r, err));
+    if (opt->measure)
+        VPTQ_TRY(measure(ctx, opt, quantize, pack, out, &measured, err));
     if (vptq_comm_rank(ctx)) /* only the first packs */
         goto out;
-    VPTQ_TRY(write_card(opt, quantize, &r, &card, err));
+    VPTQ_TRY(write_card(opt, quantize, &r, opt->measure ? &measured : NULL, &card, err));
     pack->card = card.data;
     VPTQ_TRY(vptq_pack(ctx, pack, out, err));
     if (!opt->keep_work)
@@ -230,6 +336,7 @@ vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt, const v
                          vptq_err *err)
 {
     char work[MAX_PATH], model[VPTQ_HUB_PATH];
+    vptq_kld_result planned;
     vptq_quantize_options quantize = *opt->quantize;
     vptq_pack_options pack = *opt->pack;
     pack.dry_run = quantize.dry_run;
@@ -248,6 +355,13 @@ vptq_status vptq_convert(vptq_ctx *ctx, const vptq_convert_options *opt, const v
     if (!pack.tokenizer)
         pack.tokenizer = quantize.tokenizer;
     VPTQ_CHECK(vptq_pack_check_output(ctx, quantize.model, &pack, err));
+    if (opt->measure) {
+        if (quantize.no_shared_dir)
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "the packed model cannot be measured without a shared directory");
+        VPTQ_CHECK(compare(ctx, opt, &quantize, NULL, &planned, err));
+        quantize.measuring = &planned.estimate;
+    }
     if (quantize.dry_run)
         return vptq_quantize(ctx, &quantize, out, NULL, err);
     return run(ctx, opt, &quantize, &pack, out, err);

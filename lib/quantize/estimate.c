@@ -240,6 +240,12 @@ vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err)
         vptq_estimate_leave_out(e, "measuring sensitivities");
     if (o->tune)
         vptq_estimate_leave_out(e, "tuning");
+    if (o->measuring) {
+        e->seconds += o->measuring->seconds;
+        e->disk_bytes += q->result->packed_bytes;
+        if (e->memory_bytes < o->measuring->memory_bytes)
+            e->memory_bytes = o->measuring->memory_bytes;
+    }
     if (mem && mem->cap && e->memory_bytes > mem->cap)
         e->memory_bytes = mem->cap;
     return VPTQ_OK;

@@ -320,7 +320,8 @@ static bool is_work_file(const char *name)
                                        VPTQ_SALIENCY_FILE,
                                        VPTQ_SELF_TEXT_FILE,
                                        VPTQ_TUNE_STATE_FILE,
-                                       VPTQ_E2E_ORIGINAL_FILE};
+                                       VPTQ_E2E_ORIGINAL_FILE,
+                                       VPTQ_MEASURED_FILE};
     const char *end = strstr(name, ".tmp.");
     char base[VPTQ_LAYER_FILE_NAME_MAX];
 

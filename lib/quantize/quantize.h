@@ -55,6 +55,9 @@ void vptq_matrix_cost(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
 /* Bytes of the file of a matrix in a work directory, about. */
 uint64_t vptq_work_bytes(const vptq_quantize_row *row);
 
+/* In a work directory: the packed model while it is measured for its card. */
+#define VPTQ_MEASURED_FILE "measured.vptq"
+
 /* Removes a work directory if it holds only what the tools write, else those files;
  * VPTQ_E_EXISTS naming what stays. */
 vptq_status vptq_work_remove(const char *dir, vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;

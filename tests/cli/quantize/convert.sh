@@ -40,6 +40,21 @@ done
 "$BIN/vptq-pack" -q a/one.vptq --dtype f16 -o f16 >out.txt # its own type
 expect_same plain/README.md f16/README.md
 
+# With a text to measure, report and card have the figures of vptq-eval, of exactly the weights that are written.
+tiny=$(data text/tinystories/tiny.utf8)
+for form in "m.vptq --embeddings q8" "m --to hf"; do
+    # shellcheck disable=SC2086 # several words
+    convert "${quick[@]}" --measure "$tiny" --measure-windows 4 --format json -o $form
+    "$BIN/vptq-eval" kld -q -m "${form%% *}" --base "$model" --text "$tiny" --windows 4 --format json >kld.json
+    grep '"mean_kld"' out.txt >measured.json
+    for key in ppl ppl_base mean_kld tokens windows context; do
+        [ "$(json_get "$key" measured.json)" = "$(json_get "$key" kld.json)" ] || fail "$key: $(cat measured.json kld.json)"
+    done
+done
+expect_line m/README.md "$(printf '^| perplexity | %.4f, of the original %.4f, on tiny.utf8 (4 windows of 512 tokens) |$' \
+    "$(json_get ppl kld.json)" "$(json_get ppl_base kld.json)")"
+expect_line m/README.md "$(printf '^| divergence from the original | %.6f nats per token |$' "$(json_get mean_kld kld.json)")"
+
 # An output that exists is not touched, and no work is done; --force replaces it.
 cp a/one.vptq before
 for plan in "" --dry-run; do
@@ -73,6 +88,12 @@ expect_error 2 "a/: an archive is a file; --to hf writes a directory" \
     "$BIN/vptq-quantize" -q -m named -b 3 --to archive -o a/
 expect_error 2 "--layers needs a work directory" "$BIN/vptq-quantize" -m named -b 3 -o y.vptq --layers 0-0
 expect_error 2 "--keep-work needs a packed model" "$BIN/vptq-quantize" -m named -b 3 -o y --keep-work
+expect_error 2 "--measure needs a packed model" "$BIN/vptq-quantize" -m named -b 3 -o y --measure builtin
+expect_error 2 "--measure-windows needs --measure TEXT" "$BIN/vptq-quantize" -m named -b 3 -o y.vptq --measure-windows 3
+for plan in "" --dry-run; do
+    # shellcheck disable=SC2086 # nothing or a word
+    expect_error 1 "cannot open 'missing.txt'" "$BIN/vptq-quantize" -q -m "$model" -b 3 -o y.vptq --measure missing.txt $plan
+done
 expect_error 2 "'y.gguf': a GGUF file is written from the result: -o OUT.vptq, then vptq-pack --unpack OUT.vptq -o y.gguf" \
     "$BIN/vptq-quantize" -m named -b 3 -o y.gguf
 expect_error 2 "'y.gguf': .* -o WORK2, then vptq-pack --unpack WORK2 -o y.gguf" \

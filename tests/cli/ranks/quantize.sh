@@ -49,7 +49,7 @@ compare outputs "2" "${text_args[@]}" -k 64 --outputs 4
 # A packed model with its card; every rank may have its own SIMD level.
 for n in one 3; do
     mkdir "packed-$n"
-    run=("$BIN/vptq-quantize" "${args[@]}" -H ../h -k 64 -o m.vptq)
+    run=("$BIN/vptq-quantize" "${args[@]}" -H ../h -k 64 --measure "$text" --measure-windows 3 -o m.vptq)
     [ "$n" = one ] || run=(ranks 3 sh -c "[ $RANK = 1 ] && export VPTQ_SIMD=none; "'exec "$@"' sh "${run[@]}")
     (cd "packed-$n" && "${run[@]}" >/dev/null)
 done
