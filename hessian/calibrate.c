@@ -185,6 +185,26 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
     return VPTQ_OK;
 }
 
+vptq_status vptq_calibrator_find(const vptq_calibrator *c, const char *dir, uint32_t wanted,
+                                 uint32_t *layer, vptq_err *err)
+{
+    char path[4096], fingerprint[17];
+    vptq_hidden_states shape = {.rows = c->starts[vptq_calibrator_windows(c)],
+                                .dim = c->model->desc->hidden};
+    vptq_hidden_states *const stream = &shape;
+    uint64_t position;
+
+    *layer = 0;
+    if (vptq_comm_size(c->dev->ctx) > 1)
+        return VPTQ_OK;
+    state_fingerprint(c, fingerprint);
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_HIDDEN_FILE, err));
+    VPTQ_CHECK(vptq_hidden_states_find(&stream, 1, path, fingerprint, wanted, &position, err));
+    if (position <= wanted)
+        *layer = (uint32_t)position;
+    return VPTQ_OK;
+}
+
 vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t wanted,
                                   uint32_t last, vptq_err *err)
 {

@@ -21,7 +21,8 @@ typedef struct collector {
     char holdout[4096];
     vptq_hessian_dir meta[VPTQ_PART_COUNT];
     vptq_calibrator calibrator;
-    bool *finished;             /* [layers of the model]: all its files are there and whole */
+    bool known;                 /* the fingerprints */
+    bool *finished;             /* [last layer + 1]: all its files are there and whole */
     vptq_expert_counts experts; /* of the layers whose files are there */
 } collector;
 
@@ -44,10 +45,12 @@ static vptq_status plan(collector *c, vptq_err *err)
                          d->layers - 1);
     VPTQ_CHECK(vptq_term_check(o->calibrate.weights, o->factor, err));
     const vptq_status st =
-        o->dry_run
-            ? vptq_calibrator_sample(c->dev, c->model, &o->calibrate, &c->calibrator, err)
-            : vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err);
+        c->known ? vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err)
+                 : vptq_calibrator_sample(c->dev, c->model, &o->calibrate, &c->calibrator, err);
     VPTQ_CHECK(st);
+    c->finished = vptq_arena_zalloc(&c->calibrator.arena, last + 1, sizeof *c->finished, err);
+    if (!c->finished)
+        return VPTQ_E_NOMEM;
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         c->meta[part] = (vptq_hessian_dir){.layers = d->layers,
                                            .first_layer = o->first_layer,
@@ -262,30 +265,49 @@ out:
     return st;
 }
 
-/* Continues a directory of this run, or begins one. */
-static vptq_status open_dir(collector *c, vptq_err *err)
+/* The collection that a directory holds: none, that of another run, which --force replaces, or
+ * that of this one, with the same hessian.json or one to write again. */
+typedef enum { FOUND_NONE, FOUND_OTHER, FOUND_OURS, FOUND_SAME } found;
+
+static vptq_status has_manifest(const char *dir, bool *has, vptq_err *err)
 {
     char path[4096];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, "hessian.json", err));
+    *has = vptq_path_exists(path);
+    return VPTQ_OK;
+}
 
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_MAIN], "hessian.json", err));
-    if (vptq_path_exists(path)) {
-        vptq_err why = {0};
-        bool same;
-        const vptq_status st = compare_old(c, &same, &why);
-        if (!st && same)
-            return VPTQ_OK;
-        if (st && !c->opt->force) {
-            if (err)
-                *err = why;
-            return st;
-        }
-        if (st) {
-            VPTQ_CHECK(remove_old(c, err));
-            c->meta[VPTQ_PART_MAIN].outputs = vptq_outputs_windows(&c->calibrator);
-        }
-    } else if (!has_part(c, VPTQ_PART_HELD_OUT)) { /* a run killed early may have left it */
-        VPTQ_CHECK(remove_holdout_meta(c, err));
+static vptq_status find_old(collector *c, found *what, vptq_err *err)
+{
+    vptq_err why = {0};
+    bool has, same;
+
+    *what = FOUND_NONE;
+    VPTQ_CHECK(has_manifest(c->dir[VPTQ_PART_MAIN], &has, err));
+    if (!has)
+        return VPTQ_OK;
+    const vptq_status st = compare_old(c, &same, &why);
+    if (st && !c->opt->force) {
+        if (err)
+            *err = why;
+        return st;
     }
+    *what = st ? FOUND_OTHER : same ? FOUND_SAME : FOUND_OURS;
+    if (st)
+        c->meta[VPTQ_PART_MAIN].outputs = vptq_outputs_windows(&c->calibrator);
+    return VPTQ_OK;
+}
+
+/* Makes the directory one of this run. */
+static vptq_status take_dir(const collector *c, found what, vptq_err *err)
+{
+    if (what == FOUND_SAME)
+        return VPTQ_OK;
+    if (what == FOUND_OTHER)
+        VPTQ_CHECK(remove_old(c, err));
+    /* a run killed early may have left it */
+    if (what == FOUND_NONE && !has_part(c, VPTQ_PART_HELD_OUT))
+        VPTQ_CHECK(remove_holdout_meta(c, err));
     return save_meta(c, err);
 }
 
@@ -463,6 +485,22 @@ static uint64_t file_bytes(uint64_t n, bool range)
     return (n * (n + 1) / 2 + (range ? 4 : 1) * n) * sizeof(float);
 }
 
+static uint64_t layer_bytes(const collector *c, uint32_t layer)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < file_count(c); i++)
+        if (is_file(c, layer, c->opt->calibrate.weights, i))
+            bytes += file_bytes(file_columns(c, i), has_range(c, VPTQ_PART_MAIN, i));
+    return bytes * (has_part(c, VPTQ_PART_HELD_OUT) ? 2 : 1);
+}
+
+static uint64_t outputs_bytes(const collector *c)
+{
+    const vptq_model_desc *d = c->model->desc;
+    return c->opt->calibrate.outputs ? d->layers * sizeof(float) * vptq_output_layer_entries(d)
+                                     : 0;
+}
+
 static void fill_result(const collector *c, vptq_collect_result *r)
 {
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
@@ -471,22 +509,8 @@ static void fill_result(const collector *c, vptq_collect_result *r)
     r->length = c->calibrator.opt.length;
     r->tokens = d->tokens;
     for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++)
-        for (int i = 0; i < file_count(c); i++)
-            if (is_file(c, layer, c->opt->calibrate.weights, i))
-                r->bytes += file_bytes(file_columns(c, i), has_range(c, VPTQ_PART_MAIN, i));
-    r->bytes *= r->held_out ? 2 : 1;
-    if (c->opt->calibrate.outputs)
-        r->bytes +=
-            c->model->desc->layers * sizeof(float) * vptq_output_layer_entries(c->model->desc);
-}
-
-static vptq_status estimate(const collector *c, vptq_collect_result *r, vptq_err *err)
-{
-    r->estimated_seconds = (double)NAN;
-    if (c->opt->calibrate.weights == VPTQ_WEIGHTS_GUIDED)
-        return VPTQ_OK;
-    return vptq_calibrator_probe(&c->calibrator, c->meta[VPTQ_PART_MAIN].last_layer,
-                                 &r->estimated_seconds, &r->memory_bytes, err);
+        r->bytes += layer_bytes(c, layer);
+    r->bytes += outputs_bytes(c);
 }
 
 /* *empty: `dir` is missing, or holds only a lock, manifests and `inner` (NULL = none). */
@@ -530,16 +554,23 @@ static vptq_status check_own(const collector *c, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Rank 0: takes the directory and finds out what it has. */
-static vptq_status prepare(collector *c, vptq_lock *lock, vptq_err *err)
+/* Rank 0: takes the directory, unless this is a dry run, and finds out what it has; *ours: it
+ * was begun by this run. */
+static vptq_status prepare(collector *c, vptq_lock *lock, bool *ours, vptq_err *err)
 {
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
+    found what;
 
     VPTQ_CHECK(check_own(c, err)); /* a work directory would take our files for its own */
-    VPTQ_CHECK(vptq_dir_make(c->dir[VPTQ_PART_MAIN], err));
-    VPTQ_CHECK(vptq_lock_take(c->dir[VPTQ_PART_MAIN], lock, err));
-    VPTQ_CHECK(open_dir(c, err));
-    for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++)
+    if (!c->opt->dry_run) {
+        VPTQ_CHECK(vptq_dir_make(c->dir[VPTQ_PART_MAIN], err));
+        VPTQ_CHECK(vptq_lock_take(c->dir[VPTQ_PART_MAIN], lock, err));
+    }
+    VPTQ_CHECK(find_old(c, &what, err));
+    if (!c->opt->dry_run)
+        VPTQ_CHECK(take_dir(c, what, err));
+    *ours = what >= FOUND_OURS;
+    for (uint32_t layer = d->first_layer; *ours && layer <= d->last_layer; layer++)
         VPTQ_CHECK(check_layer(c, layer, &c->finished[layer], err));
     return VPTQ_OK;
 }
@@ -554,7 +585,8 @@ static vptq_status share_state(collector *c, vptq_status st, vptq_err *err)
     return vptq_comm_broadcast(ctx, 0, c->finished, layers * sizeof *c->finished, err);
 }
 
-static vptq_status run_missing(collector *c, vptq_collect_result *r, vptq_err *err)
+/* Counts the finished layers; returns the first other one, UINT32_MAX if there is none. */
+static uint32_t first_wanted(const collector *c, vptq_collect_result *r)
 {
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
     uint32_t wanted = UINT32_MAX;
@@ -563,20 +595,23 @@ static vptq_status run_missing(collector *c, vptq_collect_result *r, vptq_err *e
         r->layers_reused += c->finished[layer];
         wanted = c->finished[layer] ? wanted : layer;
     }
+    return wanted;
+}
+
+static vptq_status run_missing(collector *c, vptq_collect_result *r, vptq_err *err)
+{
+    const uint32_t wanted = first_wanted(c, r);
     return wanted != UINT32_MAX ? run_layers(c, wanted, r, err) : VPTQ_OK;
 }
 
 static vptq_status collect(collector *c, vptq_lock *lock, vptq_collect_result *r, vptq_err *err)
 {
     const vptq_ctx *ctx = c->dev->ctx;
-    const size_t layers = c->meta[VPTQ_PART_MAIN].last_layer + 1;
     vptq_status st = VPTQ_OK;
+    bool ours;
 
-    c->finished = vptq_mem_alloc(ctx->mem, layers, sizeof *c->finished, err);
-    if (!c->finished)
-        st = VPTQ_E_NOMEM;
-    if (!st && is_first(c))
-        st = prepare(c, lock, err);
+    if (is_first(c))
+        st = prepare(c, lock, &ours, err);
     st = share_state(c, st, err);
     if (!st) /* others would write their files elsewhere */
         st = vptq_comm_see(ctx, c->dir[VPTQ_PART_MAIN], "", err);
@@ -590,10 +625,77 @@ static vptq_status collect(collector *c, vptq_lock *lock, vptq_collect_result *r
     return vptq_comm_agree(ctx, run_outputs(c, err), err);
 }
 
-/* Plans, and compares the plans of ranks. */
+/* Estimates a run that starts with block `first`, as vptq_calibrator_start finds it. */
+static vptq_status estimate_layers(const collector *c, uint32_t first, vptq_collect_result *r,
+                                   vptq_err *err)
+{
+    const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
+    uint32_t passed = 0;
+
+    for (uint32_t layer = first; layer <= d->last_layer; layer++) {
+        const bool passes = layer < d->first_layer || c->finished[layer];
+        passed += passes;
+        r->bytes_to_do += passes ? 0 : layer_bytes(c, layer);
+    }
+    r->layers_to_do = d->last_layer + 1 - first - passed;
+    r->estimated_seconds = (double)NAN;
+    if (c->opt->calibrate.weights == VPTQ_WEIGHTS_GUIDED)
+        return VPTQ_OK;
+    return vptq_calibrator_probe(&c->calibrator, r->layers_to_do, passed, &r->estimated_seconds,
+                                 &r->memory_bytes, err);
+}
+
+/* Finds the block that a run starts with, and whether it measures output Hessians. */
+static vptq_status find_rest(const collector *c, uint32_t wanted, uint32_t *first,
+                             bool *measures, vptq_err *err)
+{
+    char path[4096];
+    bool finished;
+
+    if (wanted != UINT32_MAX)
+        VPTQ_CHECK(
+            vptq_calibrator_find(&c->calibrator, c->dir[VPTQ_PART_MAIN], wanted, first, err));
+    if (!*measures)
+        return VPTQ_OK;
+    VPTQ_CHECK(outputs_path(c, path, err));
+    VPTQ_CHECK(vptq_outputs_find(&c->calibrator, path, &finished, err));
+    *measures = !finished;
+    return VPTQ_OK;
+}
+
+/* A dry run: estimates what is left of a run in the directory, or all of it without one. */
+static vptq_status estimate(collector *c, vptq_collect_result *r, vptq_err *err)
+{
+    const vptq_ctx *ctx = c->dev->ctx;
+    uint32_t first = 0;
+    bool ours = false;
+    vptq_status st = VPTQ_OK;
+
+    if (c->dir[VPTQ_PART_MAIN] && is_first(c))
+        st = prepare(c, NULL, &ours, err);
+    VPTQ_CHECK(share_state(c, st, err));
+    const uint32_t wanted = first_wanted(c, r);
+    r->outputs_to_do = c->opt->calibrate.outputs > 0;
+    if (ours)
+        st = find_rest(c, wanted, &first, &r->outputs_to_do, err);
+    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
+    r->bytes_to_do = r->outputs_to_do ? outputs_bytes(c) : 0;
+    return wanted == UINT32_MAX ? VPTQ_OK : estimate_layers(c, first, r, err);
+}
+
+/* Plans, and compares the plans of ranks.  A dry run needs fingerprints only to compare them
+ * with those of a directory. */
 static vptq_status plan_together(collector *c, vptq_err *err)
 {
     char text[64];
+    const char *dir = c->dir[VPTQ_PART_MAIN];
+    vptq_status st = VPTQ_OK;
+
+    c->known = !c->opt->dry_run;
+    if (!c->known && dir && is_first(c))
+        st = has_manifest(dir, &c->known, err);
+    VPTQ_CHECK(vptq_comm_agree(c->dev->ctx, st, err));
+    VPTQ_CHECK(vptq_comm_broadcast(c->dev->ctx, 0, &c->known, sizeof c->known, err));
     VPTQ_CHECK(vptq_comm_agree(c->dev->ctx, plan(c, err), err));
     snprintf(text, sizeof text, "%s %s", c->calibrator.fingerprint[VPTQ_PART_MAIN],
              c->calibrator.fingerprint[VPTQ_PART_HELD_OUT]);
@@ -610,27 +712,21 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     double start = vptq_seconds();
 
     *result = (vptq_collect_result){0};
-    VPTQ_TRY(plan_together(&c, err));
-    if (opt->dry_run) {
-        fill_result(&c, result);
-        result->layers_done =
-            c.meta[VPTQ_PART_MAIN].last_layer - c.meta[VPTQ_PART_MAIN].first_layer + 1;
-        VPTQ_TRY(estimate(&c, result, err));
-        goto out;
+    if (dir) {
+        VPTQ_TRY(vptq_path_join(c.holdout, sizeof c.holdout, dir, VPTQ_HESSIAN_HOLDOUT, err));
+        c.dir[VPTQ_PART_HELD_OUT] = c.holdout;
     }
-    VPTQ_TRY(vptq_path_join(c.holdout, sizeof c.holdout, dir, VPTQ_HESSIAN_HOLDOUT, err));
-    c.dir[VPTQ_PART_HELD_OUT] = c.holdout;
-    VPTQ_TRY(collect(&c, &lock, result, err));
+    VPTQ_TRY(plan_together(&c, err));
+    VPTQ_TRY(opt->dry_run ? estimate(&c, result, err) : collect(&c, &lock, result, err));
     fill_result(&c, result);
 out:
-    if (st == VPTQ_E_CANCELLED)
+    if (st == VPTQ_E_CANCELLED && !opt->dry_run)
         vptq_fail(err, st,
                   "interrupted; %u of %u layers finished, run the same command to continue",
                   result->layers_reused + result->layers_done,
                   c.meta[VPTQ_PART_MAIN].last_layer - c.meta[VPTQ_PART_MAIN].first_layer + 1);
     result->seconds = vptq_seconds() - start;
     vptq_lock_release(&lock);
-    vptq_mem_free(dev->ctx->mem, c.finished);
     vptq_calibrator_release(&c.calibrator);
     return st;
 }

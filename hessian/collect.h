@@ -10,10 +10,14 @@ typedef struct vptq_collect_result {
     size_t windows, length;              /* windows learned from, tokens of each */
     size_t held_out;                     /* windows in DIR/holdout */
     uint64_t tokens;                     /* learned from */
-    uint32_t layers_done, layers_reused; /* reused: found finished; a plan has all as done */
+    uint32_t layers_done, layers_reused; /* reused: found finished */
     uint64_t bytes;                      /* of all Hessian files */
     double seconds;
-    /* of a plan: seconds of the run, NAN = not estimated, and the peak of its memory */
+    /* of a plan: the rest of the run, its seconds (NAN = not estimated) and the peak of its
+     * memory, both without output Hessians */
+    uint32_t layers_to_do;
+    bool outputs_to_do;
+    uint64_t bytes_to_do; /* of the files to write */
     double estimated_seconds;
     uint64_t memory_bytes;
 } vptq_collect_result;
@@ -27,7 +31,8 @@ typedef struct vptq_collect_result {
  * time to time the hidden states are written to a checkpoint file next to the Hessians, so
  * that a killed run continues near where it stopped; an unusable checkpoint is ignored.
  * Several ranks, which call this together, write none and continue after the last finished
- * layer; `dir` is the same for all, on a file system that all see.  The result has the same
+ * layer; `dir` is the same for all, on a file system that all see.  A dry run finds out what
+ * `dir` (may be NULL) has and writes nothing.  The result has the same
  * bytes for any interruption, thread count, number of ranks and memory cap. */
 vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
                                  const vptq_collect_options *opt, const char *dir,

@@ -229,27 +229,58 @@ static vptq_status load_rows(vptq_hidden_states *const *s, size_t count, int fd,
     return VPTQ_OK;
 }
 
+/* The file of a checkpoint, and its header, which fits. */
+typedef struct checkpoint {
+    int fd; /* -1: there is none */
+    state_header h;
+} checkpoint;
+
+static vptq_status open_checkpoint(vptq_hidden_states *const *s, size_t count, const char *path,
+                                   const char fingerprint[16], uint64_t last, checkpoint *c,
+                                   vptq_err *err)
+{
+    c->fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (c->fd < 0 && errno == ENOENT)
+        return VPTQ_OK;
+    if (c->fd < 0)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
+    if (vptq_read_at(c->fd, &c->h, sizeof c->h, 0) && c->h.position <= last) {
+        const state_header want = header_of(s, count, fingerprint, c->h.position);
+        if (!memcmp(&c->h, &want, sizeof want))
+            return VPTQ_OK;
+    }
+    close(c->fd);
+    c->fd = -1;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_hidden_states_find(vptq_hidden_states *const *s, size_t count,
+                                    const char *path, const char fingerprint[16], uint64_t last,
+                                    uint64_t *position, vptq_err *err)
+{
+    checkpoint c;
+    VPTQ_CHECK(open_checkpoint(s, count, path, fingerprint, last, &c, err));
+    *position = c.fd < 0 ? UINT64_MAX : c.h.position;
+    if (c.fd >= 0)
+        close(c.fd);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,
                                     const char *path, const char fingerprint[16], uint64_t last,
                                     uint64_t *position, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    state_header h;
+    checkpoint c;
     bool whole = false;
 
     *position = UINT64_MAX;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0 && errno == ENOENT)
+    VPTQ_CHECK(open_checkpoint(s, count, path, fingerprint, last, &c, err));
+    if (c.fd < 0)
         return VPTQ_OK;
-    if (fd < 0)
-        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
-    if (vptq_read_at(fd, &h, sizeof h, 0) && h.position <= last) {
-        const state_header want = header_of(s, count, fingerprint, h.position);
-        if (!memcmp(&h, &want, sizeof h))
-            st = load_rows(s, count, fd, vptq_hash(&h, sizeof h, 0), &whole, err);
-        if (whole)
-            *position = h.position;
-    }
-    close(fd);
+    const vptq_status st =
+        load_rows(s, count, c.fd, vptq_hash(&c.h, sizeof c.h, 0), &whole, err);
+    if (whole)
+        *position = c.h.position;
+    close(c.fd);
     return st;
 }

@@ -59,5 +59,10 @@ vptq_status vptq_hidden_states_save(vptq_hidden_states *const *s, size_t count,
 vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,
                                     const char *path, const char fingerprint[16], uint64_t last,
                                     uint64_t *position, vptq_err *err) VPTQ_MUST_CHECK;
+/* *position of the checkpoint that this would read, if its rows are whole: only its header is
+ * read.  Of the streams only rows and dim need to be set. */
+vptq_status vptq_hidden_states_find(vptq_hidden_states *const *s, size_t count,
+                                    const char *path, const char fingerprint[16], uint64_t last,
+                                    uint64_t *position, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -307,24 +307,26 @@ static vptq_status write_file(collector *o, const char *path, vptq_err *err)
     return vptq_outputs_write(path, &data, o->dev->ctx->mem, err);
 }
 
-/* *finished: a whole file of this run exists.  Only rank 0 checks. */
-static vptq_status check_old(const collector *o, const char *path, bool *finished,
-                             vptq_err *err)
+vptq_status vptq_outputs_find(const vptq_calibrator *c, const char *path, bool *finished,
+                              vptq_err *err)
 {
     vptq_outputs old;
     vptq_err why = {0};
+    const vptq_ctx *ctx = c->dev->ctx;
+    char fingerprint[17];
 
     *finished = false;
-    if (vptq_comm_rank(o->dev->ctx) || !vptq_path_exists(path))
+    if (!vptq_path_exists(path))
         return VPTQ_OK;
-    const vptq_status st = vptq_outputs_open(path, o->desc, o->dev->ctx->mem, &old, &why);
+    const vptq_status st = vptq_outputs_open(path, c->model->desc, ctx->mem, &old, &why);
     if (st == VPTQ_E_IO || st == VPTQ_E_NOMEM) /* the file may be whole */
         return vptq_fail(err, st, "%s", why.text);
     if (st) {
-        vptq_log(o->dev->ctx, VPTQ_LOG_WARN, "%s; it is measured again", why.text);
+        vptq_log(ctx, VPTQ_LOG_WARN, "%s; it is measured again", why.text);
         return VPTQ_OK;
     }
-    *finished = strcmp(old.fingerprint, o->fingerprint) == 0;
+    vptq_outputs_fingerprint(c, fingerprint);
+    *finished = strcmp(old.fingerprint, fingerprint) == 0;
     vptq_outputs_close(&old);
     return VPTQ_OK;
 }
@@ -332,8 +334,9 @@ static vptq_status check_old(const collector *o, const char *path, bool *finishe
 static vptq_status run(collector *o, const char *path, vptq_err *err)
 {
     const vptq_ctx *ctx = o->dev->ctx;
-    bool finished;
-    VPTQ_CHECK(check_old(o, path, &finished, err));
+    bool finished = false;
+    if (vptq_comm_rank(ctx) == 0)
+        VPTQ_CHECK(vptq_outputs_find(o->c, path, &finished, err));
     VPTQ_CHECK(vptq_comm_broadcast(ctx, 0, &finished, sizeof finished, err));
     if (finished)
         return VPTQ_OK;

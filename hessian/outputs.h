@@ -42,6 +42,10 @@ void vptq_outputs_fingerprint(const vptq_calibrator *c, char fingerprint[17]);
 vptq_status vptq_outputs_collect(const vptq_calibrator *c, const char *path,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Whether `path` is that file (*finished).  A damaged one is not, with a log line. */
+vptq_status vptq_outputs_find(const vptq_calibrator *c, const char *path, bool *finished,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
 typedef struct vptq_outputs {
     vptq_tensor_set set;           /* owns everything below */
     const char *fingerprint;       /* 16 hexadecimal digits */

@@ -40,7 +40,7 @@ out:
 static vptq_status run_block(vptq_calibrator *c, double *finishing, vptq_err *err)
 {
     if (!c->opt.sequential)
-        return vptq_calibrator_run(c, finish, finishing, err);
+        return vptq_calibrator_run(c, finishing ? finish : NULL, finishing, err);
     while (c->layer == 0)
         VPTQ_CHECK(vptq_calibrator_step(c, c->model->blocks[0].linear, finish, finishing, err));
     return VPTQ_OK;
@@ -59,13 +59,15 @@ static size_t group_rows(size_t windows, size_t length)
     return (windows < count ? windows : count) * length;
 }
 
-/* *seconds: without *finishing, which does not grow with the windows. */
+/* *seconds: without *finishing, which does not grow with the windows; with NULL for it, windows
+ * only pass the block. */
 static vptq_status measure(const vptq_calibrator *c, const sample *s, double *seconds,
                            double *finishing, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_ctx quiet = *c->dev->ctx;
     vptq_device dev = *c->dev;
+    double ended = 0;
     vptq_calibrator p = *c; /* borrows the text and its windows */
     dev.ctx = &quiet;
     quiet.progress = NULL;
@@ -88,11 +90,13 @@ static vptq_status measure(const vptq_calibrator *c, const sample *s, double *se
     VPTQ_TRY(vptq_calibrator_start(&p, NULL, 0, 0, err));
     for (int turn = 0; turn < 2; turn++) { /* the first touches the memory of all layers */
         p.layer = 0;
-        *finishing = 0;
+        ended = 0;
         const double start = vptq_seconds();
-        VPTQ_TRY(run_block(&p, finishing, err));
-        *seconds = vptq_seconds() - start - *finishing;
+        VPTQ_TRY(run_block(&p, finishing ? &ended : NULL, err));
+        *seconds = vptq_seconds() - start - ended;
     }
+    if (finishing)
+        *finishing = ended;
 out:
     vptq_calibrator_stop(&p);
     vptq_arena_release(&p.arena);
@@ -161,8 +165,13 @@ static void extend(sample *s, double seconds, size_t whole, size_t group)
     }
 }
 
-static vptq_status probe(const vptq_calibrator *c, const vptq_model *model, double *seconds,
-                         double *memory, vptq_err *err)
+/* Seconds of one block. */
+typedef struct block_seconds {
+    double summed, passed;
+} block_seconds;
+
+static vptq_status probe(const vptq_calibrator *c, const vptq_model *model, bool passes,
+                         block_seconds *t, double *memory, vptq_err *err)
 {
     vptq_mem *mem = c->dev->ctx->mem;
     const size_t used = mem ? mem->used : 0;
@@ -171,35 +180,40 @@ static vptq_status probe(const vptq_calibrator *c, const vptq_model *model, doub
     sample s = {model, 1, length < FIRST_TOKENS ? length : (size_t)FIRST_TOKENS};
     double finishing;
 
-    VPTQ_CHECK(measure(c, &s, seconds, &finishing, err));
-    extend(&s, *seconds, length,
+    VPTQ_CHECK(measure(c, &s, &t->summed, &finishing, err));
+    extend(&s, t->summed, length,
            group_rows(own < VPTQ_CHUNK_WINDOWS ? own : (size_t)VPTQ_CHUNK_WINDOWS, length) /
                length);
     if (mem)
         mem->peak = mem->used;
-    VPTQ_CHECK(measure(c, &s, seconds, &finishing, err));
+    VPTQ_CHECK(measure(c, &s, &t->summed, &finishing, err));
     *memory = (double)(mem ? mem->peak - used : 0) + host_bytes(c, &whole) - host_bytes(c, &s);
     const vptq_model_desc *d = c->model->desc;
     const double tokens = (double)own * (double)length / (double)(s.windows * s.length);
-    *seconds *= tokens * vptq_block_products(d, length, true) /
-                vptq_block_products(model->desc, length, true);
-    *seconds += finishing * (c->windows[VPTQ_PART_HELD_OUT] ? 2 : 1) * hessian_entries(d) /
-                hessian_entries(model->desc);
+    t->summed *= tokens * vptq_block_products(d, length, true) /
+                 vptq_block_products(model->desc, length, true);
+    t->summed += finishing * (c->windows[VPTQ_PART_HELD_OUT] ? 2 : 1) * hessian_entries(d) /
+                 hessian_entries(model->desc);
+    if (passes)
+        VPTQ_CHECK(measure(c, &s, &t->passed, NULL, err));
+    t->passed *= tokens * vptq_block_products(d, length, false) /
+                 vptq_block_products(model->desc, length, false);
     return VPTQ_OK;
 }
 
-vptq_status vptq_calibrator_probe(const vptq_calibrator *c, uint32_t last, double *seconds,
-                                  uint64_t *memory, vptq_err *err)
+vptq_status vptq_calibrator_probe(const vptq_calibrator *c, uint32_t summed, uint32_t passed,
+                                  double *seconds, uint64_t *memory, vptq_err *err)
 {
     vptq_mem *mem = c->dev->ctx->mem;
     const size_t peak = mem ? mem->peak : 0;
+    block_seconds block = {0};
     double bytes = 0;
     vptq_narrow n;
 
     VPTQ_CHECK(vptq_model_narrow(c->model, c->dev, &n, err));
-    const vptq_status st = probe(c, n.model, seconds, &bytes, err);
+    const vptq_status st = probe(c, n.model, passed > 0, &block, &bytes, err);
     vptq_narrow_release(&n);
-    *seconds *= last + 1.0;
+    *seconds = summed * block.summed + passed * block.passed;
     *memory = (uint64_t)bytes;
     if (mem && mem->peak < peak)
         mem->peak = peak;

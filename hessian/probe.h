@@ -7,10 +7,12 @@
 
 #include "hessian/calibrate.h"
 
-/* Seconds of blocks 0 to `last` over all windows of a sampled calibration, and the peak of its
- * memory with all hidden states in it.  Not with guided weights, whose gradients take passes
- * over the whole model, and without output Hessians, which do so too. */
-vptq_status vptq_calibrator_probe(const vptq_calibrator *c, uint32_t last, double *seconds,
-                                  uint64_t *memory, vptq_err *err) VPTQ_MUST_CHECK;
+/* Seconds of so many blocks over all windows of a sampled calibration, and the peak of its
+ * memory with all hidden states in it: `summed` blocks with their Hessians, at least 1, and
+ * `passed` blocks, 0 if sequential, that windows only pass.  Not with guided weights, whose
+ * gradients take passes over the whole model, and without output Hessians, which do so too. */
+vptq_status vptq_calibrator_probe(const vptq_calibrator *c, uint32_t summed, uint32_t passed,
+                                  double *seconds, uint64_t *memory,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

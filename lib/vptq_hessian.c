@@ -26,7 +26,6 @@ static bool is_json(const vptq_output *out)
 typedef struct collected {
     const char *model, *output;
     vptq_collect_result r;
-    uint32_t layers_done, layers_to_do; /* of a plan to do, else done */
     bool planned;
     vptq_estimate estimate;
     vptq_object totals;
@@ -39,9 +38,9 @@ static const vptq_column collected_columns[] = {
     {.name = "windows_held_out", VPTQ_INTEGER(collected, r.held_out)},
     {.name = "window_length", VPTQ_INTEGER(collected, r.length)},
     {.name = "tokens", VPTQ_INTEGER(collected, r.tokens)},
-    {.name = "layers_done", VPTQ_INTEGER(collected, layers_done)},
+    {.name = "layers_done", VPTQ_INTEGER(collected, r.layers_done)},
     {.name = "layers_to_do",
-     VPTQ_INTEGER(collected, layers_to_do),
+     VPTQ_INTEGER(collected, r.layers_to_do),
      .when = offsetof(collected, planned)},
     {.name = "layers_reused", VPTQ_INTEGER(collected, r.layers_reused)},
     {.name = "bytes", VPTQ_INTEGER(collected, r.bytes)},
@@ -50,18 +49,18 @@ static const vptq_column collected_columns[] = {
 
 /* Memory also holds what the context has allocated so far; the disk also holds a checkpoint of
  * the hidden states, and the one that replaces it. */
-static void estimate_collected(const vptq_ctx *ctx, const vptq_model *m,
-                               const vptq_collect_options *o, collected *c)
+static void estimate_collected(const vptq_ctx *ctx, const vptq_model *m, collected *c)
 {
-    const uint64_t windows = c->r.windows + c->r.held_out;
+    const uint64_t rows = (c->r.windows + c->r.held_out) * c->r.length;
     c->estimate = vptq_estimate_make(c->output);
     c->estimate.seconds = c->r.estimated_seconds;
     c->estimate.memory_bytes = c->r.memory_bytes + (ctx->mem ? ctx->mem->used : 0);
-    c->estimate.disk_bytes =
-        c->r.bytes + 2 * windows * c->r.length * m->desc->hidden * sizeof(float);
+    c->estimate.disk_bytes = c->r.bytes_to_do;
+    if (c->r.layers_to_do)
+        c->estimate.disk_bytes += 2 * rows * m->desc->hidden * sizeof(float);
     if (isnan(c->r.estimated_seconds))
         vptq_estimate_leave_out(&c->estimate, "guided weights");
-    if (o->calibrate.outputs)
+    if (c->r.outputs_to_do)
         vptq_estimate_leave_out(&c->estimate, "output Hessians");
     c->totals = vptq_estimate_object(&c->estimate);
 }
@@ -69,6 +68,7 @@ static void estimate_collected(const vptq_ctx *ctx, const vptq_model *m,
 static vptq_status report_collected(const vptq_output *out, const collected *c, vptq_err *err)
 {
     const vptq_collect_result *r = &c->r;
+    const uint32_t layers = c->planned ? r->layers_to_do : r->layers_done;
     char bytes[32], seconds[32], took[40] = "", held_out[64] = "", kept[48] = "";
 
     if (is_json(out))
@@ -86,7 +86,7 @@ static vptq_status report_collected(const vptq_output *out, const collected *c, 
     VPTQ_CHECK(vptq_print_line(
         out, err, "%s: %zu window%s of %zu token%s, %u layer%s%s, %s%s%s%s",
         c->output ? c->output : "plan", r->windows, vptq_plural(r->windows, "", "s"), r->length,
-        vptq_plural(r->length, "", "s"), r->layers_done, vptq_plural(r->layers_done, "", "s"),
+        vptq_plural(r->length, "", "s"), layers, vptq_plural(layers, "", "s"),
         c->planned ? " to do" : "", bytes, held_out, kept, took));
     return c->planned ? vptq_estimate_print(out, &c->estimate, err) : VPTQ_OK;
 }
@@ -103,9 +103,8 @@ vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     VPTQ_CHECK(vptq_hessian_collect(dev, m, &o, dir, &c.r, err));
     c.planned = opt->dry_run;
-    *(c.planned ? &c.layers_to_do : &c.layers_done) = c.r.layers_done;
     if (c.planned)
-        estimate_collected(ctx, m, opt, &c);
+        estimate_collected(ctx, m, &c);
     return vptq_comm_rank(ctx) ? VPTQ_OK : report_collected(out, &c, err);
 }
 

@@ -12,7 +12,7 @@
 static const char model_path[] = "tests/golden/tiny_qwen2";
 const char vcollect_state[] = "hidden.state";
 const vcollect_request vcollect_whole = {
-    0, VCOLLECT_LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_PLAIN, 0, 0, 0};
+    0, VCOLLECT_LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_PLAIN, 0, 0, 0, false};
 
 static void on_progress(void *user, const vptq_progress_info *info)
 {
@@ -71,7 +71,7 @@ void vcollect_close(vcollect *r)
 
 /* Stops in the first window of layer 1, when the checkpoint after layer 0 has been written. */
 static const vcollect_request broken_off = {
-    0, VCOLLECT_LAYERS - 1, 0, VCOLLECT_WINDOWS + 1, false, VPTQ_WEIGHTS_PLAIN, 0, 0, 0};
+    0, VCOLLECT_LAYERS - 1, 0, VCOLLECT_WINDOWS + 1, false, VPTQ_WEIGHTS_PLAIN, 0, 0, 0, false};
 
 vptq_status vcollect_run(vcollect *r, const char *dir, vcollect_request q,
                          vptq_collect_result *result, vptq_err *err)
@@ -91,6 +91,7 @@ vptq_status vcollect_run(vcollect *r, const char *dir, vcollect_request q,
         .first_layer = q.first,
         .last_layer = q.last,
         .force = q.force,
+        .dry_run = q.dry_run,
         .tool_version = "test"};
     r->first = 0;
     r->stop = 0;

@@ -38,6 +38,7 @@ typedef struct vcollect_request {
     vptq_token_weights weights;
     double factor, holdout;
     size_t windows; /* 0: VCOLLECT_WINDOWS, or half as many with a seed */
+    bool dry_run;
 } vcollect_request;
 
 extern const vcollect_request vcollect_whole; /* all layers, plain Hessians */

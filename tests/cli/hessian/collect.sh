@@ -40,13 +40,25 @@ fi
 pid=$!
 wait_for 60 test -e killed/layer_001_down.safetensors
 kill_and_wait "$pid"
+# A dry run plans what is left, and writes nothing.
+cp -r killed before
+collect -o killed -q --dry-run --format json > plan.json
+expect_same killed before
 collect -o killed -q --format json > rest.json
 [ "$(json_get layers_reused rest.json)" -ge 1 ] || fail "finished layers were collected again"
+[ "$(json_get layers_to_do plan.json) $(json_get layers_reused plan.json)" = \
+    "$(json_get layers_done rest.json) $(json_get layers_reused rest.json)" ] || fail "$(cat plan.json rest.json)"
+expect_error 1 "^vptq-hessian: 'killed' holds hessians of another text" collect -o killed --seed 7 --dry-run
+collect -o killed -f --seed 7 --dry-run > plan.txt
+expect_line plan.txt ' 5 layers to do, '
 expect_same one killed
 
 # A finished directory is not touched.
 collect -o one -q --format json > again.json
 [ "$(json_get layers_done again.json)" = 0 ] || fail "a finished collection was run again"
+collect -o one -q --dry-run > plan.txt
+expect_line plan.txt ' 0 layers to do, .*, 5 layers kept$'
+expect_line plan.txt '^about 0.0 s, [^,]* of memory$'
 
 "$BIN/vptq-hessian" --show one --format json > show.json
 [ "$(wc -l < show.json)" = 20 ] || fail "expected 20 rows"

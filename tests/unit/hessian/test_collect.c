@@ -32,6 +32,55 @@ static void test_continues_from_the_checkpoint(void **state)
     vcollect_close(&r);
 }
 
+/* A dry run counts what a directory does not have, and writes nothing. */
+static void test_plans_the_rest(void **state)
+{
+    vcollect r;
+    vptq_err err = {0};
+    vptq_collect_result all, rest;
+    char path[VCOLLECT_PATH];
+    vcollect_request plan = vcollect_whole;
+    plan.dry_run = true;
+    vcollect_open(&r, *state);
+    vcollect_must(&r, r.one, plan, &all);
+    assert_false(vptq_path_exists(r.one));
+    assert_int_equal(all.layers_to_do, VCOLLECT_LAYERS);
+    assert_int_equal(all.layers_reused + all.layers_done, 0);
+    assert_int_equal(all.bytes_to_do, all.bytes);
+    vcollect_break_off(&r, r.one);
+    vcollect_break_off(&r, r.two);
+    vcollect_must(&r, r.one, plan, &rest);
+    vcollect_expect_same(r.one, r.two);
+    assert_int_equal(rest.layers_to_do, 1);
+    assert_int_equal(rest.layers_reused, 1);
+    assert_int_equal(rest.bytes_to_do, all.bytes / 2);
+    assert_int_equal(rest.bytes, all.bytes);
+    assert_true(rest.estimated_seconds > 0);
+    assert_true(rest.memory_bytes > 0);
+    /* another run's directory, as it would be refused or replaced */
+    plan.seed = 5;
+    assert_fails(vcollect_run(&r, r.one, plan, &rest, &err), VPTQ_E_MISMATCH, &err,
+                 "key 'fingerprint'");
+    plan.force = true;
+    vcollect_must(&r, r.one, plan, &rest);
+    assert_int_equal(rest.layers_to_do, VCOLLECT_LAYERS);
+    vcollect_expect_same(r.one, r.two);
+    plan = vcollect_whole;
+    vcollect_must(&r, r.one, plan, &rest);
+    plan.dry_run = true;
+    vcollect_must(&r, r.one, plan, &rest);
+    assert_int_equal(rest.layers_to_do, 0);
+    assert_int_equal(rest.layers_reused, VCOLLECT_LAYERS);
+    assert_int_equal(rest.bytes_to_do, 0);
+    assert_float_equal(rest.estimated_seconds, 0, 0);
+    /* a directory that is not a collection */
+    vtest_path(path, sizeof path, r.two, "hessian.json");
+    assert_int_equal(unlink(path), 0);
+    assert_fails(vcollect_run(&r, r.two, plan, &rest, &err), VPTQ_E_MISMATCH, &err,
+                 "is not a hessian directory");
+    vcollect_close(&r);
+}
+
 typedef void (*damage_fn)(const char *dir);
 
 static void cut_state(const char *dir)
@@ -201,7 +250,7 @@ static void test_force_starts_again(void **state)
 /* ---- held-out windows, token weights, memory ---- */
 
 static const vcollect_request divided = {
-    0, VCOLLECT_LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_ATTENTION, 0.5, 0.25, 0};
+    0, VCOLLECT_LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_ATTENTION, 0.5, 0.25, 0, false};
 
 /* Compares hessian.json and the Hessians of both parts. */
 static void expect_same_parts(const char *one, const char *two)
@@ -466,7 +515,7 @@ static void test_out_of_memory(void **state)
     vcollect_close(&r);
 }
 
-VTEST_MAIN(scratch_test(test_continues_from_the_checkpoint),
+VTEST_MAIN(scratch_test(test_continues_from_the_checkpoint), scratch_test(test_plans_the_rest),
            scratch_test(test_unusable_checkpoint_is_ignored),
            scratch_test(test_damaged_hessians_are_collected_again),
            scratch_test(test_damaged_spill), scratch_test(test_another_run_is_refused),
