@@ -75,7 +75,8 @@ typedef struct vptq_file_writer {
     char path[4096], tmp[4096];
 } vptq_file_writer;
 
-/* Opens the temporary file, in a folder that is created if it does not exist.  Without `force`
+/* Opens the temporary file, in a folder that is created if it does not exist; with a path of
+ * NULL what is written is only counted.  Without `force`
  * an existing target is VPTQ_E_EXISTS, here or, if it appears later, at commit.  A directory or
  * a device is never replaced, nor is a link to one.  A failed write or commit names the path
  * and removes the temporary file at once. */

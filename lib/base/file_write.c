@@ -55,7 +55,12 @@ vptq_status vptq_file_check_target(const char *path, bool force, vptq_err *err)
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err)
 {
-    *w = (vptq_file_writer){.fd = -1, .force = force};
+    *w = (vptq_file_writer){.fd = -1, .dir = -1, .force = force};
+    if (!path) {
+        w->fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        return w->fd >= 0 ? VPTQ_OK
+                          : vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '/dev/null'");
+    }
     VPTQ_CHECK(vptq_file_check_target(path, force, err));
     size_t n = strlen(path);
     if (n >= sizeof w->path)
@@ -73,6 +78,8 @@ vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer
 /* Removes the name of the temporary file. */
 static void discard(const vptq_file_writer *w)
 {
+    if (w->dir < 0)
+        return;
     unlinkat(w->dir, vptq_path_base(w->tmp), 0);
     close(w->dir);
 }

@@ -235,6 +235,8 @@ vptq_status vptq_package_put(vptq_package_sink *s, const void *data, size_t n, v
 {
     if (n == 0)
         return VPTQ_OK;
+    if (s->probe)
+        s->probe->bytes += n;
     if (s->hash)
         return vptq_sha256_add(s->hash, data, n, err);
     return s->file ? vptq_safetensors_write(s->file, data, n, err)
@@ -248,7 +250,8 @@ vptq_status vptq_package_copy(const vptq_ctx *ctx, const vptq_checkpoint *from,
     uint8_t *buffer = vptq_mem_alloc(ctx->mem, t->data ? 0 : vptq_tensor_piece(t, 0), 1, err);
     if (!buffer)
         return VPTQ_E_NOMEM;
-    for (size_t at = 0, n; at < t->bytes; at += n) {
+    for (size_t at = 0, n; at < t->bytes && !vptq_package_is_late(s ? s->probe : NULL);
+         at += n) {
         const uint8_t *bytes;
         n = vptq_tensor_piece(t, at);
         VPTQ_TRY(vptq_check_cancel(ctx, err));
@@ -275,7 +278,7 @@ vptq_status vptq_package_fill_rows(const vptq_package *o, vptq_device *dev,
     stored = vptq_mem_alloc(o->ctx->mem, stored_bytes(type, in.tile_rows * in.cols), 1, err);
     if (!stored)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t r = 0; r < in.rows; r += in.tile_rows) {
+    for (size_t r = 0; r < in.rows && !vptq_package_is_late(s->probe); r += in.tile_rows) {
         size_t n = in.rows - r < in.tile_rows ? in.rows - r : in.tile_rows;
         const float *x = NULL;
         VPTQ_TRY(vptq_check_cancel(o->ctx, err));

@@ -29,7 +29,8 @@ typedef struct exporting {
     vptq_package_loss loss, layer_loss;
     linear_layers layers;
     vptq_gguf_keys keys;
-    uint64_t bytes; /* of tensors */
+    uint64_t bytes;            /* of tensors */
+    vptq_package_probe *probe; /* NULL: whole tensors are written */
 } exporting;
 
 /* ---- types ---- */
@@ -290,7 +291,7 @@ static vptq_status write_rows(exporting *e, vptq_package_rows *in, const vptq_te
     uint8_t *stored = vptq_mem_alloc(mem, in->tile_rows, in->cols * sizeof(float), err);
     if (!stored || (interleaved && !permuted))
         VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t r = 0; r < in->rows; r += in->tile_rows) {
+    for (size_t r = 0; r < in->rows && !vptq_package_is_late(e->probe); r += in->tile_rows) {
         const float *x = NULL;
         size_t n = in->rows - r < in->tile_rows ? in->rows - r : in->tile_rows;
         VPTQ_TRY(vptq_check_cancel(e->dev->ctx, err));
@@ -302,6 +303,8 @@ static vptq_status write_rows(exporting *e, vptq_package_rows *in, const vptq_te
         VPTQ_TRY(vptq_package_convert(in, t, x, r, n, stored, err));
         vptq_dtype_bytes(t->type, n * in->cols, &bytes);
         VPTQ_TRY(vptq_gguf_write(w, stored, bytes, err));
+        if (e->probe)
+            e->probe->bytes += bytes;
     }
 out:
     vptq_mem_free(mem, stored);
@@ -350,6 +353,25 @@ static vptq_status write_file(exporting *e, uint64_t *bytes, vptq_err *err)
     return st;
 }
 
+/* A vptq_package_try: writes a tensor to a file of its own that is not kept. */
+static vptq_status try_tensors(void *arg, const vptq_package_tensor *t, size_t count,
+                               vptq_package_probe *p, vptq_err *err)
+{
+    exporting *e = arg;
+    vptq_gguf_writer w;
+    vptq_status st = VPTQ_OK;
+    e->probe = p;
+    for (size_t i = 0; i < e->count && !st; i++) {
+        if (e->source[i] < t || e->source[i] >= t + count)
+            continue;
+        VPTQ_CHECK(vptq_gguf_writer_open(NULL, false, &e->keys, &e->tensors[i], 1, &w, err));
+        st = write_tensor(e, i, &w, err);
+        vptq_gguf_writer_abort(&w);
+    }
+    e->probe = NULL;
+    return st;
+}
+
 static vptq_status export_model(exporting *e, vptq_pack_result *r, vptq_err *err)
 {
     const vptq_pack_options *opt = e->opt;
@@ -362,8 +384,8 @@ static vptq_status export_model(exporting *e, vptq_pack_result *r, vptq_err *err
     if (e->layers.weights)
         r->bits_per_weight = 8.0 * (double)e->layers.bytes / (double)e->layers.weights;
     r->layers.type = blocks_of_layers(e);
-    if (!opt->dry_run)
-        VPTQ_CHECK(write_file(e, &r->bytes, err));
+    VPTQ_CHECK(opt->dry_run ? vptq_package_estimate(&e->out, try_tensors, e, r, err)
+                            : write_file(e, &r->bytes, err));
     vptq_package_summarize(&e->out, opt->dry_run, r);
     return VPTQ_OK;
 }

@@ -492,6 +492,23 @@ static void warn_of_int8(const packing *p, double bits)
             c->path, bits, from);
 }
 
+static vptq_status write_output(const packing *p, vptq_pack_result *r, vptq_err *err)
+{
+    const vptq_pack_options *opt = p->opt;
+    return opt->form == VPTQ_PACK_ARCHIVE
+               ? vptq_package_write_archive(p->out, opt->output, opt->force, (int)opt->level,
+                                            &r->bytes, err)
+               : vptq_package_write_dir(p->out, opt->output, opt->force, opt->shard_bytes,
+                                        &r->bytes, err);
+}
+
+static vptq_status estimate(const packing *p, vptq_pack_result *r, vptq_err *err)
+{
+    return p->opt->form == VPTQ_PACK_ARCHIVE
+               ? vptq_package_estimate_archive(p->out, (int)p->opt->level, r, err)
+               : vptq_package_estimate_dir(p->out, r, err);
+}
+
 static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -511,12 +528,7 @@ static vptq_status pack(packing *p, vptq_pack_result *r, vptq_err *err)
     warn_of_int8(p, r->bits_per_weight);
     memcpy(r->repaired, p->quirks.count, sizeof r->repaired);
     r->bytes = o->bytes;
-    if (!opt->dry_run && opt->form == VPTQ_PACK_ARCHIVE)
-        VPTQ_TRY(vptq_package_write_archive(o, opt->output, opt->force, (int)opt->level,
-                                            &r->bytes, err));
-    else if (!opt->dry_run)
-        VPTQ_TRY(vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes, &r->bytes,
-                                        err));
+    VPTQ_TRY(opt->dry_run ? estimate(p, r, err) : write_output(p, r, err));
     vptq_package_summarize(o, opt->dry_run, r);
 out:
     forget_matrix(p);

@@ -30,6 +30,9 @@ typedef struct vptq_pack_result {
     vptq_pack_embedding embedding;
     vptq_pack_layers layers;
     double seconds;
+    /* of a dry run: of writing, without the disk, and the peak of its memory */
+    double estimated_seconds;
+    uint64_t memory_bytes;
 } vptq_pack_result;
 
 /* VPTQ_E_ARG for options of a work directory with another model. */

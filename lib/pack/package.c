@@ -570,14 +570,20 @@ out:
  * hardly repeat and gain nothing above level 1; vectors and texts are small and do gain. */
 enum { MATRIX_LEVEL = 1, VECTOR_LEVEL = 9, FILE_LEVEL = 9 };
 
+static vptq_status begin_entry(vptq_archive_writer *a, const vptq_tensor *t, int level,
+                               vptq_err *err)
+{
+    if (!level)
+        level = t->dims < 2 ? VECTOR_LEVEL : MATRIX_LEVEL;
+    return vptq_archive_begin_tensor(a, t, level, err);
+}
+
 static vptq_status archive_tensor(writing *w, vptq_archive_writer *a, vptq_package_tensor *t,
                                   int level, vptq_err *err)
 {
     const uint64_t before = vptq_archive_written(a);
     vptq_package_sink s = {.archive = a};
-    if (!level)
-        level = t->tensor.dims < 2 ? VECTOR_LEVEL : MATRIX_LEVEL;
-    VPTQ_CHECK(vptq_archive_begin_tensor(a, &t->tensor, level, err));
+    VPTQ_CHECK(begin_entry(a, &t->tensor, level, err));
     VPTQ_CHECK(fill_one(w, t, &s, err));
     VPTQ_CHECK(vptq_archive_end(a, err));
     t->packed = vptq_archive_written(a) - before;
@@ -604,4 +610,57 @@ vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool f
 out:
     vptq_archive_writer_abort(a);
     return st;
+}
+
+/* ---- estimates ---- */
+
+/* An output whose bytes are dropped. */
+typedef struct dropping {
+    const vptq_package *o;
+    int level;
+} dropping;
+
+/* A directory's SHA256SUMS is made of all bytes. */
+static vptq_status drop_into_hash(void *arg, const vptq_package_tensor *t, size_t count,
+                                  vptq_package_probe *p, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const dropping *d = arg;
+    vptq_sha256 hash = {NULL};
+    vptq_package_sink s = {.hash = &hash, .probe = p};
+    VPTQ_CHECK(vptq_sha256_begin(&hash, err));
+    for (size_t i = 0; i < count && !st; i++)
+        st = d->o->fill(d->o->fill_arg, &t[i], &s, err);
+    vptq_sha256_release(&hash);
+    return st;
+}
+
+static vptq_status drop_into_archive(void *arg, const vptq_package_tensor *t, size_t count,
+                                     vptq_package_probe *p, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const dropping *d = arg;
+    const vptq_ctx *ctx = d->o->ctx;
+    vptq_package_sink s = {.probe = p};
+    VPTQ_CHECK(vptq_archive_writer_open(NULL, false, ctx->threads, ctx->mem, &s.archive, err));
+    for (size_t i = 0; i < count && !vptq_package_is_late(p); i++) {
+        VPTQ_TRY(begin_entry(s.archive, &t[i].tensor, d->level, err));
+        VPTQ_TRY(d->o->fill(d->o->fill_arg, &t[i], &s, err));
+        if (!vptq_package_is_late(p))
+            VPTQ_TRY(vptq_archive_end(s.archive, err));
+    }
+out:
+    vptq_archive_writer_abort(s.archive);
+    return st;
+}
+
+vptq_status vptq_package_estimate_dir(const vptq_package *o, vptq_pack_result *r, vptq_err *err)
+{
+    return vptq_package_estimate(o, drop_into_hash, &(dropping){.o = o}, r, err);
+}
+
+vptq_status vptq_package_estimate_archive(const vptq_package *o, int level, vptq_pack_result *r,
+                                          vptq_err *err)
+{
+    return vptq_package_estimate(o, drop_into_archive, &(dropping){o, level}, r, err);
 }

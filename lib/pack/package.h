@@ -36,11 +36,18 @@ typedef struct vptq_package_file {
 
 enum { VPTQ_PACKAGE_MAX_FILES = 256 };
 
-/* Destination of the bytes of one tensor; exactly one is set. */
+/* Of writing for an estimate: tensors may end early once it is late. */
+typedef struct vptq_package_probe {
+    double until;   /* vptq_seconds */
+    uint64_t bytes; /* of tensors, made so far */
+} vptq_package_probe;
+
+/* Destination of the bytes of one tensor; exactly one of the first three is set. */
 typedef struct vptq_package_sink {
     vptq_safetensors_writer *file;
     vptq_archive_writer *archive;
     vptq_sha256 *hash;
+    vptq_package_probe *probe; /* NULL: whole tensors are written */
 } vptq_package_sink;
 
 /* Writes the bytes of `t` to `s`, exactly t->tensor.bytes of them. */
@@ -134,6 +141,21 @@ vptq_status vptq_package_write_dir(vptq_package *o, const char *path, bool force
 /* level: of zstd; 0 = the measured best for each kind of entry. */
 vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool force, int level,
                                        uint64_t *bytes, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- estimates (estimate.c) ---- */
+
+/* Makes [count] tensors and drops their bytes, or ends them early (vptq_package_is_late). */
+typedef vptq_status (*vptq_package_try)(void *arg, const vptq_package_tensor *t, size_t count,
+                                        vptq_package_probe *p, vptq_err *err);
+bool vptq_package_is_late(const vptq_package_probe *p); /* false for NULL */
+/* Sets r->estimated_seconds and r->memory_bytes of writing all tensors. */
+vptq_status vptq_package_estimate(const vptq_package *o, vptq_package_try fn, void *arg,
+                                  vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same for a directory, or an archive with that level (vptq_package_write_archive). */
+vptq_status vptq_package_estimate_dir(const vptq_package *o, vptq_pack_result *r,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_package_estimate_archive(const vptq_package *o, int level, vptq_pack_result *r,
+                                          vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- the digest (digest.c, pack.c) ---- */
 

@@ -285,7 +285,10 @@ vptq_status vptq_pack_report(const vptq_pack_options *opt, bool unpacked,
                        : unpacked                  ? "plain"
                        : archive                   ? "archive"
                                                    : "hf";
-    vptq_estimate e = vptq_estimate_make(opt->output); /* disks decide the time */
+    vptq_estimate e = vptq_estimate_make(opt->output);
+    e.seconds = r->estimated_seconds;
+    vptq_estimate_leave_out(&e, "the disk");
+    e.memory_bytes = r->memory_bytes;
     e.disk_bytes = r->bytes;
     const written w = {opt->input, opt->output, form, dry, *r, vptq_estimate_object(&e)};
     char size[32], seconds[32], matrices[96] = "";

@@ -41,9 +41,9 @@ static vptq_status write_plain(const vptq_checkpoint *c, const vptq_pack_options
     r->plain = (uint32_t)o->count;
     r->bytes = o->bytes;
     r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
-    if (!opt->dry_run)
-        VPTQ_CHECK(vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes,
-                                          &r->bytes, err));
+    VPTQ_CHECK(opt->dry_run ? vptq_package_estimate_dir(o, r, err)
+                            : vptq_package_write_dir(o, opt->output, opt->force,
+                                                     opt->shard_bytes, &r->bytes, err));
     vptq_package_summarize(o, opt->dry_run, r);
     return VPTQ_OK;
 }

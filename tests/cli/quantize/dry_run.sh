@@ -50,8 +50,18 @@ bytes=$(json_get bytes plan.json)
 written=$(cat h/*.safetensors | wc -c)
 expect_near "$written" "$bytes" 0.05
 expect_number "$(totals disk_needed_bytes)" '>=' "$bytes"
-"$BIN/vptq-pack" -q work -o packed --dry-run > plan.txt
-expect_line plan.txt "^time not estimated, .* of disk (.* free)$"
+# Packing, in every form.
+for form in "work -o packed" "work -o packed.vptq" "--unpack work -o plain" "--unpack $hf -o plain.gguf --dtype q4"; do
+    # shellcheck disable=SC2086 # words
+    "$BIN/vptq-pack" -q $form --dry-run > plan.txt
+    expect_line plan.txt "^about .* s without the disk, .* of memory, .* of disk (.* free)$"
+    # shellcheck disable=SC2086
+    "$BIN/vptq-pack" -q $form --dry-run --format json > plan.json
+    expect_number "$(totals estimated_seconds)" '>' 0
+    expect_number "$(totals peak_memory_bytes)" '>' 10000
+    [ "$(totals seconds_left_out)" = "the disk" ] || fail "$(tail -n 1 plan.json)"
+done
+[ -z "$(find . -name 'p*ed*' -o -name 'plain*' -o -name '*.tmp.*')" ] || fail "a dry run wrote a model"
 for command in "ppl -m $hf --text $text" "kld -m $hf --base $hf --text $text" \
     "tasks -m $hf --task choices=$SRC/tests/golden/tasks/choices.jsonl"; do
     # shellcheck disable=SC2086 # words
