@@ -5,7 +5,11 @@
 #include <string.h>
 
 #include "lib/base/rng.h"
+#include "lib/eval/decode_estimate.h"
 #include "lib/model/forward.h"
+#include "lib/report/estimate.h"
+
+static const double target_seconds = 0.5; /* of an estimate, of prompt and steps */
 
 /* ---- text ---- */
 
@@ -217,6 +221,32 @@ const char *vptq_stop_reason_name(vptq_stop_reason r)
     return names[r];
 }
 
+/* Checks the options and makes the prompt's ids; *length as prepare_prompt. */
+static vptq_status begin(const vptq_device *dev, generation *g, size_t *length, vptq_err *err)
+{
+    VPTQ_CHECK(check_options(g->m, g->o, err));
+    VPTQ_CHECK(prepare_prompt(g, length, err));
+    return vptq_model_stop_tokens(dev->ctx, g->m, &g->stop_ids, err);
+}
+
+/* Decoding is a batch of one sequence. */
+static vptq_status estimate(vptq_device *dev, const generation *g, vptq_estimate *e,
+                            vptq_err *err)
+{
+    const size_t prompt = g->ids->count, length = prompt + g->tokens;
+    const vptq_batch_options o = {.sequences = 1, .length = length, .kv = VPTQ_F32, .top_p = 1};
+    const vptq_decode_load c = {.batch = 1, .input = prompt, .output = g->tokens};
+    vptq_batch_memory memory;
+    vptq_decode_times t;
+    VPTQ_CHECK(vptq_batch_plan(g->m, &o, &memory, err));
+    VPTQ_CHECK(vptq_decode_measure(dev, g->m, &c, &o, target_seconds, &t, err));
+    *e = vptq_estimate_make(NULL);
+    e->seconds = vptq_decode_seconds(&t, &c);
+    e->memory_bytes = (dev->ctx->mem ? dev->ctx->mem->used : 0) + memory.cache +
+                      memory.working + (uint64_t)t.packed_bytes;
+    return VPTQ_OK;
+}
+
 vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
                                const vptq_generate_args *args, vptq_generate_result *result,
                                vptq_err *err)
@@ -231,9 +261,11 @@ vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
     vptq_buf_init(&g.w.text, dev->ctx->mem);
     vptq_ids_init(&g.stop_ids, dev->ctx->mem);
     size_t length = 0;
-    VPTQ_TRY(check_options(m, o, err));
-    VPTQ_TRY(prepare_prompt(&g, &length, err));
-    VPTQ_TRY(vptq_model_stop_tokens(dev->ctx, m, &g.stop_ids, err));
+    VPTQ_TRY(begin(dev, &g, &length, err));
+    if (args->estimate) {
+        VPTQ_TRY(estimate(dev, &g, args->estimate, err));
+        goto out;
+    }
     VPTQ_TRY(vptq_forward_open(m, dev, length, &g.f, err));
     const size_t prompt = g.ids->count;
     g.begin = g.prompt_done = vptq_seconds();

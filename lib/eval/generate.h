@@ -11,9 +11,11 @@ typedef struct vptq_generate_args {
     const vptq_generate_options *opt;
     const int32_t *stop_tokens; /* [stop_token_count] besides the model's own */
     size_t stop_token_count;
-    vptq_ids *ids;      /* the prompt, unless opt has one; all tokens are appended */
-    vptq_write_fn emit; /* may be NULL */
-    void *arg;          /* of emit */
+    vptq_ids *ids;           /* the prompt, unless opt has one; all tokens are appended */
+    vptq_write_fn emit;      /* may be NULL */
+    void *arg;               /* of emit */
+    vptq_estimate *estimate; /* if not NULL, only sets it: of all new tokens, however soon the
+                                text ends */
 } vptq_generate_args;
 
 /* Continues a plain prompt.  `emit` gets the text of the new tokens in whole characters; text

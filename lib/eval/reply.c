@@ -8,6 +8,7 @@
 #include "lib/eval/generate.h"
 #include "lib/report/column.h"
 #include "lib/report/emit.h"
+#include "lib/report/estimate.h"
 
 /* A prompt as the model sees it, and its continuation. */
 typedef struct reply {
@@ -61,6 +62,7 @@ typedef struct reply_row {
     size_t tokens;
     vptq_id_list ids;
     vptq_generate_result r;
+    vptq_object totals;
 } reply_row;
 
 static vptq_status print_reply(reply *r, const vptq_generate_result *result, vptq_err *err)
@@ -88,16 +90,19 @@ static vptq_status print_reply(reply *r, const vptq_generate_result *result, vpt
     return vptq_print_object(r->out, VPTQ_COLUMNS(columns), &row, err);
 }
 
-/* Prints text and ids of the prompt. */
-static vptq_status print_prompt(const reply *r, vptq_err *err)
+/* Prints text and ids of the prompt, and the estimate. */
+static vptq_status print_prompt(const reply *r, const vptq_estimate *e, vptq_err *err)
 {
     static const vptq_column columns[] = {
         {.name = "prompt", VPTQ_TEXT(reply_row, prompt)},
         {.name = "prompt_tokens", VPTQ_INTEGER(reply_row, ids.count)},
         {.name = "ids", VPTQ_IDS(reply_row, ids)},
-        {.name = "model", VPTQ_TEXT(reply_row, model)}};
-    const reply_row row = {
-        .prompt = r->prompt.data, .model = r->m->ckpt.path, .ids = {r->ids.data, r->ids.count}};
+        {.name = "model", VPTQ_TEXT(reply_row, model)},
+        {.name = "totals", VPTQ_OBJECT(reply_row, totals)}};
+    const reply_row row = {.prompt = r->prompt.data,
+                           .model = r->m->ckpt.path,
+                           .ids = {r->ids.data, r->ids.count},
+                           .totals = vptq_estimate_object(e)};
     if (!r->stream)
         return vptq_print_object(r->out, VPTQ_COLUMNS(columns), &row, err);
     VPTQ_CHECK(write_text(r, r->prompt.data, r->prompt.len, err));
@@ -105,7 +110,8 @@ static vptq_status print_prompt(const reply *r, vptq_err *err)
                                vptq_plural(r->ids.count, "", "s")));
     for (size_t i = 0; i < r->ids.count; i++)
         VPTQ_CHECK(vptq_print_text(r->out, err, " %d", (int)r->ids.data[i]));
-    return vptq_print_text(r->out, err, "\n");
+    VPTQ_CHECK(vptq_print_text(r->out, err, "\n"));
+    return vptq_estimate_print(r->out, e, err);
 }
 
 /* ---- the run ---- */
@@ -151,7 +157,9 @@ static vptq_status continue_prompt(vptq_device *dev, reply *r, vptq_generate_res
                                    vptq_err *err)
 {
     vptq_generate_options plain = *r->opt;
-    const vptq_generate_args args = {.opt = &plain,
+    vptq_estimate e;
+    const vptq_generate_args args = {.estimate = plain.dry_run ? &e : NULL,
+                                     .opt = &plain,
                                      .stop_tokens = r->stop_tokens.data,
                                      .stop_token_count = r->stop_tokens.count,
                                      .ids = &r->ids,
@@ -168,6 +176,8 @@ static vptq_status continue_prompt(vptq_device *dev, reply *r, vptq_generate_res
         return st;
     }
     VPTQ_CHECK(st);
+    if (plain.dry_run)
+        return print_prompt(r, &e, err);
     VPTQ_CHECK(print_reply(r, result, err));
     vptq_log(r->ctx, VPTQ_LOG_MORE,
              "%zu token%s of prompt, %.1f per second; %zu new, %.1f per second; "
@@ -197,7 +207,7 @@ vptq_status vptq_eval_reply(vptq_device *dev, const vptq_model *m,
     vptq_ids_init(&r.ids, dev->ctx->mem);
     vptq_ids_init(&r.stop_tokens, dev->ctx->mem);
     VPTQ_TRY(make_prompt(&r, err));
-    VPTQ_TRY(opt->dry_run ? print_prompt(&r, err) : continue_prompt(dev, &r, result, err));
+    VPTQ_TRY(continue_prompt(dev, &r, result, err));
 out:
     vptq_ids_release(&r.stop_tokens);
     vptq_ids_release(&r.ids);

@@ -15,7 +15,12 @@ EOF
 # ids FILE: the ids of a dry run's object, separated by spaces
 ids() { sed -n 's/.*"ids": \[\([^]]*\)\].*/\1/p' "$1" | tr -d ','; }
 run() { "$BIN/vptq-eval" generate -q -m "$@"; }
-show() { run "$@" --chat --dry-run; }
+# show MODEL ARGUMENT..: text and ids of a dry run, without the estimate, in which the time varies
+show()
+{
+    run "$@" --chat --dry-run > shown.txt
+    sed '/^about .* s, .* of memory$/d' shown.txt
+}
 
 printf '<s>System: Be kind.\nUser: Tell me.\nOnce upon a time\n' > want.txt
 show src -p 'Tell me.' --system 'Be kind.' > out.txt
@@ -90,6 +95,7 @@ echo "{{ raise_exception('only system messages') }}" > no.jinja
 bad 1 'no.jinja: line 1: the template refuses: only system messages' -m src --chat -p x --chat-template no.jinja
 head -c 4000 "$text" > long.txt
 bad 2 "the prompt has [0-9]* tokens and fills the model's context of 512" -m src --prompt-file long.txt
+bad 2 "the prompt has [0-9]* tokens and fills the model's context of 512" -m src --prompt-file long.txt --dry-run
 
 # An interrupted text ends with a newline, and status 130.
 "$BIN/vptq-eval" generate -q -m src --backend ref -p 'Once upon' -n 60000 --ignore-eos > cut.txt 2> err.txt &

@@ -62,7 +62,7 @@ for form in "work -o packed" "work -o packed.vptq" "--unpack work -o plain" "--u
     [ "$(totals seconds_left_out)" = "the disk" ] || fail "$(tail -n 1 plan.json)"
 done
 [ -z "$(find . -name 'p*ed*' -o -name 'plain*' -o -name '*.tmp.*')" ] || fail "a dry run wrote a model"
-for command in "ppl -m $hf --text $text" "kld -m $hf --base $hf --text $text" \
+for command in "ppl -m $hf --text $text" "generate -m $hf -p Once -n 300" "kld -m $hf --base $hf --text $text" \
     "tasks -m $hf --task choices=$SRC/tests/golden/tasks/choices.jsonl"; do
     # shellcheck disable=SC2086 # words
     "$BIN/vptq-eval" $command -q --dry-run --format json > plan.json
