@@ -200,12 +200,10 @@ static int tune(vptq_cli *cli, const quantize_args *a)
                                     "--%s and --from exclude each other: tuning keeps settings "
                                     "and indices as they are",
                                     other);
-    if (cli->common.dry_run)
-        return vptq_cli_usage_error(cli, "--from has no --dry-run");
     if (is_packed(a))
         return vptq_cli_usage_error(
             cli, "--from writes a work directory, which vptq-pack packs; -o WORK2");
-    if (!a->output)
+    if (!a->output && !cli->common.dry_run)
         return vptq_cli_missing_option(cli, "output");
     vptq_status st = take_tuning(cli, a, &opt, &err);
     opt.from = a->from;
@@ -213,6 +211,7 @@ static int tune(vptq_cli *cli, const quantize_args *a)
     opt.work = a->output;
     opt.tokenizer = a->tokenizer;
     opt.force = cli->common.force;
+    opt.dry_run = cli->common.dry_run;
     if (!st)
         st = save_config(cli, a, &err);
     if (!st)

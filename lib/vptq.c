@@ -301,6 +301,8 @@ static vptq_status tune(vptq_ctx *ctx, const vptq_tune_options *opt,
         result = &own;
     VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
     VPTQ_CHECK(vptq_tune_report(dev, opt, out, result, err));
+    if (opt->dry_run)
+        return vptq_comm_rank(ctx) ? VPTQ_OK : vptq_tune_report_plan(opt, result, out, err);
     VPTQ_CHECK(share_digest(ctx, opt->work, &open, pack, result->digest, err));
     return vptq_tune_report_end(opt, result, out, err);
 }

@@ -477,7 +477,8 @@ struct vptq_tune_options {
                         are trained and the loss before the first step */
     bool bf16;       /* gradients from numbers rounded to bfloat16; faster with AMX only */
     uint64_t seed;
-    bool force; /* start over in a directory of another run */
+    bool force;   /* start over in a directory of another run */
+    bool dry_run; /* report the plan and an estimate, write nothing; `work` may be NULL */
 };
 
 /* Options with their defaults; the caller sets method, directories and text. */
@@ -496,6 +497,7 @@ typedef struct vptq_tune_result {
     double changed;                   /* share of the stored numbers */
     double seconds;
     char digest[VPTQ_DIGEST_SIZE]; /* as of vptq_digest */
+    vptq_estimate estimate; /* of a dry run; `layers` and `steps` are those that are left */
 } vptq_tune_result;
 
 /* Trains what a quantized model stores, codebooks, scales and biases, so that it follows

@@ -67,6 +67,8 @@ static vptq_status check_options(const vptq_tune_options *o, vptq_err *err)
 static vptq_status check_directories(const vptq_tune_options *o, vptq_err *err)
 {
     char from[PATH_MAX], work[PATH_MAX];
+    if (!o->work)
+        return VPTQ_OK;
     if (realpath(o->from, from) && realpath(o->work, work) && !strcmp(from, work))
         return vptq_fail(err, VPTQ_E_ARG,
                          "'%s' is the directory to tune and cannot be the output", o->from);
@@ -562,6 +564,21 @@ out:
     return st;
 }
 
+/* Finds what is left to do, and estimates it. */
+static vptq_status plan(vptq_tuner *t, vptq_err *err)
+{
+    bool finished = false;
+    if (!is_first(t))
+        return VPTQ_OK;
+    if (t->opt->work) {
+        VPTQ_CHECK(check_own(t->opt->work, t->dev->ctx->mem, err));
+        VPTQ_CHECK(vptq_tuner_open_manifest(t, err));
+        VPTQ_CHECK(vptq_tuner_find_result(t, &finished, err));
+        VPTQ_CHECK(vptq_tuner_map_state(t, err));
+    }
+    return vptq_tuner_estimate(t, finished, err);
+}
+
 /* Says how far an interrupted run has come. */
 static void tell_interruption(const vptq_tuner *t, vptq_err *err)
 {
@@ -618,7 +635,7 @@ vptq_status vptq_tune_report(vptq_device *dev, const vptq_tune_options *opt,
         VPTQ_TRY(vptq_self_text_check(&t.original, err));
     VPTQ_TRY(load_text(&t, ids, err));
     VPTQ_TRY(vptq_tuner_make_manifest(&t, ids, err));
-    VPTQ_TRY(run(&t, err));
+    VPTQ_TRY(opt->dry_run ? plan(&t, err) : run(&t, err));
 out:
     r->seconds = vptq_seconds() - t.start;
     if (st == VPTQ_E_CANCELLED)

@@ -30,6 +30,9 @@ const char *vptq_tune_method_name(vptq_tune_method m);
 vptq_status vptq_tune_report(vptq_device *dev, const vptq_tune_options *opt,
                              const vptq_output *out, vptq_tune_result *r,
                              vptq_err *err) VPTQ_MUST_CHECK;
+/* The report of a dry run. */
+vptq_status vptq_tune_report_plan(const vptq_tune_options *opt, const vptq_tune_result *r,
+                                  const vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;
 /* The end of the report, with r->digest. */
 vptq_status vptq_tune_report_end(const vptq_tune_options *opt, const vptq_tune_result *r,
                                  const vptq_output *out, vptq_err *err) VPTQ_MUST_CHECK;

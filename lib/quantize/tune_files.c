@@ -107,11 +107,11 @@ vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err)
         const vptq_status st = vptq_manifest_expect(path, t->manifest, &why);
         if (st && !t->opt->force)
             return vptq_fail(err, st, "%s", why.text);
-        if (st)
+        if (st && !t->opt->dry_run)
             VPTQ_CHECK(
                 vptq_work_clear(t->opt->work, t->opt->self_windows > 0, t->dev->ctx->mem, err));
     }
-    return vptq_json_save_sealed(path, t->manifest, err);
+    return t->opt->dry_run ? VPTQ_OK : vptq_json_save_sealed(path, t->manifest, err);
 }
 
 /* ---- the state of an interrupted run ---- */
@@ -341,7 +341,7 @@ vptq_status vptq_tuner_find_result(const vptq_tuner *t, bool *finished, vptq_err
     for (size_t i = 0; *finished && i < (size_t)t->model.desc->layers * VPTQ_LINEAR_DENSE; i++)
         if (t->student.weight[i].packed)
             VPTQ_TRY(find_matrix(t, i, &report, finished, err));
-    if (*finished)
+    if (*finished && !t->opt->dry_run)
         st = write_report(t, &report, err);
 out:
     vptq_buf_release(&report);

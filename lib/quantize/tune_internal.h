@@ -32,6 +32,12 @@ typedef struct vptq_tuner {
     double start;                         /* of the clock */
 } vptq_tuner;
 
+/* ---- tune_estimate.c ---- */
+
+/* Sets t->result->estimate, and layers and steps that are left.  t->saved is mapped if there is
+ * a state. */
+vptq_status vptq_tuner_estimate(vptq_tuner *t, bool finished, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* ---- tune_files.c ---- */
 
 /* Makes t->manifest, that of `from` with the key "tune", and the fingerprint. */
@@ -40,7 +46,7 @@ vptq_status vptq_tuner_make_manifest(vptq_tuner *t, const char *ids_fingerprint,
 /* Makes t->original_fingerprint, when all windows are known. */
 void vptq_tuner_hash_original(vptq_tuner *t);
 /* Rank 0: writes the manifest, with the paths of this run.  With `force` what another run left
- * is removed. */
+ * is removed.  A dry run only compares it. */
 vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Rank 0 alone calls the following functions.
@@ -57,7 +63,8 @@ void vptq_tuner_warn_of_state(const vptq_tuner *t);
 
 /* Writes the matrices and report.jsonl, and removes the state. */
 vptq_status vptq_tuner_write_result(const vptq_tuner *t, vptq_err *err) VPTQ_MUST_CHECK;
-/* *finished: whether all matrices are there; report.jsonl is then written anew. */
+/* *finished: whether all matrices are there; report.jsonl is then written anew, except in a dry
+ * run. */
 vptq_status vptq_tuner_find_result(const vptq_tuner *t, bool *finished,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -248,7 +248,7 @@ static size_t kept_bytes(const vptq_ctx *ctx)
 
 /* As many windows as make the overhead of decoding weights and of gathering gradients small,
  * whatever the memory: results depend on the size of a group. */
-static size_t group_of(const vptq_trainer_options *o)
+size_t vptq_e2e_group(const vptq_trainer_options *o)
 {
     const size_t fit = o->length < VPTQ_FORWARD_ROWS ? VPTQ_FORWARD_ROWS / o->length : 1;
     return fit < o->batch ? fit : o->batch;
@@ -261,7 +261,7 @@ vptq_status vptq_e2e_open(vptq_device *dev, const vptq_model *teacher, vptq_stud
     vptq_status st = VPTQ_OK;
     const vptq_tensor_range all = vptq_student_range(student, 0, student->m->desc->layers);
     vptq_trainer_options grouped = *opt;
-    grouped.group = group_of(opt);
+    grouped.group = vptq_e2e_group(opt);
     *out = NULL;
     vptq_e2e *e = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *e, err);
     if (!e)

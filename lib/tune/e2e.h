@@ -29,6 +29,9 @@ vptq_status vptq_e2e_open(vptq_device *dev, const vptq_model *teacher, vptq_stud
                           vptq_trainer_report *start, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_e2e_close(vptq_e2e *e); /* accepts NULL */
 
+/* Windows that go through the model at once. */
+size_t vptq_e2e_group(const vptq_trainer_options *opt);
+
 /* Takes the steps; losses are in nats per token. */
 vptq_trainer *vptq_e2e_trainer(vptq_e2e *e);
 

@@ -25,6 +25,25 @@ expect_number "$(sed -n 2p one.json | json_get loss)" '>' "$(sed -n 21p one.json
 digest=$("$BIN/vptq-pack" -q --digest one)
 [ "$(tail -n 1 two.txt)" = "digest $digest" ] || fail "$(tail -n 1 two.txt), expected digest $digest"
 
+# A dry run plans all of it, or what is left, refuses what a run refuses, and writes nothing.
+cp -r one before
+tune --steps 20 --dry-run >plan.txt
+expect_line plan.txt '^plan: 0 layers and 20 steps to do, 60 windows to train on, 4 held out$'
+expect_line plan.txt '^about .* s, .* of memory, .* of disk$'
+tune -o new --steps 20 --dry-run --format json >plan.json
+for key in estimated_seconds peak_memory_bytes disk_needed_bytes disk_free_bytes; do
+    expect_number "$(json_get $key plan.json)" '>' 0
+done
+[ "$(json_get steps plan.json) $(json_get dry_run plan.json)" = "20 true" ] || fail "$(cat plan.json)"
+expect_number "$(du -sb one | cut -f 1)" '<=' "$(json_get disk_needed_bytes plan.json)"
+tune -o one --steps 20 --dry-run >plan.txt
+expect_line plan.txt '^one: 0 layers and 0 steps to do, '
+expect_error 1 "one/quantize.json belongs to another run: its key 'tune.steps' is 20, here it is 3" tune -o one --steps 3 --dry-run
+tune -o one --steps 3 --dry-run -f >plan.txt
+expect_line plan.txt '^one: 0 layers and 3 steps to do, '
+expect_same one before
+[ ! -e new ] || fail "a dry run made a directory"
+
 # Divergence and perplexity of another text; the same bits, in every form.
 for w in work one; do
     "$BIN/vptq-eval" kld -m $w --base "$model" --tokenizer "$tok" --text "$other" --context 256 --format json -q >$w.kld
@@ -156,7 +175,7 @@ grep -v '"layer": 4,' work/report.jsonl >part/report.jsonl
 "$BIN/vptq-quantize" --from part --tune e2e -c "$text" -n 64 -l 128 --batch 4 --steps 1 -o of_part >/dev/null 2>err.txt
 expect_line err.txt "'part' has 28 of 35 matrices; the others stay as the original's"
 for bad in '--from work' '--tune e2e' '--from work --tune e2e -H h' '--from work --tune e2e -b 2' \
-    '--from work --tune e2e --dry-run' '--from work --tune e2e --rate 2' '--from work --tune e2e --holdout 0' \
+    '--from work --dry-run' '--from work --tune e2e --rate 2' '--from work --tune e2e --holdout 0' \
     '--from work --tune e2e --steps 0' '--from work --tune e2e -n 64 --batch 500' '--from work --tune e2e -v 8' \
     '--from work --tune e2e --layers 0-1' '--from work --tune e2e --weights plain' '-m model --steps 3' '-m model --precision bf16' '--from work --tune e2e --precision f16'; do
     # shellcheck disable=SC2086
