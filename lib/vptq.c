@@ -390,6 +390,11 @@ vptq_status vptq_writer_open(const char *path, bool force, vptq_writer **w, vptq
     return st;
 }
 
+vptq_status vptq_writer_check(const char *path, bool force, vptq_err *err)
+{
+    return vptq_file_check_target(path, force, err);
+}
+
 vptq_status vptq_writer_write(vptq_writer *w, const void *data, size_t bytes, vptq_err *err)
 {
     return vptq_file_write(&w->file, data, bytes, err);

@@ -735,7 +735,8 @@ typedef struct vptq_error_options {
     const char *hessians; /* directory; NULL = errors of weights only */
     uint32_t first_layer, last_layer;
     vptq_error_order order;
-    size_t top; /* rows at most; 0 = all.  Means are over all */
+    size_t top;   /* rows at most; 0 = all.  Means are over all */
+    bool dry_run; /* check, and report an estimate only */
 } vptq_error_options;
 
 /* Compares every quantized matrix of `m` with that of `base`. */
@@ -857,6 +858,7 @@ typedef struct vptq_compare_options {
     const char *original; /* model that the others are compared with; NULL = "original" */
     const char *source;   /* what the report says it was generated from */
     bool classic;         /* layout of the published report; Markdown only */
+    bool dry_run;         /* make the report, and write only an estimate */
 } vptq_compare_options;
 
 /* Compares served models. */
@@ -900,6 +902,8 @@ VPTQ_CALL vptq_status vptq_ablate(vptq_ctx *ctx, const vptq_ablate_options *opt,
 typedef struct vptq_writer vptq_writer;
 VPTQ_CALL vptq_status vptq_writer_open(const char *path, bool force, vptq_writer **w,
                                        vptq_err *err);
+/* Fails as opening it because of what is at `path`; writes nothing. */
+VPTQ_CALL vptq_status vptq_writer_check(const char *path, bool force, vptq_err *err);
 VPTQ_CALL vptq_status vptq_writer_write(vptq_writer *w, const void *data, size_t bytes,
                                         vptq_err *err);
 VPTQ_CALL vptq_status vptq_writer_commit(vptq_writer *w, vptq_err *err);

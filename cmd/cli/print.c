@@ -99,6 +99,8 @@ vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_wri
     if (!path || !strcmp(path, "-") || vptq_cli_is_hushed(cli))
         return VPTQ_OK;
     VPTQ_CHECK(check_output(cli, path, err));
+    if (cli->common.dry_run)
+        return vptq_writer_check(path, cli->common.force, err);
     VPTQ_CHECK(vptq_writer_open(path, cli->common.force, file, err));
     *out = (vptq_output){
         .format = vptq_cli_format_of(cli, path), .write = write_file, .arg = *file};

@@ -48,7 +48,8 @@ static int run_compare(vptq_cli *cli, void *arg)
                                       .count = cli->arg_count,
                                       .original = c->original,
                                       .source = source,
-                                      .classic = c->layout == LAYOUT_CLASSIC};
+                                      .classic = c->layout == LAYOUT_CLASSIC,
+                                      .dry_run = cli->common.dry_run};
     if (!cli->arg_count)
         return vptq_cli_usage_error(cli, "expected files of records as arguments");
     if (count_stdin(cli) > 1)
@@ -85,7 +86,7 @@ int vptq_cli_compare(vptq_cli *cli, int argc, char **argv)
     cli->examples = "  vptq-eval compare records.jsonl --format html -o report.html\n"
                     "  vptq-eval compare records.jsonl --layout classic > report.md\n";
     cli->options = options;
-    cli->omit = "threads|backend|seed|dry-run|progress|no-progress";
+    cli->omit = "threads|backend|seed|progress|no-progress";
     cli->operands = true;
     return vptq_cli_run(cli, argc, argv, run_compare, &c);
 }

@@ -25,7 +25,8 @@ static int run_error(vptq_cli *cli, void *arg)
                                     .first_layer = c->layers.first,
                                     .last_layer = c->layers.last,
                                     .order = (vptq_error_order)c->sort,
-                                    .top = c->top};
+                                    .top = c->top,
+                                    .dry_run = cli->common.dry_run};
     VPTQ_TRY(vptq_cli_open_output(cli, c->output, &file, &out, &err));
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
@@ -62,7 +63,7 @@ int vptq_cli_error(vptq_cli *cli, int argc, char **argv)
                     "-o error.html\n";
     cli->options = options;
     cli->formats = "text|json|csv|md|html";
-    cli->omit = "dry-run|seed";
+    cli->omit = "seed";
     cli->required = "model|base";
     return vptq_cli_run(cli, argc, argv, run_error, &c);
 }

@@ -7,6 +7,7 @@
 #include "lib/base/text.h"
 #include "lib/encoder/encode.h"
 #include "lib/eval/error.h"
+#include "lib/report/estimate.h"
 
 typedef struct compare {
     vptq_device *dev;
@@ -137,6 +138,15 @@ out:
     return st;
 }
 
+/* Whether the model has a quantized matrix there. */
+static bool is_compared(const compare *c, uint32_t layer, int l)
+{
+    const vptq_weight *w = &c->quantized->blocks[layer].linear[l];
+    return vptq_linear_exists(c->base->desc, layer, l) &&
+           (w->packed || w->tensor->uniform || w->tensor->additive ||
+            vptq_checkpoint_is_dense(&c->quantized->ckpt, w->tensor));
+}
+
 /* Compares the quantized matrices of a layer that read one input, with its Hessian. */
 static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input input,
                                  uint64_t *found, vptq_err *err)
@@ -145,10 +155,7 @@ static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input in
     vptq_hessian_file h = {.lower = NULL};
     bool open = false;
     for (int l = 0; l < vptq_linear_count(c->base->desc); l++) {
-        const vptq_weight *w = &c->quantized->blocks[layer].linear[l];
-        if (!vptq_linear_exists(c->base->desc, layer, l) || vptq_linear_input(l) != input ||
-            (!w->packed && !w->tensor->uniform && !w->tensor->additive &&
-             !vptq_checkpoint_is_dense(&c->quantized->ckpt, w->tensor)))
+        if (vptq_linear_input(l) != input || !is_compared(c, layer, l))
             continue;
         if (c->hdir && !open) {
             VPTQ_TRY(vptq_hessian_dir_load(c->hdir, layer, input,
@@ -199,6 +206,26 @@ vptq_status vptq_eval_check_shapes(const vptq_model *m, const vptq_model *base, 
                      b->layers, b->hidden, b->intermediate);
 }
 
+/* Checks models, layers and Hessians, and allocates; *last: the last layer. */
+static vptq_status begin(compare *c, const vptq_error_options *opt, vptq_arena *arena,
+                         uint32_t *last, vptq_err *err)
+{
+    const uint32_t layers = c->base->desc->layers;
+    VPTQ_CHECK(vptq_eval_check_shapes(c->quantized, c->base, err));
+    *last = opt->last_layer == UINT32_MAX ? layers - 1 : opt->last_layer;
+    if (opt->first_layer > *last || *last >= layers)
+        return vptq_fail(err, VPTQ_E_ARG, "--layers %u-%u: %s has layers 0 to %u",
+                         opt->first_layer, *last, c->base->ckpt.path, layers - 1);
+    VPTQ_CHECK(check_hessians(c, opt->first_layer, *last, err));
+    return alloc_matrices(c, arena, err);
+}
+
+static vptq_status none_found(const compare *c, uint32_t first, uint32_t last, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s has no quantized matrix in layers %u to %u",
+                     c->quantized->ckpt.path, first, last);
+}
+
 vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
                             const vptq_model *base, const vptq_error_options *opt,
                             vptq_error_fn fn, void *arg, vptq_err *err)
@@ -211,31 +238,114 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
                  .fn = fn,
                  .arg = arg};
     uint64_t found = 0;
-    uint32_t layers = base->desc->layers;
+    const uint32_t first = opt->first_layer;
+    uint32_t last;
     vptq_arena arena;
     vptq_arena_init(&arena, dev->ctx->mem);
-    VPTQ_TRY(vptq_eval_check_shapes(quantized, base, err));
-    const uint32_t first_layer = opt->first_layer,
-                   last_layer = opt->last_layer == UINT32_MAX ? layers - 1 : opt->last_layer;
-    if (first_layer > last_layer || last_layer >= layers) {
-        st = vptq_fail(err, VPTQ_E_ARG, "--layers %u-%u: %s has layers 0 to %u", first_layer,
-                       last_layer, base->ckpt.path, layers - 1);
-        goto out;
-    }
-    VPTQ_TRY(check_hessians(&c, first_layer, last_layer, err));
-    VPTQ_TRY(alloc_matrices(&c, &arena, err));
-    for (uint32_t l = first_layer; l <= last_layer; l++) {
-        const uint32_t all = last_layer - first_layer + 1;
+    VPTQ_TRY(begin(&c, opt, &arena, &last, err));
+    for (uint32_t l = first; l <= last; l++) {
+        const uint32_t all = last - first + 1;
         VPTQ_TRY(check_norms(&c, l, err));
         for (int i = 0; i < vptq_input_count(&base->desc->experts); i++)
             VPTQ_TRY(compare_input(&c, l, (vptq_input)i, &found, err));
-        vptq_progress(dev->ctx, "error", vptq_plural(all, "layer", "layers"),
-                      l - first_layer + 1, all, NULL);
+        vptq_progress(dev->ctx, "error", vptq_plural(all, "layer", "layers"), l - first + 1,
+                      all, NULL);
     }
     if (found == 0)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s has no quantized matrix in layers %u to %u",
-                       quantized->ckpt.path, first_layer, last_layer);
+        st = none_found(&c, first, last, err);
 out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* ---- estimates ---- */
+
+static vptq_status drop_row(void *arg, const vptq_error_row *row, vptq_err *err)
+{
+    (void)arg;
+    (void)row;
+    (void)err;
+    return VPTQ_OK;
+}
+
+/* Products for the matrices of a layer that read an input: under a Hessian, one of each with
+ * it. */
+static double cost_of(const compare *c, uint32_t layer, vptq_input input)
+{
+    double cost = 0;
+    for (int l = 0; l < vptq_linear_count(c->base->desc); l++) {
+        uint32_t out, in;
+        if (vptq_linear_input(l) != input || !is_compared(c, layer, l))
+            continue;
+        vptq_linear_shape(c->base->desc, (vptq_linear)l, &out, &in);
+        cost += (double)out * in * (c->hdir ? (double)in : 1);
+    }
+    return cost;
+}
+
+/* Compares matrices in order until they take a second; *all: the cost of all. */
+static vptq_status measure(const compare *c, uint32_t first, uint32_t last, double *seconds,
+                           double *measured, double *all, vptq_err *err)
+{
+    static const double target_seconds = 1;
+    uint64_t found = 0;
+    *seconds = *measured = *all = 0;
+    for (uint32_t l = first; l <= last; l++) {
+        VPTQ_CHECK(check_norms(c, l, err));
+        for (int i = 0; i < vptq_input_count(&c->base->desc->experts); i++) {
+            const double cost = cost_of(c, l, (vptq_input)i), start = vptq_seconds();
+            *all += cost;
+            if (cost == 0 || *seconds > target_seconds)
+                continue;
+            VPTQ_CHECK(compare_input(c, l, (vptq_input)i, &found, err));
+            *seconds += vptq_seconds() - start;
+            *measured += cost;
+        }
+    }
+    return VPTQ_OK;
+}
+
+/* Of the Hessian of the widest input. */
+static uint64_t hessian_bytes(const compare *c)
+{
+    size_t n = 0;
+    for (int i = 0; c->hdir && i < vptq_input_count(&c->base->desc->experts); i++)
+        if (vptq_input_occurs(c->base->desc, i) && vptq_input_size(c->base->desc, i) > n)
+            n = vptq_input_size(c->base->desc, i);
+    return vptq_triangle(n) * sizeof(float);
+}
+
+vptq_status vptq_eval_error_estimate(vptq_device *dev, const vptq_model *quantized,
+                                     const vptq_model *base, const vptq_error_options *opt,
+                                     vptq_estimate *e, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    compare c = {.dev = dev,
+                 .quantized = quantized,
+                 .base = base,
+                 .hdir = opt->hessians,
+                 .fn = drop_row};
+    vptq_mem *mem = dev->ctx->mem;
+    const size_t peak = mem ? mem->peak : 0;
+    double seconds, measured, all;
+    uint32_t last;
+    vptq_arena arena;
+    vptq_arena_init(&arena, mem);
+    *e = vptq_estimate_make(NULL);
+    if (mem)
+        mem->peak = mem->used;
+    VPTQ_TRY(begin(&c, opt, &arena, &last, err));
+    const size_t held = mem ? mem->used : 0;
+    VPTQ_TRY(measure(&c, opt->first_layer, last, &seconds, &measured, &all, err));
+    if (all == 0)
+        VPTQ_TRY(none_found(&c, opt->first_layer, last, err));
+    e->seconds = seconds * all / measured;
+    e->memory_bytes = held + hessian_bytes(&c);
+    if (mem && mem->peak > e->memory_bytes)
+        e->memory_bytes = mem->peak;
+out:
+    if (mem && mem->peak < peak)
+        mem->peak = peak;
     vptq_arena_release(&arena);
     return st;
 }

@@ -28,6 +28,11 @@ typedef vptq_status (*vptq_error_fn)(void *arg, const vptq_error_row *row, vptq_
 vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
                             const vptq_model *base, const vptq_error_options *opt,
                             vptq_error_fn fn, void *arg, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same of the first matrices alone, for about a second: estimates the time and memory of
+ * all, which *e gets. */
+vptq_status vptq_eval_error_estimate(vptq_device *dev, const vptq_model *quantized,
+                                     const vptq_model *base, const vptq_error_options *opt,
+                                     vptq_estimate *e, vptq_err *err) VPTQ_MUST_CHECK;
 /* As vptq_measure_error. */
 vptq_status vptq_eval_error_report(vptq_device *dev, const vptq_model *m,
                                    const vptq_model *base, const vptq_error_options *opt,

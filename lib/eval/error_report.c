@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "lib/base/text.h"
+#include "lib/report/estimate.h"
 #include "lib/report/svg.h"
 
 enum { KINDS = VPTQ_LINEAR_DENSE };
@@ -434,6 +435,16 @@ static vptq_status keep_row(void *arg, const vptq_error_row *row, vptq_err *err)
     return vptq_buf_add(arg, row, sizeof *row, err);
 }
 
+static vptq_status report_plan(vptq_device *dev, const vptq_model *m, const vptq_model *base,
+                               const vptq_error_options *opt, const vptq_output *out,
+                               vptq_err *err)
+{
+    const vptq_output plan = vptq_estimate_output(out);
+    vptq_estimate e;
+    VPTQ_CHECK(vptq_eval_error_estimate(dev, m, base, opt, &e, err));
+    return out ? vptq_estimate_end(&plan, &e, err) : VPTQ_OK;
+}
+
 vptq_status vptq_eval_error_report(vptq_device *dev, const vptq_model *m,
                                    const vptq_model *base, const vptq_error_options *opt,
                                    const vptq_output *out, vptq_err *err)
@@ -443,6 +454,10 @@ vptq_status vptq_eval_error_report(vptq_device *dev, const vptq_model *m,
     vptq_mem *mem = dev->ctx->mem;
     vptq_buf_init(&rows, mem); /* of vptq_error_row */
     vptq_buf_init(&text, mem);
+    if (opt->dry_run) {
+        VPTQ_TRY(report_plan(dev, m, base, opt, out, err));
+        goto out;
+    }
     VPTQ_TRY(vptq_eval_error(dev, m, base, opt, keep_row, &rows, err));
     const vptq_error_report report = {.rows = (const vptq_error_row *)(void *)rows.data,
                                       .count = rows.len / sizeof(vptq_error_row),

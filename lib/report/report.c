@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lib/base/ctx.h"
+#include "lib/report/estimate.h"
 #include "lib/report/internal.h"
 
 enum { MAX_GROUPS = 2000 };
@@ -226,6 +227,18 @@ vptq_status vptq_report_write(const vptq_report *r, vptq_format format, const ch
     return vptq_report_write_page(r, format, source, out, err);
 }
 
+/* The report was made, which takes no longer than writing it. */
+static vptq_status report_plan(const vptq_ctx *ctx, double seconds, size_t bytes,
+                               const vptq_output *out, vptq_err *err)
+{
+    const vptq_output plan = vptq_estimate_output(out);
+    vptq_estimate e = vptq_estimate_make(NULL);
+    e.seconds = seconds;
+    e.memory_bytes = ctx->mem ? ctx->mem->peak : 0;
+    e.disk_bytes = bytes;
+    return out ? vptq_estimate_end(&plan, &e, err) : VPTQ_OK;
+}
+
 vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt, const vptq_output *out,
                          vptq_err *err)
 {
@@ -233,6 +246,7 @@ vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt, const v
     vptq_records all;
     vptq_report report;
     vptq_buf text;
+    const double start = vptq_seconds();
     const vptq_format format = out ? out->format : VPTQ_FORMAT_MD;
     vptq_records_init(&all, ctx->mem);
     vptq_buf_init(&text, ctx->mem);
@@ -247,7 +261,9 @@ vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt, const v
     st = opt->classic ? vptq_report_write_classic(&report, opt->source, &text, err)
                       : vptq_report_write(&report, format, opt->source, &text, err);
     vptq_report_release(&report);
-    if (!st && out)
+    if (!st && opt->dry_run)
+        st = report_plan(ctx, vptq_seconds() - start, text.len, out, err);
+    else if (!st && out)
         st = out->write(out->arg, text.data, text.len, err);
 out:
     vptq_records_release(&all);

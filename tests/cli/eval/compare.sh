@@ -160,3 +160,14 @@ cp page.html before.html
 compare "$records" --format html -o page.html -f
 expect_same page.html before.html
 no_leftovers .
+
+# --- a dry run: the size of the report, and nothing written ---
+compare "$records" -o taken.html
+compare "$records" -o new.html --dry-run >plan.txt
+expect_line plan.txt '^about .* s, .* of memory, .* of disk$'
+[ ! -e new.html ] || fail "a dry run wrote a report"
+compare "$records" --format json --dry-run >plan.json
+compare "$records" --format json >rows.json
+[ "$(json_get disk_needed_bytes plan.json)" = "$(stat -c %s rows.json)" ] || fail "$(cat plan.json)"
+expect_error 1 "'taken.html' already exists" compare "$records" -o taken.html --dry-run
+expect_error 2 "no records of such a model" compare "$records" --original none --dry-run

@@ -66,3 +66,16 @@ expect_sentence 1 "'error.html' already exists" \
     "$BIN/vptq-eval" error -m "$packed" --base "$base" -q --format html -o error.html
 run --format html -o error.html -f
 expect_sentence 2 "--layers 9-9: .* has layers 0 to 4" "$BIN/vptq-eval" error -m "$packed" --base "$base" --layers 9 -q
+
+# A dry run estimates, refuses what a run refuses, and writes nothing.
+run -H h --dry-run -o plan.html >plan.txt
+expect_line plan.txt '^about .* s, .* of memory$'
+run -H h --dry-run --format json >plan.json
+for key in estimated_seconds peak_memory_bytes; do
+    expect_number "$(json_get $key plan.json)" '>' 0
+done
+[ "$(json_get seconds_left_out plan.json) $(json_get disk_needed_bytes plan.json)" = "null 0" ] || fail "$(cat plan.json)"
+[ ! -e plan.html ] || fail "a dry run wrote a report"
+expect_sentence 1 "'error.html' already exists" run -o error.html --dry-run
+expect_sentence 1 "no quantized matrix" "$BIN/vptq-eval" error -m "$base" --base "$base" -q --dry-run
+expect_sentence 2 "--layers 9-9: .* has layers 0 to 4" run --layers 9 --dry-run
