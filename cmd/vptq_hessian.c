@@ -34,7 +34,13 @@ static vptq_status collect(vptq_cli *cli, const hessian_args *a, vptq_err *err)
 
 static vptq_status run(vptq_cli *cli, const hessian_args *a, vptq_err *err)
 {
-    const bool force = cli->common.force;
+    const bool force = cli->common.force, plan = cli->common.dry_run;
+    if (a->merge && plan)
+        return vptq_hessians_plan_merge(cli->ctx, cli->args, cli->arg_count, a->output, force,
+                                        &cli->out, err);
+    if (a->export && plan)
+        return vptq_hessians_plan_export(cli->ctx, a->export, a->inverse, a->output, &cli->out,
+                                         err);
     if (a->merge)
         return vptq_hessians_merge(cli->ctx, cli->args, cli->arg_count, a->output, force,
                                    &cli->out, err);
@@ -59,7 +65,7 @@ static const char *given_for_collecting(const vptq_cli *cli)
 /* Checks what --merge, --import and --export write. */
 static int check_written(const vptq_cli *cli, const hessian_args *a, const char *mode)
 {
-    if (cli->common.dry_run)
+    if (a->import && cli->common.dry_run)
         return vptq_cli_usage_error(cli, "--%s has no --dry-run", mode);
     if (a->export && cli->common.force)
         return vptq_cli_usage_error(cli, "--export has no --force");

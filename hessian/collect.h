@@ -44,6 +44,16 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
 vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                const char *out, bool force, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Bytes that merging or exporting Hessians would take. */
+typedef struct vptq_hessian_plan {
+    uint64_t bytes, largest; /* all files, and the largest */
+    uint64_t memory;         /* peak */
+} vptq_hessian_plan;
+/* Fails as vptq_hessian_merge before it begins to write, and plans it. */
+vptq_status vptq_hessian_merge_plan(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                                    const char *out, bool force, vptq_hessian_plan *plan,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+
 /* A Hessian directory as a whole. */
 typedef struct vptq_hessian_dir {
     char model_fingerprint[17];

@@ -193,6 +193,14 @@ vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t lay
     return vptq_path_join(path, 4096, dir, name, err);
 }
 
+vptq_status vptq_hessian_dir_writer_check(const char *dir, const char *inner, bool force,
+                                          vptq_mem *mem, vptq_err *err)
+{
+    if (force)
+        VPTQ_CHECK(check_own(dir, inner, mem, err));
+    return vptq_dir_check_target(dir, inner, force, err);
+}
+
 /* Sets `path` to its file.  Fails if that is missing. */
 static vptq_status find_entry(const vptq_hessian_entry *s, char path[4096], vptq_err *err)
 {
@@ -211,6 +219,35 @@ vptq_status vptq_hessian_dir_find(const char *dir, uint32_t layer, const char *i
     char path[4096];
     return find_entry(&(vptq_hessian_entry){.dir = dir, .layer = layer, .input = input}, path,
                       err);
+}
+
+static vptq_status measure_file(const char *dir, uint32_t layer, const char *input,
+                                vptq_hessian_plan *p, vptq_err *err)
+{
+    const vptq_hessian_entry e = {.dir = dir, .layer = layer, .input = input};
+    char path[4096];
+    vptq_file file;
+    VPTQ_CHECK(find_entry(&e, path, err));
+    VPTQ_CHECK(vptq_file_open(path, &file, err));
+    p->bytes += file.size;
+    p->largest = file.size > p->largest ? file.size : p->largest;
+    vptq_file_close(&file);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_hessian_dir_measure(const char *dir, const vptq_hessian_dir *h,
+                                     vptq_hessian_plan *p, vptq_err *err)
+{
+    for (uint32_t layer = h->first_layer; layer <= h->last_layer; layer++) {
+        for (int i = 0; i < vptq_input_count(&h->experts); i++)
+            if (vptq_input_exists(&h->experts, layer, i))
+                VPTQ_CHECK(measure_file(dir, layer, vptq_input_name(i).text, p, err));
+        for (int i = 0; i < VPTQ_LINEAR_DENSE; i++)
+            if (vptq_term_of(h->weights, (vptq_linear)i) == (vptq_linear)i)
+                VPTQ_CHECK(measure_file(dir, layer, vptq_term_name(h->weights, (vptq_linear)i),
+                                        p, err));
+    }
+    return VPTQ_OK;
 }
 
 vptq_status vptq_hessian_dir_check_files(const char *dir, const vptq_hessian_dir *h,

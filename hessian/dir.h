@@ -28,11 +28,18 @@ vptq_status vptq_hessian_entry_load(const vptq_hessian_entry *s, uint32_t n, vpt
 vptq_status vptq_hessian_dir_check_files(const char *dir, const vptq_hessian_dir *h,
                                          vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Adds the sizes of these files to a plan. */
+vptq_status vptq_hessian_dir_measure(const char *dir, const vptq_hessian_dir *h,
+                                     vptq_hessian_plan *p, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Opens the writer of a whole directory.  One that exists is replaced with `force`, if it and
  * `inner` (NULL = none) are Hessian directories, and is locked until the caller releases
  * *lock. */
 vptq_status vptq_hessian_dir_writer_open(const char *dir, const char *inner, bool force,
                                          vptq_mem *mem, vptq_dir_writer *w, vptq_lock *lock,
                                          vptq_err *err) VPTQ_MUST_CHECK;
+/* Fails as that because of what is at `dir`; writes nothing. */
+vptq_status vptq_hessian_dir_writer_check(const char *dir, const char *inner, bool force,
+                                          vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

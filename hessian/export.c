@@ -148,23 +148,48 @@ static vptq_status export_layers(vptq_device *dev, const char *dir, const char *
     return VPTQ_OK;
 }
 
+/* Reads the directory, and checks what it has; *inputs: without terms, which are not exported.
+ */
+static vptq_status begin(const char *dir, vptq_foreign_form form, vptq_exchange *read,
+                         vptq_hessian_dir *inputs, vptq_err *err)
+{
+    *read = (vptq_exchange){.form = form,
+                            .ridge = form == VPTQ_FOREIGN_INVERSE ? VPTQ_INVERSE_RIDGE : 0};
+    VPTQ_CHECK(vptq_hessian_dir_open(dir, &read->dir, err));
+    if (read->dir.experts.count)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "'%s' has Hessians of experts, which other programs have no names for",
+                         dir);
+    *inputs = read->dir;
+    inputs->weights = VPTQ_WEIGHTS_PLAIN;
+    return vptq_hessian_dir_check_files(dir, inputs, err);
+}
+
+vptq_status vptq_hessian_export_plan(const char *dir, vptq_foreign_form form,
+                                     const char *out_dir, vptq_exchange *read,
+                                     vptq_hessian_plan *plan, vptq_err *err)
+{
+    vptq_hessian_dir inputs;
+    const bool inverse = form == VPTQ_FOREIGN_INVERSE;
+    *plan = (vptq_hessian_plan){0};
+    VPTQ_CHECK(begin(dir, form, read, &inputs, err));
+    VPTQ_CHECK(vptq_dir_check_target(out_dir, NULL, false, err));
+    VPTQ_CHECK(vptq_hessian_dir_measure(dir, &inputs, plan, err));
+    /* a Hessian and its covariance, both triangles of floats; or the square factor, of twice
+     * that size, and its square of doubles */
+    plan->bytes *= inverse ? 2 : 1;
+    plan->memory = (inverse ? 1 + 2 + 4 : 1 + 1) * plan->largest;
+    return VPTQ_OK;
+}
+
 vptq_status vptq_hessian_export(vptq_device *dev, const char *dir, vptq_foreign_form form,
                                 const char *out_dir, vptq_exchange *read, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_dir_writer writer = {0};
+    vptq_hessian_dir inputs;
 
-    *read = (vptq_exchange){.form = form,
-                            .ridge = form == VPTQ_FOREIGN_INVERSE ? VPTQ_INVERSE_RIDGE : 0};
-    VPTQ_TRY(vptq_hessian_dir_open(dir, &read->dir, err));
-    if (read->dir.experts.count)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                           "'%s' has Hessians of experts, which other programs have no names "
-                           "for",
-                           dir));
-    vptq_hessian_dir inputs = read->dir;
-    inputs.weights = VPTQ_WEIGHTS_PLAIN; /* terms are not exported */
-    VPTQ_TRY(vptq_hessian_dir_check_files(dir, &inputs, err));
+    VPTQ_TRY(begin(dir, form, read, &inputs, err));
     VPTQ_TRY(vptq_dir_writer_open(out_dir, NULL, false, &writer, err));
     VPTQ_TRY(export_layers(dev, dir, writer.tmp, read, err));
     VPTQ_TRY(vptq_dir_writer_commit(&writer, err));

@@ -224,6 +224,40 @@ static vptq_status report_outputs(const merger *m, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Checks all directories. */
+static vptq_status begin(merger *m, vptq_arena *arena, merger *held, vptq_err *err)
+{
+    if (m->count < 2)
+        return vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories");
+    VPTQ_CHECK(merge_check(m, err));
+    if (m->pooled.held_out_tokens)
+        VPTQ_CHECK(open_holdouts(m, arena, held, err));
+    return report_outputs(m, err);
+}
+
+/* The result is as large as one of the directories; a file of each is in memory, and the
+ * pooled one. */
+vptq_status vptq_hessian_merge_plan(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                                    const char *out, bool force, vptq_hessian_plan *plan,
+                                    vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    merger m = {.ctx = ctx, .dirs = dirs, .count = count}, held;
+
+    *plan = (vptq_hessian_plan){0};
+    vptq_arena_init(&arena, ctx->mem);
+    VPTQ_TRY(begin(&m, &arena, &held, err));
+    VPTQ_TRY(vptq_hessian_dir_writer_check(out, VPTQ_HESSIAN_HOLDOUT, force, ctx->mem, err));
+    VPTQ_TRY(vptq_hessian_dir_measure(dirs[0], &m.pooled, plan, err));
+    if (m.pooled.held_out_tokens)
+        VPTQ_TRY(vptq_hessian_dir_measure(held.dirs[0], &held.pooled, plan, err));
+    plan->memory = (count + 1) * plan->largest;
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
 vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                const char *out_dir, bool force, vptq_err *err)
 {
@@ -234,12 +268,7 @@ vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, siz
     merger m = {.ctx = ctx, .dirs = dirs, .count = count, .to = writer.tmp}, held;
 
     vptq_arena_init(&arena, ctx->mem);
-    if (count < 2)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories"));
-    VPTQ_TRY(merge_check(&m, err));
-    if (m.pooled.held_out_tokens)
-        VPTQ_TRY(open_holdouts(&m, &arena, &held, err));
-    VPTQ_TRY(report_outputs(&m, err));
+    VPTQ_TRY(begin(&m, &arena, &held, err));
     VPTQ_TRY(vptq_hessian_dir_writer_open(out_dir, VPTQ_HESSIAN_HOLDOUT, force, ctx->mem,
                                           &writer, &lock, err));
     VPTQ_TRY(merge_part(&m, err));

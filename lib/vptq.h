@@ -291,6 +291,11 @@ VPTQ_CALL vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const
                                           size_t count, const char *to, bool force,
                                           const vptq_output *out, vptq_err *err);
 
+/* Fails as that before it writes, and reports what it would write, and the memory. */
+VPTQ_CALL vptq_status vptq_hessians_plan_merge(const vptq_ctx *ctx, const char *const *dirs,
+                                               size_t count, const char *to, bool force,
+                                               const vptq_output *out, vptq_err *err);
+
 /* Reports statistics and a verdict for every Hessian of a directory. */
 VPTQ_CALL vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output *out,
                                          vptq_err *err);
@@ -304,6 +309,11 @@ VPTQ_CALL vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, cons
 VPTQ_CALL vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir, bool inverse,
                                            const char *to, const vptq_output *out,
                                            vptq_err *err);
+
+/* Fails as that before it writes, and reports what it would write, and the memory. */
+VPTQ_CALL vptq_status vptq_hessians_plan_export(const vptq_ctx *ctx, const char *dir,
+                                                bool inverse, const char *to,
+                                                const vptq_output *out, vptq_err *err);
 
 /* ---- Settings: how a matrix is quantized ------------------------------------------------ */
 

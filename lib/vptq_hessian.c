@@ -218,18 +218,47 @@ vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output
 
 /* ---- merge, import and export ---- */
 
+/* Disks decide the time. */
+static vptq_estimate estimate_of(const vptq_ctx *ctx, const char *to,
+                                 const vptq_hessian_plan *plan)
+{
+    vptq_estimate e = vptq_estimate_make(to);
+    e.memory_bytes = plan->memory + (ctx->mem ? ctx->mem->used : 0);
+    e.disk_bytes = plan->bytes;
+    return e;
+}
+
 typedef struct merged {
     const char *output;
     size_t merged;
+    bool planned;
+    vptq_object totals;
 } merged;
-static const vptq_column merged_columns[] = {{.name = "output", VPTQ_TEXT(merged, output)},
-                                             {.name = "merged", VPTQ_INTEGER(merged, merged)}};
+static const vptq_column merged_columns[] = {
+    {.name = "output", VPTQ_TEXT(merged, output)},
+    {.name = "merged", VPTQ_INTEGER(merged, merged)},
+    {.name = "dry_run", VPTQ_BOOL(merged, planned), .when = offsetof(merged, planned)},
+    {.name = "totals", VPTQ_OBJECT(merged, totals), .when = offsetof(merged, planned)}};
+
+vptq_status vptq_hessians_plan_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                                     const char *to, bool force, const vptq_output *out,
+                                     vptq_err *err)
+{
+    vptq_hessian_plan plan;
+    VPTQ_CHECK(vptq_hessian_merge_plan(ctx, dirs, count, to, force, &plan, err));
+    const vptq_estimate e = estimate_of(ctx, to, &plan);
+    const merged row = {to, count, true, vptq_estimate_object(&e)};
+    if (is_json(out))
+        return vptq_print_object(out, VPTQ_COLUMNS(merged_columns), &row, err);
+    VPTQ_CHECK(vptq_print_line(out, err, "%s: to merge from %zu directories", to, count));
+    return vptq_estimate_print(out, &e, err);
+}
 
 vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                 const char *to, bool force, const vptq_output *out,
                                 vptq_err *err)
 {
-    const merged row = {to, count};
+    const merged row = {.output = to, .merged = count};
     VPTQ_CHECK(vptq_hessian_merge(ctx, dirs, count, to, force, err));
     return is_json(out)
                ? vptq_print_object(out, VPTQ_COLUMNS(merged_columns), &row, err)
@@ -240,7 +269,8 @@ vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const *dirs, si
 typedef struct exchanged {
     const char *output, *form;
     vptq_exchange x;
-    bool took_ridge, added_ridge;
+    bool took_ridge, added_ridge, planned;
+    vptq_object totals;
 } exchanged;
 static const vptq_column exchanged_columns[] = {
     {.name = "output", VPTQ_TEXT(exchanged, output)},
@@ -252,7 +282,9 @@ static const vptq_column exchanged_columns[] = {
     {.name = "ridge_removed",
      VPTQ_REAL(exchanged, x.ridge),
      .when = offsetof(exchanged, took_ridge)},
-    {.name = "ridge", VPTQ_REAL(exchanged, x.ridge), .when = offsetof(exchanged, added_ridge)}};
+    {.name = "ridge", VPTQ_REAL(exchanged, x.ridge), .when = offsetof(exchanged, added_ridge)},
+    {.name = "dry_run", VPTQ_BOOL(exchanged, planned), .when = offsetof(exchanged, planned)},
+    {.name = "totals", VPTQ_OBJECT(exchanged, totals), .when = offsetof(exchanged, planned)}};
 
 /* Text on the ridge of factors of inverses. */
 static void describe_ridge(const exchanged *e, char text[96])
@@ -279,9 +311,9 @@ static vptq_status report_exchanged(const vptq_output *out, const exchanged *e, 
         snprintf(tokens, sizeof tokens, "%" PRIu64 " token%s", d->tokens,
                  vptq_plural(d->tokens, "", "s"));
     describe_ridge(e, ridge);
-    VPTQ_CHECK(vptq_print_line(out, err,
-                               "%s: %s, hessians of layers %" PRIu32 "-%" PRIu32 ", %s",
-                               e->output, e->form, d->first_layer, d->last_layer, tokens));
+    VPTQ_CHECK(vptq_print_line(
+        out, err, "%s: %s%s, hessians of layers %" PRIu32 "-%" PRIu32 ", %s", e->output,
+        e->planned ? "to write " : "", e->form, d->first_layer, d->last_layer, tokens));
     return vptq_print_text(out, err, "%s%s", d->diagonal ? only_diagonals : "", ridge);
 }
 
@@ -295,6 +327,22 @@ vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *di
     e.form = vptq_foreign_form_name(e.x.form);
     e.took_ridge = e.x.form == VPTQ_FOREIGN_INVERSE;
     return report_exchanged(out, &e, err);
+}
+
+vptq_status vptq_hessians_plan_export(const vptq_ctx *ctx, const char *dir, bool inverse,
+                                      const char *to, const vptq_output *out, vptq_err *err)
+{
+    const vptq_foreign_form form = inverse ? VPTQ_FOREIGN_INVERSE : VPTQ_FOREIGN_COVARIANCE;
+    vptq_hessian_plan plan;
+    exchanged e = {.output = to,
+                   .form = vptq_foreign_form_name(form),
+                   .added_ridge = inverse,
+                   .planned = true};
+    VPTQ_CHECK(vptq_hessian_export_plan(dir, form, to, &e.x, &plan, err));
+    const vptq_estimate estimate = estimate_of(ctx, to, &plan);
+    e.totals = vptq_estimate_object(&estimate);
+    VPTQ_CHECK(report_exchanged(out, &e, err));
+    return is_json(out) ? VPTQ_OK : vptq_estimate_print(out, &estimate, err);
 }
 
 vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir, bool inverse, const char *to,

@@ -39,6 +39,18 @@ bad()
 bad 2 "exclude each other" --import pt --export h
 bad 2 "exclude each other" --import pt --show h
 bad 2 "has no --dry-run" --import pt --dry-run
+bad 1 "'pt' is not a hessian directory" --export pt --dry-run
+for form in --inverse ''; do
+    # shellcheck disable=SC2086 # no argument
+    hessian --export h $form -o x --dry-run --format json > plan.json
+    [ ! -e x ] || fail "a dry run made an output"
+    # shellcheck disable=SC2086
+    hessian --export h $form -o x
+    expect_near "$(json_get disk_needed_bytes plan.json)" "$(cat x/* | wc -c)" 0.1
+    expect_number "$(json_get peak_memory_bytes plan.json)" '>' 0
+    expect_error 1 "'x' already exists" hessian --export h -o x --dry-run
+    rm -r x
+done
 bad 2 "has no --force" --export h -f
 bad 1 "'pt' is not a hessian directory" --export pt
 bad 1 "nothing" --import nothing

@@ -22,7 +22,13 @@ done
 expect_exit 1 "$BIN/vptq-hessian" --merge a b -o pooled 2> err.txt
 expect_line err.txt "pooled"
 expect_exit 2 "$BIN/vptq-hessian" --merge a -o x 2> err.txt
-expect_exit 2 "$BIN/vptq-hessian" --merge a b -o x --dry-run 2> err.txt
+expect_error 1 "pooled' already exists" "$BIN/vptq-hessian" --merge a b -o pooled --dry-run
+"$BIN/vptq-hessian" --merge a b -o x --dry-run > plan.txt
+expect_line plan.txt '^x: to merge from 2 directories$'
+expect_line plan.txt '^time not estimated, .* of memory, .* of disk (.* free)$'
+"$BIN/vptq-hessian" --merge a b -o pooled -f --dry-run --format json > plan.json
+expect_near "$(json_get disk_needed_bytes plan.json)" "$(cat pooled/*.safetensors | wc -c)" 0.01
+[ "$(json_get estimated_seconds plan.json)" = null ] || fail "$(cat plan.json)"
 expect_exit 2 "$BIN/vptq-hessian" --show a b 2> err.txt
 expect_line err.txt "unexpected argument 'b'"
 expect_exit 2 "$BIN/vptq-hessian" --show a --merge b 2> err.txt
