@@ -100,7 +100,8 @@ VPTQ_API const char *vptq_status_name(vptq_status st);
 /* Writes a sentence and returns `code`, so that a callback can fail in one line. */
 VPTQ_API vptq_status vptq_fail(vptq_err *err, vptq_status code, const char *fmt, ...)
     VPTQ_PRINTF(3, 4);
-/* Puts "context: " before the sentence of a failure that is passed on; returns its code. */
+/* Puts "context: " before the sentence of a failure that is passed on, but not before that of
+ * VPTQ_E_CANCELLED; returns its code. */
 VPTQ_API vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 
 /* ---- Context ---------------------------------------------------------------------------- */

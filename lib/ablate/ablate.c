@@ -315,7 +315,7 @@ static vptq_status run_row(vptq_ablation *a, const vptq_ablate_row *row,
         (uint64_t)json_integer_value(json_object_get(m.doc, "archive_bytes"));
 out:
     json_decref(m.doc);
-    if (st && st != VPTQ_E_CANCELLED)
+    if (st)
         vptq_err_context(err, "row '%s'", row->name);
     return st;
 }

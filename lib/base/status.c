@@ -51,6 +51,8 @@ vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...)
 {
     if (!err)
         return VPTQ_E_ARG;
+    if (err->code == VPTQ_E_CANCELLED)
+        return err->code;
     char old[sizeof err->text];
     memcpy(old, err->text, sizeof old);
     va_list ap;

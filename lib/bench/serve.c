@@ -407,7 +407,7 @@ static vptq_status measure_batch(server *s, lane *l, const vptq_serve_config *c,
         l->held += mem->used - used;
         mem->peak = peak > run_peak ? peak : run_peak;
     }
-    if (st && st != VPTQ_E_CANCELLED)
+    if (st)
         vptq_err_context(err, "%s, %s", l->m->name, c->name);
     return st;
 }

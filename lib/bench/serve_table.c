@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/text.h"
 #include "lib/bench/serve.h"
 #include "lib/report/column.h"
 
@@ -143,6 +144,7 @@ typedef struct serve_table {
     serve_row *groups; /* [models] of the current configuration */
     vptq_column columns[MAX_COLUMNS];
     vptq_printer printer;
+    size_t runs; /* shown */
 } serve_table;
 
 static void widen(vptq_column *c, const char *name)
@@ -169,6 +171,7 @@ static vptq_status take_run(void *arg, const vptq_serve_record *r, vptq_err *err
     serve_table *t = arg;
     serve_row *g = &t->groups[r->model - t->o->models];
     add_run(g, r);
+    t->runs++;
     return r->run < t->o->runs ? VPTQ_OK : vptq_print_row(&t->printer, g, err);
 }
 
@@ -239,6 +242,7 @@ static vptq_status run_plan(const vptq_ctx *ctx, const vptq_serve_plan *o,
                             const vptq_serve_options *opt, const vptq_output *out,
                             serve_row *groups, vptq_err *err)
 {
+    const size_t runs = o->model_count * o->config_count * o->runs;
     vptq_serve_log *log = NULL;
     serve_table t = {.groups = groups};
     VPTQ_CHECK(vptq_serve_check(ctx, o, NULL, err)); /* before a file is touched */
@@ -254,6 +258,11 @@ static vptq_status run_plan(const vptq_ctx *ctx, const vptq_serve_plan *o,
         VPTQ_CHECK(vptq_serve_log_open(ctx->mem, opt->records, opt->force, &log, err));
     begin_table(&t, out, o, VPTQ_COLUMNS(table));
     const vptq_status st = vptq_eval_serve(ctx, o, log, take_run, &t, err);
+    if (st == VPTQ_E_CANCELLED)
+        vptq_fail(err, st, "interrupted after %zu of %zu %s; %s", t.runs, runs,
+                  vptq_plural(runs, "run", "runs"),
+                  log ? "run the same command to continue"
+                      : "none is kept (-o FILE keeps them)");
     vptq_serve_log_close(log);
     return st;
 }

@@ -133,7 +133,7 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     }
     VPTQ_TRY(c->fn(c->arg, &row, err));
 out:
-    if (st && st != VPTQ_E_CANCELLED)
+    if (st)
         vptq_err_context(err, "layer %u, %s", layer, row.name);
     return st;
 }

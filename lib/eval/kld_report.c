@@ -225,5 +225,9 @@ vptq_status vptq_eval_divergence(vptq_device *dev, const vptq_model *m, const vp
                                  const vptq_kld_options *opt, const vptq_output *out,
                                  vptq_kld_result *r, vptq_err *err)
 {
-    return vptq_comm_agree(dev->ctx, measure(dev, m, base, opt, out, r, err), err);
+    vptq_status st = measure(dev, m, base, opt, out, r, err);
+    if (st == VPTQ_E_CANCELLED && !opt->dry_run)
+        st = vptq_fail(err, st,
+                       "interrupted; nothing is kept, run the same command to start again");
+    return vptq_comm_agree(dev->ctx, st, err);
 }

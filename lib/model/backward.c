@@ -486,7 +486,7 @@ static vptq_status run_block(block_pass *p, const float *hidden, float *dhidden,
 static vptq_status end_block(const block_pass *p, vptq_status st, vptq_err *err)
 {
     vptq_forward_block_close(p->b->f);
-    if (st && st != VPTQ_E_CANCELLED)
+    if (st)
         vptq_err_context(err, "layer %u", p->layer);
     return st;
 }

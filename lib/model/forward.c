@@ -461,10 +461,10 @@ vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, fl
 
 /* ---- sequences ---- */
 
-/* Adds the layer's number to the error of a failed status, except for cancellation. */
+/* Adds the layer's number to the error of a failed status. */
 static vptq_status name_layer(uint32_t layer, vptq_status st, vptq_err *err)
 {
-    if (st && st != VPTQ_E_CANCELLED)
+    if (st)
         vptq_err_context(err, "layer %u", layer);
     return st;
 }

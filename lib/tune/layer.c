@@ -267,7 +267,7 @@ static vptq_status train(vptq_layerwise *l, vptq_layer_report *r, vptq_err *err)
 static vptq_status train_named(vptq_layerwise *l, vptq_layer_report *r, vptq_err *err)
 {
     const vptq_status st = train(l, r, err);
-    if (st && st != VPTQ_E_CANCELLED)
+    if (st)
         vptq_err_context(err, "layer %u", l->layer);
     return st;
 }

@@ -62,6 +62,13 @@ interrupt "$pid"
 expect_same want.f64 got.f64
 [ "$(wc -l <out.txt)" = 2 ] || fail "not a head and a row: $(cat out.txt)"
 
+"$BIN/vptq-eval" kld -m "$model" --base "$model" --text texts --context 64 --backend ref --progress >out.txt 2>err.txt &
+pid=$!
+wait_for 60 grep -q 'windows 1-' err.txt
+interrupt "$pid"
+expect_line err.txt '^vptq-eval: interrupted; nothing is kept, run the same command to start again$'
+[ ! -s out.txt ] || fail "something on stdout"
+
 items=$SRC/tests/golden/tasks/copa.jsonl
 for _ in {1..500}; do cat "$items"; done >many
 "$BIN/vptq-eval" tasks -q -m "$model" --task a="$items" --samples want.jsonl >want.txt

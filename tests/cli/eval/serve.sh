@@ -121,5 +121,11 @@ begun() { [ -s stopped.jsonl ]; }
 wait_for 60 begun
 interrupt "$pid"
 done=$(wc -l <stopped.jsonl)
+expect_line err.txt "^vptq-eval: interrupted after $done of 100000 runs; run the same command to continue$"
 serve -m one="$model" --config 8,64,64 --runs "$((done + 1))" -o stopped.jsonl --format json >groups.json
 [ "$(json_get runs groups.json)" = "$((done + 1))" ] || fail "$(cat groups.json)"
+"$BIN/vptq-eval" serve -t 2 -m one="$model" --config 8,64,64 --runs 100000 --warmup 0 --progress >out.txt 2>err.txt &
+pid=$!
+wait_for 60 grep -q 'run 1, ' err.txt
+interrupt "$pid"
+expect_line err.txt '^vptq-eval: interrupted after [0-9]* of 100000 runs; none is kept (-o FILE keeps them)$'

@@ -47,6 +47,10 @@ static void test_context_goes_in_front(void **state)
     assert_int_equal(vptq_err_context(&err, "layer %d", 4), VPTQ_E_NUMERIC);
     assert_memory_equal(err.text, "layer 4: www", 12);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
+    /* an interruption is not about any of the files and layers that it passes */
+    vptq_fail(&err, VPTQ_E_CANCELLED, "interrupted");
+    assert_int_equal(vptq_err_context(&err, "layer %d", 5), VPTQ_E_CANCELLED);
+    assert_string_equal(err.text, "interrupted");
 }
 
 /* Control characters and invalid bytes become escapes, once however often a text is passed on.
