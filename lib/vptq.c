@@ -405,6 +405,11 @@ vptq_status vptq_writer_commit(vptq_writer *w, vptq_err *err)
     return vptq_file_writer_commit(&w->file, err);
 }
 
+vptq_status vptq_make_parents(const char *path, vptq_err *err)
+{
+    return vptq_path_make_parent(path, err);
+}
+
 void vptq_writer_close(vptq_writer *w)
 {
     if (w)

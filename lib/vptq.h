@@ -919,6 +919,9 @@ VPTQ_CALL vptq_status vptq_writer_write(vptq_writer *w, const void *data, size_t
                                         vptq_err *err);
 VPTQ_CALL vptq_status vptq_writer_commit(vptq_writer *w, vptq_err *err);
 VPTQ_API void vptq_writer_close(vptq_writer *w); /* without a commit, nothing appears */
+/* Creates the folder of `path` and its parents if it does not exist, as vptq_writer_open does.
+ */
+VPTQ_CALL vptq_status vptq_make_parents(const char *path, vptq_err *err);
 /* VPTQ_E_ARG if both are the same file, so that writing `output` would replace `input`. */
 VPTQ_CALL vptq_status vptq_check_output(const char *output, const char *input, vptq_err *err);
 

@@ -133,8 +133,6 @@ static vptq_status open_log(vptq_cli *cli, int rank, vptq_err *err)
         return vptq_cli_log_open(rank ? NULL : cli->common.log_file, log, err);
     if (cli->common.log_file)
         return vptq_fail(err, VPTQ_E_ARG, "--log-file and --log-dir exclude each other");
-    if (mkdir(dir, 0777) && errno != EEXIST)
-        return vptq_fail(err, VPTQ_E_IO, "cannot create '%s': %s", dir, strerror(errno));
     const int n = snprintf(path, sizeof path, "%s/rank-%d.log", dir, rank);
     if (n < 0 || (size_t)n >= sizeof path)
         return vptq_fail(err, VPTQ_E_ARG, "--log-dir %.80s...: the path is too long", dir);

@@ -24,6 +24,9 @@ vptq_status vptq_cli_log_open(const char *path, vptq_cli_log **log, vptq_err *er
     *log = NULL;
     if (!path)
         return VPTQ_OK;
+    const vptq_status st = vptq_make_parents(path, err);
+    if (st)
+        return st;
     FILE *file = open_file(path);
     if (!file)
         return vptq_fail(err, VPTQ_E_IO, "cannot open the log file '%s': %s", path,

@@ -13,8 +13,8 @@ typedef struct vptq_cli_log {
     int error; /* errno of the first line that could not be written: none follows it */
 } vptq_cli_log;
 
-/* Opens the file for appending; *log stays NULL without a path.  Refuses a link, as for other
- * files that are changed in place. */
+/* Opens the file for appending, and creates its folder; *log stays NULL without a path. Refuses
+ * a link, as for other files that are changed in place. */
 vptq_status vptq_cli_log_open(const char *path, vptq_cli_log **log, vptq_err *err);
 /* Appends a line, which has no control characters, if there is a log. */
 void vptq_cli_log_line(vptq_cli_log *log, const char *text);

@@ -28,7 +28,8 @@ expect_exit 3 score -qq --max-ppl 1 > out.txt 2> err.txt
 expect_line log "$time vptq-eval: perplexity .* is above --max-ppl 1$"
 
 # A file that cannot be opened is an error before the work; a link is refused.
-expect_sentence 1 "cannot open the log file 'no/log': No such file or directory$" score --log-file no/log
+mkdir folder
+expect_sentence 1 "cannot open the log file 'folder': Is a directory$" score --log-file folder
 ln -s log link
 expect_sentence 1 "cannot open the log file 'link': it is a link$" score --log-file link
 

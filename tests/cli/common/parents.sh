@@ -31,6 +31,8 @@ creates u/v/base "$BIN/vptq-eval" kld -q --base "$model" --text text --context 6
 creates w/x/e.csv "$BIN/vptq-eval" error -q -m i/j/w -o w/x/e.csv --base "$model"
 creates y/z/r.jsonl "$BIN/vptq-eval" serve -q -m m="$model" --config 1,4,2 --runs 1 --warmup 0 -o y/z/r.jsonl
 creates 1/2/r.html "$BIN/vptq-eval" compare -q y/z/r.jsonl --original m -o 1/2/r.html
+creates 3/4/log "$BIN/vptq-pack" -q --list i/j/w --log-file 3/4/log
+creates 5/6/rank-0.log "$BIN/vptq-pack" -q --list i/j/w --log-dir 5/6
 
 # The ending of the file chooses the format, unless --format is given.
 grep -q '<!doctype html>' 1/2/r.html || fail "$(head -n 1 1/2/r.html)"
