@@ -3,13 +3,15 @@
 # file and a plot of perplexity over all stored bits with the frontier of the best settings.
 #
 #     scripts/sweep.sh -o DIR [-v 4,8] [-k 256,4096] [-r 0,256] [-g 1] [--outliers 0] [--max-bits X]
-#                      -- -m MODEL -c CALIBRATION --text FILE [OPTION..]
+#                      [--jobs N] -- -m MODEL -c CALIBRATION --text FILE [OPTION..]
 #
 # Lists are separated by commas: vector lengths (4,6,8), centroids (256), residual centroids (0),
 # groups (1), percent of outlier columns (0).  Combinations that are impossible for this model, or take more than
 # --max-bits bits per weight of it, are left out with a message.
 # Arguments after -- go to vptq-eval ablate, which resumes: an interrupted sweep, or one whose lists have
-# grown, computes only the missing rows.  For several machines, interrupt it and run
+# grown, computes only the missing rows.  --jobs N runs up to N rows at once, each with its share of the cores
+# (-t after -- is the number of threads of each) and its own memory; table and files are the same.  The first row
+# runs alone: it collects the Hessians.  For several machines, interrupt it and run
 #     mpirun -n N vptq-eval ablate ABLATE-OPTIONS --table DIR/rows.json -o DIR/ablation
 # which shares rows over ranks (docs/scale.md); the sweep then finds them finished.
 #
@@ -22,7 +24,7 @@ export LC_ALL=C # decimal points
 src=$(cd "$(dirname "$0")/.." && pwd)
 BIN=${BIN:-$src/build/bin}
 
-synopsis="usage: sweep.sh -o DIR [-v LIST] [-k LIST] [-r LIST] [-g LIST] [--outliers LIST] [--max-bits X] -- ABLATE-OPTIONS"
+synopsis="usage: sweep.sh -o DIR [-v LIST] [-k LIST] [-r LIST] [-g LIST] [--outliers LIST] [--max-bits X] [--jobs N] -- ABLATE-OPTIONS"
 
 usage()
 {
@@ -31,7 +33,7 @@ usage()
     exit 2
 }
 
-dir='' vectors=4,6,8 centroids=256 residuals=0 groups=1 outliers=0 max_bits=''
+dir='' vectors=4,6,8 centroids=256 residuals=0 groups=1 outliers=0 max_bits='' jobs=1
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
     case $1 in
     -h | --help)
@@ -48,6 +50,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     -g) groups=$2 ;;
     --outliers) outliers=$2 ;;
     --max-bits) max_bits=$2 ;;
+    -j | --jobs) jobs=$2 ;;
     *) usage "unknown option '$1'" ;;
     esac
     shift 2
@@ -65,6 +68,14 @@ for list in "$vectors" "$centroids" "$residuals" "$groups"; do
 done
 [[ $outliers =~ ^[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*$ ]] || usage "'$outliers' is not a list of numbers"
 [[ ${max_bits:-1} =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "'$max_bits' is not a number"
+[[ $jobs =~ ^[1-9][0-9]{0,3}$ ]] || usage "--jobs '$jobs': expected a number from 1 to 9999"
+for word in "$@"; do
+    [ "$jobs" -gt 1 ] || break
+    case $word in
+    --on* | -f | --fo*) usage "$word does not go with --jobs" ;;
+    --ser*) usage "$word does not go with --jobs: rows would be timed while others run" ;;
+    esac
+done
 
 # each LIST: prints its words
 each()
@@ -113,12 +124,92 @@ if command -v flock >/dev/null; then
 else
     echo "sweep: flock is not installed; nothing keeps two sweeps apart" >&2
 fi
-trap 'rm -f "$dir"/{grid,plan,large,small,table,sweep.csv}.tmp' EXIT
+# plan OPTION..: writes the table of the rows that this model can have, without their results
+plan()
+{
+    set -- "$@" --table "$dir/rows.json" --dry-run -q --no-progress --format csv
+    "$BIN/vptq-eval" ablate "$@" >"$dir/plan.tmp" 2>/dev/null || "$BIN/vptq-eval" ablate "$@" >/dev/null
+}
+
+# adopt: moves what jobs have made into the ablation, also what a killed sweep has left
+adopt()
+{
+    local made to
+    for made in "$dir"/jobs/*/{work,rows,packed}/*; do
+        [ -e "$made" ] || continue
+        to=$(basename "$(dirname "$made")")
+        mkdir -p "$dir/ablation/$to"
+        mv "$made" "$dir/ablation/$to/"
+    done
+    rm -rf "$dir/jobs"
+}
+
+# start NAME OPTION..: runs a row in the background, in an ablation of its own, which begins with the Hessians and
+# what there is of the row
+start()
+{
+    local name=$1 job=$dir/jobs/$1 part
+    shift
+    mkdir -p "$job"/{work,rows,packed}
+    cp "$dir/ablation/ablate.json" "$job"
+    if [ -d "$dir/ablation/hessians" ]; then
+        cp -Rl "$dir/ablation/hessians" "$job"
+        find "$job/hessians" -name lock -exec rm {} +
+    fi
+    for part in work/"$name" rows/"$name".{json,seconds} packed/"$name".vptq; do
+        [ ! -e "$dir/ablation/$part" ] || mv "$dir/ablation/$part" "$job/$part"
+    done
+    "$BIN/vptq-eval" ablate -t "$threads" "$@" --table "$dir/rows.json" --only "$name" -o "$job" -q --no-progress \
+        >/dev/null &
+}
+
+# stop STATUS: ends the jobs, whose finished work stays
+stop()
+{
+    trap '' INT TERM HUP
+    local pids
+    pids=$(jobs -rp)
+    # shellcheck disable=SC2086 # words
+    [ -z "$pids" ] || kill $pids 2>/dev/null || true
+    wait
+    exit "$1"
+}
+
+# run_side_by_side OPTION..: runs all rows, $jobs at a time; the first that fails ends the sweep when those that run
+# have ended
+run_side_by_side()
+{
+    local cores threads first name running=0 failed=0
+    cores=$(nproc)
+    threads=$((cores > jobs ? cores / jobs : 1))
+    plan "$@"
+    first=$(awk -F, 'NR > 1 && $1 != "original" { print $1; exit }' "$dir/plan.tmp")
+    [ -n "$first" ] || return 0
+    "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" --only "$first" -o "$dir/ablation" >/dev/null
+    trap 'stop 130' INT
+    trap 'stop 143' TERM
+    trap 'stop 129' HUP
+    while [ "$failed" = 0 ] && read -r name; do
+        start "$name" "$@"
+        running=$((running + 1))
+        [ "$running" -ge "$jobs" ] || continue
+        wait -n || failed=$?
+        running=$((running - 1))
+    done < <(awk -F, -v first="$first" 'NR > 1 && $1 != first { print $1 }' "$dir/plan.tmp")
+    for (( ; running > 0; running--)); do
+        wait -n || failed=$?
+    done
+    trap - INT TERM HUP
+    adopt
+    [ "$failed" = 0 ] || exit "$failed"
+}
+
+trap 'adopt; rm -f "$dir"/{grid,plan,large,small,table,sweep.csv}.tmp' EXIT
+adopt
 grid >"$dir/grid.tmp"
 list "$dir/grid.tmp" >"$dir/rows.json"
 if [ -n "$max_bits" ]; then
-    "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" --dry-run -q --no-progress --format csv >"$dir/plan.tmp" 2>/dev/null ||
-        "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" --dry-run -q --no-progress --format csv >/dev/null
+    plan "$@"
     awk -F, -v max="$max_bits" '
         NR == 1 { for (i = 1; i <= NF; i++) if ($i == "bits_per_weight") at = i; next }
         NR > 2 && $at > max { print $1 }' "$dir/plan.tmp" >"$dir/large.tmp"
@@ -131,6 +222,7 @@ if [ -n "$max_bits" ]; then
     list "$dir/small.tmp" >"$dir/rows.json"
 fi
 
+[ "$jobs" = 1 ] || run_side_by_side "$@"
 "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" -o "$dir/ablation" --format csv >"$dir/table.tmp"
 
 # A row is on the frontier if no row with as few bits has a lower perplexity.

@@ -29,6 +29,46 @@ if command -v gnuplot >/dev/null; then
     expect_line dir/sweep.svg '</svg>'
 fi
 
+# several rows at once: the same bytes, also after an interruption
+mv dir alone
+sweep -v 4,8 -k 16 -r 0,16,32 --jobs 2 >jobs.csv 2>err.txt
+expect_same out.csv jobs.csv
+expect_line err.txt "row 'v4-k16-r32': .*; it is left out"
+cp -r dir jobs
+find alone/ablation dir/ablation -name '*.seconds' -delete
+expect_same alone/ablation dir/ablation
+[ ! -e dir/jobs ] || fail "left: dir/jobs"
+rm -r dir
+"$SRC/scripts/sweep.sh" -o dir -v 4,8 -k 16,4096 -r 0,16 -j 3 -- -m "$model" -c "$calibration" -n 4 -l 64 --text "$text" \
+    --context 128 --set kmeans_iterations=50 --no-seconds >out.txt 2>err.txt &
+pid=$!
+wait_for 60 test -e dir/jobs/v4-k4096/work/v4-k4096/quantize.json
+kill -TERM "$pid"
+expect_exit 143 wait "$pid"
+[ ! -s out.txt ] || fail "a table of an interrupted sweep"
+[ ! -e dir/jobs ] || fail "left: dir/jobs"
+[ -e dir/ablation/work/v4-k4096/quantize.json ] || fail "$(find dir -maxdepth 4)"
+rm -r dir
+
+# a row that fails ends the sweep with its status, and other rows stay
+mkdir -p dir/ablation/work
+cp jobs/ablation/ablate.json dir/ablation
+echo in the way >dir/ablation/work/v8-k16
+expect_exit 1 sweep -v 4,8 -k 16 -r 0,16 --jobs 2 >out.txt 2>err.txt
+expect_line err.txt "^vptq-eval: row 'v8-k16': .*/v8-k16"
+[ ! -s out.txt ] || fail "a table of a failed sweep"
+expect_line dir/ablation/work/v8-k16 'in the way'
+[ -e dir/ablation/rows/v4-k16-r16.json ] || fail "$(find dir -maxdepth 3)"
+for option in '--only v4-k16' -f '--serve 1,8,2'; do
+    # shellcheck disable=SC2086 # some are two words
+    expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -j 2 -- -m "$model" $option 2>err.txt
+    expect_line err.txt "^sweep.sh: ${option%% *} does not go with --jobs"
+done
+expect_exit 2 "$SRC/scripts/sweep.sh" -o dir --jobs 0 -- -m "$model" 2>err.txt
+expect_line err.txt "^sweep.sh: --jobs '0': expected a number from 1 to 9999"
+rm -rf dir
+mv jobs dir
+
 # without the original
 "$SRC/scripts/sweep.sh" -o dir -v 4,8 -k 16 -- -m "$model" -c "$calibration" -n 4 -l 64 --text "$text" --context 128 \
     --layers 0 --encoder upstream --set kmeans_iterations=2 --no-seconds -q --only v4-k16 --only v8-k16 >few.csv 2>err.txt ||
