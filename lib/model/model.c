@@ -159,16 +159,21 @@ static vptq_status find_weights(vptq_model *m, vptq_err *err)
 
 /* ---- tokenizer ---- */
 
-/* Whether a model with more entries than its tokenizer has tokens only pads its embedding.
- * Qwen2.5 adds the most of the supported families, 399 up to a multiple of 128. */
+/* Models pad their embedding to a multiple of 64 or 128 entries.  Qwen2.5 leaves room for
+ * tokens, too, and so adds the most of the supported families: 399. */
+enum { PADDING_MULTIPLE = 64, MAX_PADDING = 512 };
+
+/* Whether a model with more entries than its tokenizer has tokens may only pad its embedding.
+ */
 static bool is_padded(uint32_t tokens, uint32_t entries)
 {
-    enum { MULTIPLE = 64, MAX_PADDING = 512 };
-    return entries >= tokens && entries - tokens < MAX_PADDING && entries % MULTIPLE == 0;
+    return entries >= tokens && entries - tokens < MAX_PADDING &&
+           entries % PADDING_MULTIPLE == 0;
 }
 
 /* Refuses a tokenizer whose ordinary tokens the model does not have; added ones may never occur
- * in a text.  Warns of another size. */
+ * in a text.  Warns of another size; says that of an embedding padded by more than it takes to
+ * reach the next multiple. */
 static vptq_status check_vocab(const vptq_ctx *ctx, const vptq_model *m, bool quiet,
                                vptq_err *err)
 {
@@ -180,11 +185,13 @@ static vptq_status check_vocab(const vptq_ctx *ctx, const vptq_model *m, bool qu
                              "%s: the tokenizer has %u tokens, the model's vocabulary %u "
                              "entries; it belongs to another model",
                              v->source, v->count, entries);
-    if (!quiet && v->count != entries && !is_padded(v->count, entries))
-        vptq_log(ctx, VPTQ_LOG_WARN,
-                 "%s: the tokenizer has %u tokens, the model's vocabulary %u entries; it may "
-                 "belong to another model",
-                 v->source, v->count, entries);
+    const bool padded = is_padded(v->count, entries);
+    if (quiet || v->count == entries || (padded && entries - v->count < PADDING_MULTIPLE))
+        return VPTQ_OK;
+    vptq_log(ctx, padded ? VPTQ_LOG_INFO : VPTQ_LOG_WARN,
+             "%s: the tokenizer has %u tokens, the model's vocabulary %u entries; %s",
+             v->source, v->count, entries,
+             padded ? "the others are taken for padding" : "it may belong to another model");
     return VPTQ_OK;
 }
 
