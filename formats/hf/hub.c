@@ -175,12 +175,18 @@ static vptq_status find_snapshot(const repository *r, const char *cache, vptq_me
     return check_inside(r, found, err);
 }
 
-/* Whether a directory is a model's folder in a cache. */
-static bool is_repository(const char *dir)
+static bool has(const char *dir, const char *name)
 {
     char path[VPTQ_HUB_PATH];
-    return strncmp(vptq_path_base(dir), "models--", 8) == 0 &&
-           !vptq_path_join(path, sizeof path, dir, SNAPSHOTS, NULL) && vptq_path_is_dir(path);
+    return !vptq_path_join(path, sizeof path, dir, name, NULL) && vptq_path_exists(path);
+}
+
+/* Whether a directory is a model's folder in a cache, or one that was moved out of it or that a
+ * link names. */
+static bool is_repository(const char *dir)
+{
+    const bool named = strncmp(vptq_path_base(dir), "models--", 8) == 0;
+    return has(dir, SNAPSHOTS) && (named || (has(dir, "refs") && !has(dir, "config.json")));
 }
 
 /* Names the model's folder in the cache. */

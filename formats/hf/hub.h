@@ -13,7 +13,8 @@ enum { VPTQ_HUB_PATH = 4096 };
  * - ORG/NAME or ORG/NAME@REVISION, if no such path exists: the snapshot in the cache
  *   ($HF_HUB_CACHE, $HF_HOME/hub, $XDG_CACHE_HOME/huggingface/hub or
  *   $HOME/.cache/huggingface/hub).  Without a revision that of `main`, or the only one;
- * - a model's folder in a cache: its snapshot, in the same way;
+ * - a model's folder in a cache, recognized by its name or by snapshots/ and refs/ without a
+ *   config.json: its snapshot, in the same way;
  * - anything else: `path` itself, whether it exists or not.
  * Errors name the snapshots to choose from, or the command that downloads the model.  A
  * snapshot that is itself a link out of the model's folder is refused. */

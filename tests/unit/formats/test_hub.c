@@ -102,6 +102,13 @@ static void test_folders(void **state)
     finds(state, path, REPO "/snapshots/" SECOND);
     snprintf(full, sizeof full, "%s//", path);
     finds(state, full, REPO "/snapshots/" SECOND);
+    /* under another name, unless it is a model itself */
+    vtest_path(full, PATH, *state, "moved");
+    assert_int_equal(symlink(path, full), 0);
+    finds(state, full, "moved/snapshots/" SECOND);
+    write_text(state, REPO "/config.json", "{}");
+    leaves(full);
+    remove_file(state, REPO "/config.json");
     remove_file(state, REPO "/refs/main");
     snprintf(full, sizeof full, "as in %.4000s/snapshots/", path);
     refuses(path, VPTQ_E_FORMAT, full);
