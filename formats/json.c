@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/lfs.h"
 #include "formats/text_file.h"
 #include "lib/base/file.h"
 #include "lib/base/utf8.h"
@@ -15,6 +16,7 @@
  * other value, so a parse takes at most about 17 times the bytes of the text, and half a
  * gigabyte.  Tokenizers, the densest of real files, have a value for every five bytes. */
 enum { CONTAINER_WEIGHT = 4, BYTES_PER_VALUE = 4, FEW_VALUES = 1 << 16, MAX_WEIGHT = 1 << 23 };
+enum { MAX_KEY = 200 }; /* bytes of a key in a message */
 
 static size_t text_weight(const char *text, size_t len)
 {
@@ -38,6 +40,37 @@ static size_t text_weight(const char *text, size_t len)
     return weight;
 }
 
+/* Where the string begins whose closing quote is at `end`. */
+static size_t opening_quote(const char *text, size_t end)
+{
+    for (size_t at = end; at-- > 0;) {
+        size_t slashes = 0;
+        while (slashes < at && text[at - 1 - slashes] == '\\')
+            slashes++;
+        if (text[at] == '"' && slashes % 2 == 0)
+            return at;
+    }
+    return end;
+}
+
+/* Says why jansson refused a text that begins at line `line` of a file. */
+static vptq_status fail_parse(const char *text, size_t len, const char *name, size_t line,
+                              const json_error_t *je, vptq_err *err)
+{
+    const size_t at = line + (size_t)(je->line > 0 ? je->line - 1 : 0);
+    const size_t end = je->position > 0 ? (size_t)je->position - 1 : 0;
+    VPTQ_CHECK(vptq_lfs_check(name, text, len, "JSON file", err));
+    if (json_error_code(je) == json_error_out_of_memory)
+        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", name);
+    if (json_error_code(je) == json_error_duplicate_key && end < len && text[end] == '"') {
+        const size_t start = opening_quote(text, end) + 1, n = end - start;
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: duplicate key '%.*s'",
+                         name, at, je->column, (int)(n < MAX_KEY ? n : MAX_KEY), text + start);
+    }
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: not valid JSON: %s", name,
+                     at, je->column, je->text);
+}
+
 /* `line`: that of the file on which the text begins. */
 static vptq_status parse(const char *text, size_t len, const char *name, size_t line,
                          size_t flags, json_t **out, vptq_err *err)
@@ -51,12 +84,8 @@ static vptq_status parse(const char *text, size_t len, const char *name, size_t 
     json_error_t je;
     json_t *value =
         json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | flags, &je);
-    if (!value && json_error_code(&je) == json_error_out_of_memory)
-        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", name);
     if (!value)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: not valid JSON: %s",
-                         name, line + (size_t)(je.line > 0 ? je.line - 1 : 0), je.column,
-                         je.text);
+        return fail_parse(text, len, name, line, &je, err);
     if (memchr(text, 0, len)) { /* jansson takes it for the end */
         json_decref(value);
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: not valid JSON: a zero byte after the value",

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "formats/lfs.h"
 #include "formats/text_stream.h"
 #include "lib/base/utf8.h"
 
@@ -261,10 +262,15 @@ static vptq_status check_text(const vptq_ctx *ctx, const char *path, vptq_text_k
 vptq_status vptq_text_file_open(const vptq_ctx *ctx, const char *path, vptq_text_kind kind,
                                 size_t limit, vptq_text_file *t, vptq_err *err)
 {
+    static const char *const contents[] = {[VPTQ_TEXT_UTF8] = "text",
+                                           [VPTQ_TEXT_LOSSY] = "text",
+                                           [VPTQ_TEXT_JSON] = "JSON file",
+                                           [VPTQ_TEXT_BYTES] = "token ids"};
     vptq_status st = VPTQ_OK;
     *t = (vptq_text_file){.name = vptq_text_file_name(path), .data = ""};
     vptq_buf_init(&t->own, ctx->mem);
     VPTQ_TRY(get_bytes(ctx, path, kind, limit, t, err));
+    VPTQ_TRY(vptq_lfs_check(t->name, t->data, t->size, contents[kind], err));
     if (kind != VPTQ_TEXT_BYTES)
         VPTQ_TRY(check_text(ctx, path, kind, t, err));
 out:

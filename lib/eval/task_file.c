@@ -503,13 +503,8 @@ static vptq_status next_item(job *j, size_t line, vptq_task_item **item, vptq_er
 static vptq_status parse_record(const cursor *c, vptq_task_text line, json_t **record,
                                 vptq_err *err)
 {
-    json_error_t je;
-    *record = json_loadb(line.s, line.n, JSON_REJECT_DUPLICATES, &je);
-    if (!*record && json_error_code(&je) == json_error_out_of_memory)
-        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", c->path);
-    if (!*record)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: not valid JSON: %s",
-                         c->path, c->line, je.column, je.text);
+    *record = NULL;
+    VPTQ_CHECK(vptq_json_parse_at(line.s, line.n, c->path, c->line, record, err));
     if (json_is_object(*record))
         return VPTQ_OK;
     json_decref(*record);

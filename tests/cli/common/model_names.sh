@@ -61,3 +61,20 @@ expect_same plain plain_shards
 "$BIN/vptq-quantize" -q -m shards --tokens ids -n 2 -l 16 -k 16 -o work > out.txt # goes on with the same weights
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:12\n' > m.gguf
 expect_sentence 1 "m.gguf: is a Git LFS pointer, not the weights; run 'git lfs pull'$" "$BIN/vptq-pack" --list m.gguf
+# So is one in place of a text, token ids, a tokenizer, a recipe, or a Hessian and its description.
+stories=$(data models/stories260K-hf)
+pointer() { expect_sentence 1 "^[a-z-]*: $1: is a Git LFS pointer, not the $2; run 'git lfs pull'$" "${@:3}"; }
+ln -s m.gguf p.json
+quantize=("$BIN/vptq-quantize" -q -m "$golden/tiny_mistral")
+pointer p.json 'token ids' "$BIN/vptq-eval" ppl -q -m "$golden/tiny_mistral" --tokens p.json
+pointer p.json 'token ids' "${quantize[@]}" --tokens p.json -o w
+pointer p.json 'JSON file' "${quantize[@]}" --recipe p.json --dry-run
+pointer p.json 'JSON file' "${quantize[@]}" --config p.json
+pointer p.json tokenizer "$BIN/vptq-eval" ppl -q -m plain --tokenizer p.json --text /dev/null
+pointer p.json text "$BIN/vptq-eval" ppl -q -m "$stories" --text p.json
+pointer p.json text "$BIN/vptq-eval" ppl -q -m "$stories" --text p.json --lossy
+"$BIN/vptq-hessian" -q -m "$golden/tiny_mistral" --tokens ids -n 2 -l 16 -o h
+cp m.gguf h/layer_000_o.safetensors
+pointer h/layer_000_o.safetensors weights "${quantize[@]}" -H h -o w
+cp m.gguf h/hessian.json
+pointer h/hessian.json 'JSON file' "${quantize[@]}" -H h -o w

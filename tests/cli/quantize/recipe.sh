@@ -71,7 +71,7 @@ refused "bad.json: rule 1: key 'match' is '\*.w_proj', which matches no matrix o
     '{"rules": [{"match": "*.w_proj", "settings": {"beam": 1}}]}'
 refused "bad.json: rule 1: key 'layers' is '3-9', expected layers from 0 to 4" \
     '{"rules": [{"match": "*", "layers": "3-9", "settings": {"beam": 1}}]}'
-refused "duplicate object key near '\"beam\"'" \
+refused "duplicate key 'beam'" \
     '{"rules": [{"match": "*", "settings": {"beam": 1, "beam": 2}}]}'
 refused "bad.json: rule 1: key 'dtype' applies to the whole model" \
     '{"rules": [{"match": "*", "settings": {"dtype": "bf16"}}]}'

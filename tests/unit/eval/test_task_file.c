@@ -223,7 +223,7 @@ static void test_refused(void **state)
         {"{}", "items: line 1: not a known form of item: it has none of the keys 'answerKey'"},
         {"\n{\"q\": 1}", "items: line 2: not a known form"},
         {"{\"text\": \"a\"\n", "items: line 1, column"},
-        {"{\"text\": \"a\", \"text\": \"b\"}", "duplicate object key"},
+        {"{\"text\": \"a\", \"text\": \"b\"}", "duplicate key 'text'"},
         {"{\"text\": \"\\u0000\"}", "items: line 1, column"},
         {"{\"text\": 3}", "items: line 1: key 'text' is a whole number, expected a string"},
         {"{\"text\": \"\xff\"}", "items: line 1 is not UTF-8 at byte 10"},

@@ -29,7 +29,9 @@ static void test_bad_text(void **state)
     refuse("", "line 1");
     refuse("{\"a\":1", "not valid JSON");
     refuse("{\"a\":1} x", "end of file expected");
-    refuse("{\"a\":1,\"b\":2,\"a\":3}", "duplicate object key");
+    refuse("{\"a\":1,\"b\":2,\"a\":3}", "line 1, column 16: duplicate key 'a'");
+    refuse("{\n\"a\\\"\\\\\": 1,\n \"a\\\"\\\\\": 2}",
+           "line 3, column 8: duplicate key 'a\\\"\\\\'");
     refuse("{\"a\":\n  nul}", "line 2");
     refuse("[1e999]", "real number overflow");
     refuse("[99999999999999999999]", "too big integer");

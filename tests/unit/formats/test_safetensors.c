@@ -136,7 +136,7 @@ static void test_bad_headers(void **state)
     refuse_header(dir,
                   "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
                   "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
-                  2, VPTQ_E_FORMAT, "duplicate object key");
+                  2, VPTQ_E_FORMAT, "duplicate key '");
     char deep[20100] = "{\"a\":";
     memset(deep + 5, '[', 10000);
     memset(deep + 10005, ']', 10000);

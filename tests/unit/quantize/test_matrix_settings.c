@@ -258,7 +258,7 @@ static void test_recipe_refused(void **state)
         {"{\"rules\": [{\"match\": \"*\", \"layers\": 1, \"settings\": {\"beam\": 1}}]}",
          "key 'layers' is not a string like"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"beam\": 1, \"beam\": 2}}]}",
-         "duplicate object key near '\"beam\"'"},
+         "duplicate key 'beam'"},
     };
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
