@@ -502,7 +502,8 @@ static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
          "JSON rules with settings for single matrices, which take precedence over options, or "
          "that leave matrices in 16 bits"},
         {0, "config", CLI_CONFIG, &a->config, "FILE",
-         "JSON file with options of this command, which the command line overrides"},
+         "JSON file with options of this command, which the command line overrides; '-' = "
+         "standard input"},
         {0, "save-config", CLI_STRING, &a->save_config, "FILE",
          "write the options of this run to such a file"},
         CLI_HEADING("Bit budget"),

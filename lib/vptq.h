@@ -362,7 +362,8 @@ typedef struct vptq_config {
     bool *is_false; /* [count] */
 } vptq_config;
 
-/* Which keys there may be is the caller's business.  Release with vptq_config_free. */
+/* Reads a file, pipe or "-" (standard input), plain, gzip or zstd.  Which keys there may be is
+ * the caller's business.  Release with vptq_config_free. */
 VPTQ_CALL vptq_status vptq_config_read(const char *path, vptq_config *c, vptq_err *err);
 VPTQ_API void vptq_config_free(vptq_config *c);
 /* Writes such a file.  VPTQ_E_EXISTS without `force` if there is one with other options. */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "formats/json.h"
+#include "formats/text_file.h"
 #include "lib/base/file.h"
 #include "lib/vptq_internal.h"
 
@@ -66,8 +67,10 @@ vptq_status vptq_config_read(const char *path, vptq_config *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     json_t *object = NULL;
+    const vptq_ctx ctx = {.threads = 1};
     *c = (vptq_config){.count = 0};
-    VPTQ_TRY(vptq_json_load(path, MAX_FILE, &object, err));
+    VPTQ_TRY(vptq_json_read(&ctx, path, MAX_FILE, &object, err));
+    path = vptq_text_file_name(path);
     if (!json_is_object(object))
         VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT, "%s: expected a JSON object of options", path));
     c->memory = malloc(sizeof(vptq_arena));

@@ -421,7 +421,7 @@ static int take_options(vptq_cli *cli, const spelling *sp)
 {
     const int argc = cli->argc;
     char **argv = cli->argv;
-    const vptq_cli_option *reader = NULL; /* of standard input */
+    const vptq_cli_option *reader = cli->state->config.stdin_reader; /* of standard input */
     for (size_t i = 0; i < cli->state->count; i++)
         cli->state->entries[i].seen = false;
     optind = 0;

@@ -131,6 +131,10 @@ int vptq_cli_expand_config(vptq_cli *cli)
         return vptq_cli_usage_error(cli, "%s: a second file of options", c->path);
     if (vptq_config_read(c->path, &c->read, &err))
         return vptq_cli_finish(cli, err.code, &err);
+    if (!strcmp(c->path, "-")) {
+        c->path = "standard input";
+        c->stdin_reader = c->option;
+    }
     return make_argv(cli);
 }
 

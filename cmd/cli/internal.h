@@ -9,8 +9,8 @@ enum { CLI_COMMON_COUNT = 15, CLI_DEFAULT_SIZE = 64 };
 
 /* The option that names a file of options, where it was given. */
 typedef struct vptq_cli_config {
-    const char *path; /* NULL: not given */
-    const vptq_cli_option *option;
+    const char *path; /* NULL: not given; for messages, once the file is read */
+    const vptq_cli_option *option, *stdin_reader; /* the latter NULL unless it is "-" */
     const char *words[2]; /* of the command line, "--config" and its value or both in one */
     bool twice;
     vptq_config read;

@@ -100,7 +100,7 @@ bad 1 "run.json"
 printf '["model"]' >run.json
 bad 1 'run.json: expected a JSON object of options'
 printf '{"model": "x", "model": "y"}' >run.json
-bad 1 'duplicate'
+bad 1 "run.json: line 1, column 22: duplicate key 'model'"
 printf '{"model": {"a": 1}}' >run.json
 bad 1 "run.json: the value of 'model' is not a text, a number"
 printf '{"calibration": [["a"]]}' >run.json
@@ -123,6 +123,18 @@ printf '{"sequential": 1}' >run.json
 bad 2 "run.json: 'sequential' expects true or false"
 printf '{"windows": "many", "model": null, "sequential": false}' >run.json
 bad 2 'windows many: expected a whole number'
+# Standard input, a pipe and a compressed file.
+printf '{"config": "run.json"}' >bad.json
+for file in - /dev/stdin; do
+    expect_error 2 "a file of options cannot have the option 'config'" "$BIN/vptq-quantize" --config $file <bad.json
+done
+expect_line err.txt '^vptq-quantize: /dev/stdin: a file'
+expect_error 2 '^vptq-quantize: standard input: a file of' "$BIN/vptq-quantize" --config - <bad.json
+expect_error 2 '^vptq-quantize: standard input: a file of' "$BIN/vptq-quantize" --config - < <(gzip <bad.json)
+expect_error 2 "a file of options cannot have the option 'config'" "$BIN/vptq-quantize" --config <(cat bad.json)
+gzip bad.json
+expect_error 2 "^vptq-quantize: bad.json.gz: a file of" "$BIN/vptq-quantize" --config bad.json.gz
+expect_error 2 "\-\-recipe -: standard input is already read by --config" "$BIN/vptq-quantize" --config - --recipe - <<<'{}'
 bad 2 'run.json: a second file of options' --config run.json
 expect_exit 2 "$BIN/vptq-quantize" --config >out.txt 2>err.txt
 expect_line err.txt "option '--config' needs a value"
