@@ -189,6 +189,8 @@ vptq_status vptq_model_load(vptq_ctx *ctx, const char *path, const vptq_model_op
 {
     const vptq_checkpoint_options opt = vptq_model_checkpoint_options(options);
     *m = NULL;
+    if (options && options->work_only)
+        VPTQ_CHECK(vptq_pack_check_work(path, opt.base, opt.partial, err));
     vptq_model *model = calloc(1, sizeof *model);
     if (!model)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");

@@ -168,6 +168,7 @@ typedef struct vptq_model_options {
     const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
     bool need_tokenizer;   /* fail if there is none.  Texts, chats and tasks need one */
     bool partial;          /* accept a work directory whose run has not finished */
+    bool work_only;        /* VPTQ_E_ARG for `base` or `partial` with another kind of model */
 } vptq_model_options;
 
 /* Opens a model of any kind and checks that every tensor is present with its shape.  Weights

@@ -97,7 +97,13 @@ static size_t own_option(const vptq_cli *cli, const char *name)
 
 bool vptq_cli_given(const vptq_cli *cli, const char *name)
 {
-    return cli->state->entries[own_option(cli, name)].seen;
+    const struct vptq_cli_state *s = cli->state;
+    size_t i = 0;
+    while (i < s->count &&
+           (!s->entries[i].option->name || strcmp(s->entries[i].option->name, name) != 0))
+        i++;
+    assert(i < s->count);
+    return s->entries[i].seen;
 }
 
 int vptq_cli_check_context(const vptq_cli *cli, uint64_t context)

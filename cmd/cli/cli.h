@@ -151,7 +151,7 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
  * progress line, and reports a failed write to stdout. */
 int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
-/* Tells whether an option of the command's own table was given. */
+/* Tells whether an option was given, one of the command or a common one. */
 bool vptq_cli_given(const vptq_cli *cli, const char *name);
 /* The value `x` of an option whose default is CLI_UNSET; 0 if it was not given. */
 static inline uint64_t vptq_cli_or_zero(const vptq_cli *cli, const char *name, uint64_t x)

@@ -24,6 +24,7 @@ static int check_usage(const vptq_cli *cli, const generate_command *c)
                      {"chat-template", c->template_file != NULL},
                      {"template-arg", c->args.count > 0},
                      {"date", c->date != NULL}};
+    static const char *const sampling[] = {"top-p", "seed"};
     for (size_t i = 0; i < sizeof chat_only / sizeof *chat_only; i++)
         if (chat_only[i].given && !c->chat)
             return vptq_cli_usage_error(cli, "--%s needs --chat", chat_only[i].name);
@@ -31,6 +32,9 @@ static int check_usage(const vptq_cli *cli, const generate_command *c)
         return vptq_cli_usage_error(cli, "--prompt and --prompt-file exclude each other");
     if (c->chat && !c->prompt && !c->prompt_file && !c->messages)
         return vptq_cli_usage_error(cli, "--chat needs --prompt, --prompt-file or --messages");
+    for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++)
+        if (c->temperature == 0 && vptq_cli_given(cli, sampling[i]))
+            return vptq_cli_usage_error(cli, "--%s needs --temperature X above 0", sampling[i]);
     return 0;
 }
 
@@ -45,7 +49,8 @@ static int run_generate(vptq_cli *cli, void *arg)
     const vptq_model_options open = {.tokenizer = c->tokenizer,
                                      .base = c->base,
                                      .partial = c->partial,
-                                     .need_tokenizer = true};
+                                     .need_tokenizer = true,
+                                     .work_only = true};
     if (check_usage(cli, c))
         return CLI_USAGE;
     VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));

@@ -78,7 +78,8 @@ static int run_ppl(vptq_cli *cli, void *arg)
     const vptq_model_options open = {.tokenizer = c->tokenizer,
                                      .base = c->base,
                                      .partial = c->partial,
-                                     .need_tokenizer = c->texts.count > 0};
+                                     .need_tokenizer = c->texts.count > 0,
+                                     .work_only = true};
     const vptq_ppl_options opt = {
         .corpus = vptq_cli_corpus(&c->texts, &c->tokens, c->rows, c->lossy),
         .join = c->join,

@@ -52,7 +52,8 @@ static vptq_status open_models(const vptq_cli *cli, const serve_command *c,
     const vptq_model_options open = {.tokenizer = c->tokenizer,
                                      .base = c->base,
                                      .partial = c->partial,
-                                     .need_tokenizer = true};
+                                     .need_tokenizer = true,
+                                     .work_only = c->models.count == 1};
     *models = calloc(c->models.count, sizeof **models);
     if (!*models)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");

@@ -16,6 +16,16 @@ bad 2 "max-ppl and --tokens-only excl" ppl -m "$model" --text "$text" --tokens-o
 bad 2 "takes no other --format" ppl -m "$model" --text "$text" --tokens-only --format json
 bad 2 "\-\-rows needs --text" ppl -m "$model" --tokens x --rows
 bad 2 "\-\-lossy needs --text" ppl -m "$model" --tokens x --lossy
+for option in "--base $model" --partial; do
+    for command in "ppl --text $text" "generate -p a" "serve --config 1,8,2"; do
+        # shellcheck disable=SC2086 # several words
+        bad 2 "${option%% *} is for work directories, and '$model' has no quantize.json" $command -m "$model" $option
+    done
+done
+for option in "--top-p 0.5" "--seed 1"; do
+    # shellcheck disable=SC2086 # two words
+    bad 2 "${option% *} needs --temperature X above 0" generate -m "$model" -p a $option
+done
 bad 2 "\-\-rows needs --text" kld -m "$model" --base-file x --rows
 bad 2 "\-\-lossy needs --text" kld -m "$model" --base "$model" --tokens x --lossy
 

@@ -23,7 +23,7 @@ for option in "--allocate-text x" "--allocate-windows 2"; do
     # shellcheck disable=SC2086 # two words
     expect_error 2 "^vptq-quantize: ${option% *} needs --allocate kl$" run -o w -b 3 $option
 done
-for option in "--windows 4" "--length 64" "--rows" "--holdout 0.1" "--weights plain"; do
+for option in "--windows 4" "--length 64" "--rows" "--holdout 0.1" "--weights plain" --lossy; do
     # shellcheck disable=SC2086 # two words
     expect_error 2 "^vptq-quantize: ${option% *} has no effect with -H: it belongs to a calibration text$" \
         run -o w $option
