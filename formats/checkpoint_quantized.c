@@ -589,17 +589,22 @@ static vptq_status count_rows(const vptq_ctx *ctx, const vptq_checkpoint *c, siz
 static vptq_status check_finished(const vptq_ctx *ctx, const vptq_checkpoint *c,
                                   char *const *names, size_t count, vptq_err *err)
 {
+    const size_t all = vptq_checkpoint_all_matrices(c);
     size_t rows, matrices = 0;
+    char missing[80] = "";
     VPTQ_CHECK(count_rows(ctx, c, &rows, err));
     for (size_t i = 0; i < count; i++)
         matrices += vptq_layer_file_is(names[i]);
     if (matrices > 0 && rows == matrices)
         return VPTQ_OK;
+    if (matrices < all)
+        snprintf(missing, sizeof missing, "%zu of %zu %s missing; ", all - matrices, all,
+                 vptq_plural(all - matrices, "matrices is", "matrices are"));
     vptq_status st = vptq_fail(err, VPTQ_E_FORMAT,
                                "'%s' holds an unfinished run (matrix files: %zu, rows of %s: "
-                               "%zu); run its command again "
+                               "%zu); %srun its command again "
                                "to finish it (vptq-pack and vptq-eval take it with --partial)",
-                               c->path, matrices, VPTQ_WORK_REPORT, rows);
+                               c->path, matrices, VPTQ_WORK_REPORT, rows, missing);
     return vptq_checkpoint_report_fault(c, st, err);
 }
 

@@ -268,7 +268,8 @@ static vptq_status check_surroundings(checking *k, vptq_err *err)
     const size_t all = vptq_checkpoint_all_matrices(c),
                  finished = vptq_checkpoint_matrix_count(c);
     if (c->kind == VPTQ_CKPT_WORK && finished < all)
-        report(k, false, "%s: %zu of %zu matrices are quantized", c->path, finished, all);
+        report(k, false, "%s: %zu of %zu matrices are quantized; the others are the original's",
+               c->path, finished, all);
     if (!c->tokenizer) {
         report(k, false, "%s: the model has no tokenizer", c->path);
         return VPTQ_OK;

@@ -17,7 +17,7 @@ want=$(nll work)
 [ "$(nll one.vptq)" = "$want" ] || fail "archive: $(nll one.vptq), work directory: $want"
 
 "$BIN/vptq-pack" -q --check work > check.txt
-expect_line check.txt "21 of 35 matrices are quantized"
+expect_line check.txt "^warning: work: 21 of 35 matrices are quantized; the others are the original's$"
 "$BIN/vptq-pack" -q --check dir > check.txt
 expect_line check.txt "^dir: 0 errors, 0 warnings"
 
@@ -68,7 +68,7 @@ done
 expect_error 1 "'missing' holds an unfinished run (matrix files: 20, rows of report.jsonl: 21); .*" \
     "$BIN/vptq-pack" -q missing -o out
 expect_exit 3 "$BIN/vptq-pack" -q --check unfinished > check.txt
-expect_line check.txt "'unfinished' holds an unfinished run"
+expect_line check.txt "'unfinished' holds an unfinished run (matrix files: 21, .*); 14 of 35 matrices are missing; run its"
 [ "$("$BIN/vptq-pack" -q --list unfinished --format json | wc -l)" = \
     "$("$BIN/vptq-pack" -q --list work --format json | wc -l)" ] || fail "--list refuses an unfinished run"
 "$BIN/vptq-pack" -q unfinished --partial -o partial > /dev/null
