@@ -123,20 +123,21 @@ static void on_progress(void *user, const vptq_progress_info *info)
     vptq_cli_progress_update(&cli->state->progress, info);
 }
 
-/* The log of this process: of --log-dir, or of --log-file for rank 0. */
+/* The log of this process: of --log-dir, or of --log-file for rank 0.  Ranks that say nothing
+ * leave no file. */
 static vptq_status open_log(vptq_cli *cli, int rank, vptq_err *err)
 {
     char path[4096];
     const char *dir = cli->common.log_dir;
     vptq_cli_log **log = &cli->state->progress.log;
     if (!dir)
-        return vptq_cli_log_open(rank ? NULL : cli->common.log_file, log, err);
+        return vptq_cli_log_open(rank ? NULL : cli->common.log_file, false, log, err);
     if (cli->common.log_file)
         return vptq_fail(err, VPTQ_E_ARG, "--log-file and --log-dir exclude each other");
     const int n = snprintf(path, sizeof path, "%s/rank-%d.log", dir, rank);
     if (n < 0 || (size_t)n >= sizeof path)
         return vptq_fail(err, VPTQ_E_ARG, "--log-dir %.80s...: the path is too long", dir);
-    return vptq_cli_log_open(path, log, err);
+    return vptq_cli_log_open(path, rank > 0, log, err);
 }
 
 /* Only rank 0 speaks. */

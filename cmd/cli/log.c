@@ -1,4 +1,4 @@
-/* Appends messages to the file of --log-file. */
+/* Appends messages to the file of --log-file or --log-dir. */
 #include "cmd/cli/log.h"
 
 #include <errno.h>
@@ -19,7 +19,12 @@ static FILE *open_file(const char *path)
     return file;
 }
 
-vptq_status vptq_cli_log_open(const char *path, vptq_cli_log **log, vptq_err *err)
+static const char *reason_of(int error)
+{
+    return error == ELOOP ? "it is a link" : strerror(error);
+}
+
+vptq_status vptq_cli_log_open(const char *path, bool late, vptq_cli_log **log, vptq_err *err)
 {
     *log = NULL;
     if (!path)
@@ -27,17 +32,18 @@ vptq_status vptq_cli_log_open(const char *path, vptq_cli_log **log, vptq_err *er
     const vptq_status st = vptq_make_parents(path, err);
     if (st)
         return st;
-    FILE *file = open_file(path);
-    if (!file)
+    FILE *file = late ? NULL : open_file(path);
+    if (!file && !late)
         return vptq_fail(err, VPTQ_E_IO, "cannot open the log file '%s': %s", path,
-                         errno == ELOOP ? "it is a link" : strerror(errno));
+                         reason_of(errno));
     *log = malloc(sizeof **log);
     char *copy = strdup(path);
     if (!*log || !copy) {
         free(*log);
         free(copy);
         *log = NULL;
-        fclose(file);
+        if (file)
+            fclose(file);
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     }
     **log = (vptq_cli_log){.file = file, .path = copy};
@@ -51,6 +57,10 @@ void vptq_cli_log_line(vptq_cli_log *log, const char *text)
     const time_t now = time(NULL);
     if (!log || log->error)
         return;
+    if (!log->file && !(log->file = open_file(log->path))) {
+        log->error = errno;
+        return;
+    }
     if (gmtime_r(&now, &utc))
         strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &utc);
     if (fprintf(log->file, "%s %s\n", stamp, text) < 0 || fflush(log->file))
@@ -61,11 +71,11 @@ void vptq_cli_log_close(vptq_cli_log *log, const char *tool, bool quiet)
 {
     if (!log)
         return;
-    if (fclose(log->file) && !log->error)
+    if (log->file && fclose(log->file) && !log->error)
         log->error = errno;
     if (log->error && !quiet)
         fprintf(stderr, "%s: warning: the log file '%s' is incomplete: %s\n", tool, log->path,
-                strerror(log->error));
+                reason_of(log->error));
     free(log->path);
     free(log);
 }

@@ -87,6 +87,19 @@ on_rank()
     ranks 3 sh -c "[ $RANK = $n ] && $what; "'exec "$@"' sh "$@"
 }
 
+# when_free COMMAND..: runs the command, whose output the ranks of a stopped run may hold a moment longer than their
+# launcher lives.  Leaves what it prints in out.txt and err.txt.
+when_free()
+{
+    local tries
+    for ((tries = 0; tries < 120; tries++)); do
+        ! "$@" >out.txt 2>err.txt || return 0
+        grep -q 'is in use by' err.txt || break
+        sleep 0.5
+    done
+    fail "$(cat err.txt)"
+}
+
 # expect_exit STATUS COMMAND..: runs the command, whose output passes through.
 expect_exit()
 {

@@ -41,8 +41,9 @@ by 2 spilled-log --weights plain -n 400 --mem 8M --log-dir logs -v
 [ "$(cat logs/* | grep -c "hidden states (.* MiB) go to a file in 'spilled-log'")" = 2 ] ||
     fail "hidden states were not in files: $(cat logs/*)"
 
-# Finished again, and the same from JSON.
-by 3 sink-3 --weights sink --format json
+# Finished again, and the same from JSON; a rank that says nothing has no log.
+by 3 sink-3 --weights sink --format json --log-dir quiet
+[ "$(ls quiet)" = rank-0.log ] || fail "logs of ranks: $(ls quiet)"
 [ "$(json_get layers_done out.txt)" = 0 ] || fail "a finished collection was run again: $(cat out.txt)"
 
 # A plan, once.
@@ -61,12 +62,10 @@ for n in 2 4 1 3; do
     wait_for 60 test -e cut/layer_001_down.safetensors
     kill -TERM "$pid" 2>/dev/null || true
     wait "$pid" || true
-    if [ "${next[n - 1]}" = 1 ]; then
-        "$hessian" "${args[@]}" -o cut --format json >rest.json
-    else
-        ranks "${next[n - 1]}" "$hessian" "${args[@]}" -o cut --format json >rest.json 2>err.txt || fail "$(cat err.txt)"
-    fi
-    [ "$(json_get layers_reused rest.json)" -ge 1 ] || fail "finished layers were collected again"
+    rest=("$hessian" "${args[@]}" -o cut --format json)
+    [ "${next[n - 1]}" = 1 ] || rest=(ranks "${next[n - 1]}" "${rest[@]}")
+    when_free "${rest[@]}"
+    [ "$(json_get layers_reused out.txt)" -ge 1 ] || fail "finished layers were collected again"
     expect_same whole cut "after $n processes were interrupted"
     no_leftovers cut
 done
