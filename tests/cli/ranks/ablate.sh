@@ -45,15 +45,14 @@ for change in 's/"centroids": 16/"centroids": 32/' 's/"retrain": 1/"retrain": 2/
     [ ! -e other ] || fail "begun with other rows"
 done
 if [ -e "${FAULTS:-}" ]; then
-    # all collect the Hessians: a rank fails there, and with these finished in a row of its own
-    expect_exit 1 on_rank 1 "export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:1-" "${ablate[@]}" -q -o full \
-        >out.txt 2>err.txt
+    # all collect the Hessians: a rank fails there, and with these finished the one that first writes six files of rows
+    full="export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC"
+    expect_exit 1 on_rank 1 "$full:1-" "${ablate[@]}" -q -o full >out.txt 2>err.txt
     expect_line err.txt "^vptq-eval: rank 1: .*hessians.*: No space left on device$"
     ranks 3 "${ablate[@]}" -q -o full --keep-packed --format json >many.json
     rm -r full/work/* full/rows/* full/packed/*
-    expect_exit 1 on_rank 1 "export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:1-" "${ablate[@]}" -q -o full \
-        >out.txt 2>err.txt
-    expect_line err.txt "^vptq-eval: rank 1: row '.*: No space left on device$"
+    expect_exit 1 ranks 3 sh -c "$full:6-; "'exec "$@"' sh "${ablate[@]}" -q -o full >out.txt 2>err.txt
+    expect_line err.txt "^vptq-eval: \(rank [12]: \)\?row '.*: No space left on device$"
     ranks 3 "${ablate[@]}" -q -o full --keep-packed --format json >many.json
     expect_same one.json many.json "after a full disk"
 fi

@@ -19,23 +19,38 @@ wait_for_files()
     sh -c "$enough" sh "$@" || fail "the run has ended: $(cat out.txt err.txt 2>/dev/null)"
 }
 
-# kill -9 of a rank of 3 once some matrices are finished, at seeded moments (VPTQ_RANK_MOMENTS=20 takes more).
-RANDOM=24
-for ((moment = 0; moment < ${VPTQ_RANK_MOMENTS:-6}; moment++)); do
-    victim=$((RANDOM % 3)) files=$((1 + RANDOM % 33))
-    rm -rf killed pids
+# kill_rank VICTIM FILES OUT COMMAND..: kill -9 of a rank of 3 once OUT has so many files.
+kill_rank()
+{
+    local victim=$1 files=$2 out=$3
+    shift 3
+    rm -rf "$out" pids
     mkdir pids
-    ranks 3 sh -c "echo \$\$ >pids/$RANK; "'exec "$@"' sh "$BIN/vptq-quantize" "${args[@]}" -o killed >out.txt 2>&1 &
+    ranks 3 sh -c "echo \$\$ >pids/$RANK; "'exec "$@"' sh "$@" -o "$out" >out.txt 2>&1 &
     job=$!
-    wait_for_files killed "$files"
-    kill -9 "$(cat "pids/$victim")" 2>/dev/null
+    wait_for_files "$out" "$files"
+    kill -9 "$(cat "pids/$victim")" 2>/dev/null || true # it may have ended
     status=0
     wait "$job" || status=$?
+    [ "$status" -ne 124 ] || fail "hangs without rank $victim: $(cat out.txt)"
+}
+
+# Collecting, once some layers are finished; the first moment of several.
+collect=("$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 40 -l 256 --weights sink -t 1 -q)
+"${collect[@]}" -o collected >/dev/null
+RANDOM=24
+kill_rank $((RANDOM % 3)) $((1 + RANDOM % 20)) interrupted "${collect[@]}"
+when_free ranks 2 "${collect[@]}" -o interrupted
+expect_same collected interrupted
+
+# Quantizing, once some matrices are finished, at seeded moments (VPTQ_RANK_MOMENTS=20 takes more).
+for ((moment = 1; moment < ${VPTQ_RANK_MOMENTS:-6}; moment++)); do
+    kill_rank $((RANDOM % 3)) $((1 + RANDOM % 33)) killed "$BIN/vptq-quantize" "${args[@]}"
     for f in killed/*.safetensors; do
         [ ! -e "$f" ] || expect_same "$f" "one/${f##*/}"
     done
     [ "$status" -ne 0 ] || [ -e killed/report.jsonl ] || fail "status 0 without a report"
-    ranks 2 "$BIN/vptq-quantize" "${args[@]}" -o killed >/dev/null
+    when_free ranks 2 "$BIN/vptq-quantize" "${args[@]}" -o killed
     expect_same one killed
 done
 
@@ -46,8 +61,7 @@ wait_for 60 sh -c 'ls term/*.safetensors >/dev/null 2>&1'
 pkill -TERM -P "$job" || true # timeout's child
 status=0
 wait "$job" || status=$?
-# ranks may take a moment longer than the launcher
-wait_for 60 sh -c '"$@" >/dev/null 2>&1' sh "$BIN/vptq-quantize" "${args[@]}" -o term
+when_free "$BIN/vptq-quantize" "${args[@]}" -o term
 expect_same one term
 
 # The same while ranks send their matrices to the first one.
@@ -59,13 +73,20 @@ for files in 1 6 14; do
     pkill -TERM -P "$job" || true
     wait "$job" || [ $? -ne 124 ] || fail "hangs after SIGTERM: $(cat err.txt)"
 done
-wait_for 60 sh -c '"$@" >/dev/null 2>&1' sh "$BIN/vptq-quantize" "${args[@]}" -o "$sent"
+when_free "$BIN/vptq-quantize" "${args[@]}" -o "$sent"
 expect_same one "$sent"
 
-# A rank whose disk is full.
+# Ranks whose disk is full from the sixth file on, which one of them writes, whoever gets how many matrices.
 [ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"
-expect_exit 1 ranks 3 sh -c "[ $RANK = 2 ] && export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:1-; "'exec "$@"' sh \
-    "$BIN/vptq-quantize" "${args[@]}" -o full >out.txt 2>err.txt
-expect_line err.txt "vptq-quantize: rank 2: model.layers.*: cannot .*: No space left on device"
+full="export LD_PRELOAD=$FAULTS VPTQ_FAULT=rename:ENOSPC:6-"
+expect_exit 1 ranks 3 sh -c "$full; "'exec "$@"' sh "$BIN/vptq-quantize" "${args[@]}" -o full >out.txt 2>err.txt
+expect_line err.txt "^vptq-quantize: \(rank [12]: \)\?model.layers.*: cannot .*: No space left on device"
 ranks 4 "$BIN/vptq-quantize" "${args[@]}" -o full >/dev/null
 expect_same one full
+# One of them, which is sent every matrix.
+sequential=(-m "$model" --tokenizer "$tok" -t 1 -q -c "$text" -n 4 -l 64 -v 4 -k 16 --sequential --layers 0-1)
+expect_exit 1 on_rank 2 "$full" "$BIN/vptq-quantize" "${sequential[@]}" --no-shared-dir -o spread >out.txt 2>err.txt
+expect_line err.txt "^vptq-quantize: rank 2: .*: No space left on device"
+when_free ranks 4 "$BIN/vptq-quantize" "${sequential[@]}" -o spread
+"$BIN/vptq-quantize" "${sequential[@]}" -o alone >/dev/null
+expect_same alone spread

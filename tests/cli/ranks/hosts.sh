@@ -141,5 +141,5 @@ wait "$job" || status=$?
 for i in 1 2; do
     ip netns pids "vptq$tag-$i" | xargs -r kill -9 2>/dev/null || true
 done
-wait_for 60 sh -c '"$@" >/dev/null 2>&1' sh "$BIN/vptq-quantize" "${args[@]}" -H "$hessians" -o cut
+when_free "$BIN/vptq-quantize" "${args[@]}" -H "$hessians" -o cut
 expect_same large cut

