@@ -89,7 +89,7 @@ run_one()
     [ ! -f "$base.exit" ] || want=$(cat "$base.exit")
     (
         cd "$WORK/dir" || exit 1
-        unset VPTQ_SIMD OMP_NUM_THREADS TALLY
+        unset VPTQ_SIMD OMP_NUM_THREADS TALLY TIMES
         export -n WORK
         export BIN=$bin DATA=$data SRC LC_ALL=C TERM=dumb TMPDIR=$WORK/dir
         # The inner shell expands the single-quoted text.

@@ -4,12 +4,13 @@
 #     pool RUN ITEM..    calls RUN ITEM for every item, JOBS at a time (default: one per core), and
 #                        prints the outputs in the order of the items
 #     pool_result NAME PASSED FAILED SKIPPED     called by RUN, once
-#     pool_end           prints the tests that took longest, if one took 10 seconds, and "N passed, N failed",
-#                        with ", N skipped" if there are any; its status is 1 if a test failed
+#     pool_end           prints the tests that took longest, if one took 10 seconds, the processor time of all,
+#                        and "N passed, N failed", with ", N skipped" if there are any; its status is 1 if a
+#                        test failed
 #
 # RUN is called in a process of its own, with the empty directory $WORK to itself.  A RUN that ends
 # without a result counts as one failed test.  With TALLY=FILE every result is appended to FILE as
-# "PASSED FAILED SKIPPED NAME".
+# "PASSED FAILED SKIPPED NAME", with TIMES=FILE every test as "SECONDS USER SYSTEM NAME".
 JOBS=${JOBS:-$(nproc)}
 case $JOBS in
 0* | *[!0-9]*) echo "JOBS is '$JOBS', expected a number of tests at a time" >&2; exit 2 ;;
@@ -41,11 +42,11 @@ pool_result()
 pool_job()
 {
     trap - EXIT INT TERM HUP
-    local name start=$SECONDS
-    name=$(basename "$(dirname "$2")")/$(basename "$2")
+    local name start=$SECONDS TIMEFORMAT='%U %S'
+    name=$(basename "$(dirname "$2")")/$(basename "$2" .sh)
     mkdir "$WORK"
-    "$1" "$2" >"$WORK.part" 2>&1 </dev/null
-    echo "$((SECONDS - start)) $name" >>"$pool_dir/seconds"
+    { time "$1" "$2" >"$WORK.part" 2>&1 </dev/null; } 2>"$WORK.cpu"
+    echo "$((SECONDS - start)) $(tail -n 1 "$WORK.cpu" | tr , .) $name" >>"$pool_dir/seconds"
     mv "$WORK.part" "$WORK.log"
 }
 
@@ -94,8 +95,10 @@ pool()
 pool_end()
 {
     local passed failed skipped line slowest
-    slowest=$(sort -nr "$pool_dir/seconds" | awk '$1 >= 10 && NR <= 10 { printf "%s%s %s s", (NR > 1 ? ", " : ""), $2, $1 }')
+    slowest=$(sort -nr "$pool_dir/seconds" | awk '$1 >= 10 && NR <= 10 { printf "%s%s %s s", (NR > 1 ? ", " : ""), $4, $1 }')
     [ -z "$slowest" ] || echo "slowest: $slowest"
+    awk '{ s += $2 + $3 } END { if (s >= 10) printf "%.0f s of processor time\n", s }' "$pool_dir/seconds"
+    [ -z "${TIMES:-}" ] || sort -k 4 "$pool_dir/seconds" >>"$TIMES"
     read -r passed failed skipped < <(
         awk '{ p += $1; f += $2; s += $3 } END { print p + 0, f + 0, s + 0 }' "$pool_dir/tally")
     line="$passed passed, $failed failed"

@@ -17,6 +17,7 @@ program dies <<<'echo 1..3; echo "ok 1"; kill -KILL $$'
 program kills_runner <<<'kill -KILL "$(awk "{ print \$4 }" /proc/$PPID/stat)"; sleep 5'
 program leaves <<<'sleep 600 & echo $! >"$LEFT"; echo 1..1; echo "ok 1"'
 export LEFT=$PWD/left
+program busy <<<'for ((i = 0; i < 100000; i++)); do :; done; echo 1..1; echo "ok 1"'
 
 for jobs in 0 two; do
     expect_exit 2 env JOBS=$jobs "$SRC/scripts/run_tests.sh" ./good 2>err.txt
@@ -41,3 +42,9 @@ for jobs in 1 3; do
     done
     ! kill -0 "$(cat left)" 2>/dev/null || fail "a process of a finished test goes on"
 done
+
+# Seconds of every test, and of its processes.
+TIMES=$PWD/times "$SRC/scripts/run_tests.sh" ./busy ./slow >out.txt
+expect_line times '^[0-9]* [0-9]*\.[0-9]* [0-9]*\.[0-9]* ./busy$'
+expect_line times '^[0-9]* [0-9]*\.[0-9]* [0-9]*\.[0-9]* ./slow$'
+expect_number "$(sed -n 's/^[^ ]* \([^ ]*\) .*busy$/\1/p' times)" '>' 0
