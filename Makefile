@@ -285,6 +285,8 @@ ifneq ($(SANITIZE),)
 SIMD_none   += -g1
 SIMD_avx2   += -g1 -fno-sanitize=undefined
 SIMD_avx512 += -g1 -fno-sanitize=undefined
+# Accumulators stay in registers: a quarter less time for a conversion, and half a second more to compile.
+$(foreach level,avx2 avx512,$(OBJ)/lib/backend/cpu/math_simd.$(level).o): private OPTIMIZE := -O2 -g -fno-omit-frame-pointer
 endif
 
 define cc
@@ -463,8 +465,9 @@ unit: $(UNIT_BIN) run-unit
 ops: $(OPS_BIN) run-ops
 check-cli: tools $(FAULTS) run-cli
 # Tests with several processes, which need a build with MPI.
+# Launchers wait for a second or two before they end a failed run, so more tests run side by side.
 check-ranks: tools $(FAULTS)
-	+$(Q)$(MAKE) -s run-cli T='ranks/*'
+	+$(Q)JOBS=$${JOBS:-$$((2 * $$(nproc)))} $(MAKE) -s run-cli T='ranks/*'
 fuzz-check: $(FUZZ_BIN) run-fuzz
 check-hostile: tools run-hostile
 run-unit run-ops run-cli: export UNDER := $(UNDER)
