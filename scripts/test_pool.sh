@@ -98,7 +98,7 @@ pool_end()
     local passed failed skipped line slowest
     slowest=$(sort -nr "$pool_dir/seconds" | awk '$1 >= 10 && NR <= 10 { printf "%s%s %s s", (NR > 1 ? ", " : ""), $4, $1 }')
     [ -z "$slowest" ] || echo "slowest: $slowest"
-    awk '{ s += $2 + $3 } END { if (s >= 10) printf "%.0f s of processor time\n", s }' "$pool_dir/seconds"
+    LC_ALL=C awk '{ s += $2 + $3 } END { if (s >= 10) printf "%d s of processor time\n", s }' "$pool_dir/seconds"
     [ -z "${TIMES:-}" ] || sort -k 4 "$pool_dir/seconds" >>"$TIMES"
     read -r passed failed skipped < <(
         awk '{ p += $1; f += $2; s += $3 } END { print p + 0, f + 0, s + 0 }' "$pool_dir/tally")

@@ -1,5 +1,6 @@
 # End-to-end tuning: closer to the original at the same bits, on other text too; the same bytes for any
 # thread count and after a kill; what went in comes out if nothing is better.
+long_if_instrumented
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
