@@ -170,6 +170,11 @@ static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
     return r->scores && r->tail ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+static const char *stage_name(const run *r)
+{
+    return r->model.m ? "divergence" : "recording";
+}
+
 /* `blocks`: done in this batch, of both models together. */
 static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
 {
@@ -181,8 +186,7 @@ static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
         snprintf(so_far, sizeof so_far, "kld %.6f, ", r->sum / (double)r->tokens);
     snprintf(text, sizeof text, "%swindows %zu-%zu", so_far, first + 1, end);
     vptq_progress_share(
-        r->dev->ctx, r->model.m ? "divergence" : "recording",
-        vptq_plural(r->w.count, "window", "windows"),
+        r->dev->ctx, stage_name(r), vptq_plural(r->w.count, "window", "windows"),
         blocks == per && before == first ? end : before, r->w.count,
         (double)(before * per + (end - first) * blocks) / (double)(r->w.count * per), text);
 }
@@ -490,6 +494,9 @@ static vptq_status finish(run *r, vptq_status st, vptq_kld_result *result, vptq_
     VPTQ_CHECK(vptq_units_gather(r->dev->ctx, st, r->columns.kld, n, err));
     while (r->model.m && r->added < r->w.count)
         VPTQ_CHECK(add_scores(r, r->added, err));
+    if (!r->w.units.whole) /* the last windows may be those of other ranks */
+        vptq_progress(r->dev->ctx, stage_name(r), vptq_plural(r->w.count, "window", "windows"),
+                      r->w.count, r->w.count, NULL);
     if (r->model.m)
         compute_figures(&r->columns, r->tokens, result);
     result->seconds = vptq_seconds() - r->begin;

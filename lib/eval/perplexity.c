@@ -151,19 +151,22 @@ static vptq_status alloc_batches(run *r, vptq_arena *arena, vptq_err *err)
     return r->state ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+static const char *unit_name(const run *r)
+{
+    return r->opt->documents ? vptq_plural(r->w.count, "document", "documents")
+                             : vptq_plural(r->w.count, "window", "windows");
+}
+
 static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
 {
     char text[128], so_far[32] = "";
-    const bool documents = r->opt->documents != NULL;
     const uint64_t per = (uint64_t)r->m->desc->layers + 1, all = r->w.count;
     const size_t before = vptq_units_before(&r->w.units, r->dev->ctx, first);
     if (r->tokens)
         snprintf(so_far, sizeof so_far, "ppl %.4f, ", exp(r->sum / (double)r->tokens));
     snprintf(text, sizeof text, "%s%s %zu-%zu, block %u", so_far,
-             documents ? "documents" : "windows", first + 1, end, blocks);
-    vptq_progress_share(r->dev->ctx, "perplexity",
-                        documents ? vptq_plural(all, "document", "documents")
-                                  : vptq_plural(all, "window", "windows"),
+             r->opt->documents ? "documents" : "windows", first + 1, end, blocks);
+    vptq_progress_share(r->dev->ctx, "perplexity", unit_name(r),
                         blocks == per && before == first ? end : before, all,
                         (double)(before * per + (end - first) * blocks) / (double)(all * per),
                         text);
@@ -288,6 +291,8 @@ static vptq_status finish(run *r, vptq_status st, vptq_ppl_result *result, vptq_
     VPTQ_CHECK(vptq_units_gather(r->dev->ctx, st, r->nll, result->tokens, err));
     while (r->added < r->w.count)
         VPTQ_CHECK(add_scores(r, r->added, err));
+    if (!r->w.units.whole) /* the last windows may be those of other ranks */
+        vptq_progress(r->dev->ctx, "perplexity", unit_name(r), r->w.count, r->w.count, NULL);
     if (r->watch.losses)
         *r->watch.losses = r->nll;
     summarize(r, vptq_seconds() - r->begin, result);

@@ -378,6 +378,9 @@ static vptq_status measure(run *r, vptq_arena *arena, vptq_arena *work, vptq_err
 static vptq_status finish(run *r, vptq_status st, vptq_err *err)
 {
     VPTQ_CHECK(vptq_units_gather(r->dev->ctx, st, r->logprob, 2 * r->plan->pairs, err));
+    if (!r->units.whole) /* the last items may be those of other ranks */
+        vptq_progress(r->dev->ctx, "tasks", vptq_plural(r->plan->rows, "token", "tokens"),
+                      r->plan->rows, r->plan->rows, NULL);
     r->rows = r->plan->rows;
     return finish_items(r, err);
 }

@@ -80,7 +80,7 @@ bad 2 "delimiter: unknown escape '.', expected" --task "x=$items/piqa.jsonl" --d
 bad 1 "no-such-items" --task x=no-such-items
 bad 1 'line 1 is an item of PIQA, not of copa' --task "copa=$items/piqa.jsonl"
 printf '{"text": "a b"}\n{"text": "a b", "text": 1}\n' >twice.jsonl
-bad 1 'twice.jsonl: line 2, column [0-9]*: not valid JSON: duplicate' --task x=twice.jsonl
+bad 1 'twice.jsonl: line 2, column [0-9]*: duplicate key .text.' --task x=twice.jsonl
 # A task that cannot be scored is found before the first one runs.
 bad 1 'piqa.jsonl: line [0-9]: a continuation has [0-9]* tokens, more than the context of 8' \
     --task "lambada=$items/lambada_openai.jsonl" --task "piqa=$items/piqa.jsonl" --context 8

@@ -49,3 +49,11 @@ expect_same want.txt got.txt
 # a limit that fails: one message
 expect_exit 3 ranks 3 "${eval[@]}" ppl -m "$model" "${window[@]}" --windows 9 -q --max-ppl 1.5 >out.txt 2>err.txt
 [ "$(grep -c 'above --max-ppl' err.txt)" = 1 ] || fail "$(cat err.txt)"
+# the progress of all ranks ends when all are done
+for command in "ppl -m $packed --windows 40 perplexity: 40 windows" \
+    "kld -m $packed --base $model --windows 40 divergence: 40 windows"; do
+    read -r -a words <<<"$command"
+    end=${words[*]: -3}
+    ranks 3 "${eval[@]}" "${words[@]:0:${#words[@]}-3}" "${window[@]}" -t 1 --log-dir "logs-${words[0]}" >out.txt 2>err.txt
+    expect_line "logs-${words[0]}/rank-0.log" " $end in "
+done
