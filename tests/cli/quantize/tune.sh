@@ -88,7 +88,7 @@ wait_for 60 grep -q '^ *3 ' stopped.txt
 interrupt "$pid" 0
 [ -e stopped/tune.state ] || fail "an interrupted run saves no state"
 [ ! -e stopped/layer_000_q_proj.safetensors ] || fail "an interrupted run leaves matrices"
-"$BIN/vptq-quantize" "${args[@]}" -n 4000 -o before --steps 20 --backend ref --progress >/dev/null 2>err.txt &
+"$BIN/vptq-quantize" "${args[@]}" -n 4000 -o at_once --steps 20 --backend ref --progress >/dev/null 2>err.txt &
 pid=$!
 wait_for 60 grep -q 'original: ' err.txt
 interrupt "$pid"
