@@ -254,6 +254,8 @@ static vptq_status compare(vptq_ctx *ctx, const vptq_convert_options *o,
         VPTQ_TRY(vptq_model_load(ctx, packed, &open, &m, err));
     VPTQ_TRY(vptq_divergence(ctx, m ? m : original, original, &opt, NULL, r, err));
 out:
+    if (st == VPTQ_E_CANCELLED) /* the matrices are kept */
+        vptq_fail(err, st, "interrupted; run the same command to continue");
     vptq_model_free(m);
     vptq_model_free(original);
     return st;
@@ -286,26 +288,32 @@ static vptq_status report_measured(const vptq_output *out, const char *model,
                            r->ppl, r->ppl_base, r->mean_kld);
 }
 
-/* Packs into the work directory and measures that.  The card is part of the output, which has
- * the same weights. */
+/* Packs into the work directory and measures that, which is removed in any case.  The card is
+ * part of the output, which has the same weights. */
 static vptq_status measure(vptq_ctx *ctx, const vptq_convert_options *o,
                            const vptq_quantize_options *q, const vptq_pack_options *pack,
-                           const vptq_output *out, vptq_kld_result *r, vptq_err *err)
+                           vptq_kld_result *r, vptq_err *err)
 {
     char path[MAX_PATH];
+    vptq_ctx quiet = *ctx; /* packing the output says the same */
     vptq_pack_options archive = *pack;
-    vptq_status st = vptq_path_join(path, sizeof path, q->work, VPTQ_MEASURED_FILE, err);
+    vptq_status st = VPTQ_OK;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->work, VPTQ_MEASURED_FILE, err));
+    quiet.log = NULL;
+    quiet.progress = NULL;
     archive.output = path;
     archive.form = VPTQ_PACK_ARCHIVE;
     archive.force = true;
-    if (!st && !vptq_comm_rank(ctx))
-        st = vptq_pack(ctx, &archive, NULL, err);
-    VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
-    VPTQ_CHECK(compare(ctx, o, q, path, r, err));
-    if (vptq_comm_rank(ctx)) /* only the first reports */
-        return VPTQ_OK;
-    VPTQ_CHECK(vptq_file_remove(path, err));
-    return report_measured(out, pack->output, r, err);
+    if (!vptq_comm_rank(ctx))
+        st = vptq_pack(&quiet, &archive, NULL, err);
+    VPTQ_TRY(vptq_comm_agree(ctx, st, err));
+    VPTQ_TRY(compare(ctx, o, q, path, r, err));
+out:
+    if (!vptq_comm_rank(ctx)) {
+        const vptq_status removed = vptq_file_remove(path, st ? NULL : err);
+        st = st ? st : removed;
+    }
+    return st;
 }
 
 static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
@@ -319,9 +327,11 @@ static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
     vptq_buf_init(&card, ctx->mem);
     VPTQ_TRY(vptq_quantize_to_pack(ctx, quantize, pack, out, &r, err));
     if (opt->measure)
-        VPTQ_TRY(measure(ctx, opt, quantize, pack, out, &measured, err));
+        VPTQ_TRY(measure(ctx, opt, quantize, pack, &measured, err));
     if (vptq_comm_rank(ctx)) /* only the first packs */
         goto out;
+    if (opt->measure)
+        VPTQ_TRY(report_measured(out, pack->output, &measured, err));
     VPTQ_TRY(write_card(opt, quantize, &r, opt->measure ? &measured : NULL, &card, err));
     pack->card = card.data;
     VPTQ_TRY(vptq_pack(ctx, pack, out, err));

@@ -53,6 +53,17 @@ for form in "m.vptq --embeddings q8" "m --to hf"; do
 done
 expect_line m/README.md "$(printf '^| perplexity | %.4f, of the original %.4f, on tiny.utf8 (4 windows of 512 tokens) |$' \
     "$(json_get ppl kld.json)" "$(json_get ppl_base kld.json)")"
+"$BIN/vptq-quantize" -m "$model" -b 3 -n 4 -l 64 "${quick[@]}" -o i.vptq --measure "$tiny" --measure-windows 0 --progress \
+    >/dev/null 2>err.txt &
+pid=$!
+wait_for 60 grep -q 'divergence .*windows' err.txt
+interrupt "$pid"
+expect_line err.txt '^vptq-quantize: interrupted; run the same command to continue$'
+[ ! -e i.vptq.work/measured.vptq ] || fail "a copy of the model is left"
+"$BIN/vptq-quantize" -m "$model" -b 3 -n 4 -l 64 "${quick[@]}" -o i.vptq --measure "$tiny" --measure-windows 4 >out.txt 2>err.txt
+expect_line out.txt '^35 matrices (35 kept), '
+expect_line out.txt '^perplexity [0-9.]*, of the original [0-9.]*; divergence [0-9.]* nats per token$'
+[ "$(sort err.txt | uniq -d)" = "" ] || fail "says things twice: $(cat err.txt)"
 expect_line m/README.md "$(printf '^| divergence from the original | %.6f nats per token |$' "$(json_get mean_kld kld.json)")"
 
 # An output that exists is not touched, and no work is done; --force replaces it.
