@@ -93,8 +93,8 @@ void vptq_calibrator_release(vptq_calibrator *c);
 vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t wanted,
                                   uint32_t last, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The block that it would start with, of one stream; only the header of the checkpoint is read.
- */
+/* The block with which vptq_calibrator_start would begin, of one stream; reads only the header
+ * of the checkpoint. */
 vptq_status vptq_calibrator_find(const vptq_calibrator *c, const char *dir, uint32_t wanted,
                                  uint32_t *layer, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -21,7 +21,7 @@ typedef struct collector {
     char holdout[4096];
     vptq_hessian_dir meta[VPTQ_PART_COUNT];
     vptq_calibrator calibrator;
-    bool known;                 /* the fingerprints */
+    bool has_fingerprints;      /* of model and text */
     bool *finished;             /* [last layer + 1]: all its files are there and whole */
     vptq_expert_counts experts; /* of the layers whose files are there */
 } collector;
@@ -45,8 +45,9 @@ static vptq_status plan(collector *c, vptq_err *err)
                          d->layers - 1);
     VPTQ_CHECK(vptq_term_check(o->calibrate.weights, o->factor, err));
     const vptq_status st =
-        c->known ? vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err)
-                 : vptq_calibrator_sample(c->dev, c->model, &o->calibrate, &c->calibrator, err);
+        c->has_fingerprints
+            ? vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err)
+            : vptq_calibrator_sample(c->dev, c->model, &o->calibrate, &c->calibrator, err);
     VPTQ_CHECK(st);
     c->finished = vptq_arena_zalloc(&c->calibrator.arena, last + 1, sizeof *c->finished, err);
     if (!c->finished)
@@ -284,7 +285,7 @@ static vptq_status find_old(collector *c, found *what, vptq_err *err)
 
     *what = FOUND_NONE;
     VPTQ_CHECK(has_manifest(c->dir[VPTQ_PART_MAIN], &has, err));
-    if (!has)
+    if (!has || !c->has_fingerprints)
         return VPTQ_OK;
     const vptq_status st = compare_old(c, &same, &why);
     if (st && !c->opt->force) {
@@ -562,7 +563,9 @@ static vptq_status prepare(collector *c, vptq_lock *lock, bool *ours, vptq_err *
     found what;
 
     VPTQ_CHECK(check_own(c, err)); /* a work directory would take our files for its own */
-    if (!c->opt->dry_run) {
+    if (c->opt->dry_run) {
+        VPTQ_CHECK(vptq_dir_check_make(c->dir[VPTQ_PART_MAIN], err));
+    } else {
         VPTQ_CHECK(vptq_dir_make(c->dir[VPTQ_PART_MAIN], err));
         VPTQ_CHECK(vptq_lock_take(c->dir[VPTQ_PART_MAIN], lock, err));
     }
@@ -691,11 +694,12 @@ static vptq_status plan_together(collector *c, vptq_err *err)
     const char *dir = c->dir[VPTQ_PART_MAIN];
     vptq_status st = VPTQ_OK;
 
-    c->known = !c->opt->dry_run;
-    if (!c->known && dir && is_first(c))
-        st = has_manifest(dir, &c->known, err);
+    c->has_fingerprints = !c->opt->dry_run;
+    if (!c->has_fingerprints && dir && is_first(c))
+        st = has_manifest(dir, &c->has_fingerprints, err);
     VPTQ_CHECK(vptq_comm_agree(c->dev->ctx, st, err));
-    VPTQ_CHECK(vptq_comm_broadcast(c->dev->ctx, 0, &c->known, sizeof c->known, err));
+    VPTQ_CHECK(vptq_comm_broadcast(c->dev->ctx, 0, &c->has_fingerprints,
+                                   sizeof c->has_fingerprints, err));
     VPTQ_CHECK(vptq_comm_agree(c->dev->ctx, plan(c, err), err));
     snprintf(text, sizeof text, "%s %s", c->calibrator.fingerprint[VPTQ_PART_MAIN],
              c->calibrator.fingerprint[VPTQ_PART_HELD_OUT]);

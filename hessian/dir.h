@@ -38,7 +38,7 @@ vptq_status vptq_hessian_dir_measure(const char *dir, const vptq_hessian_dir *h,
 vptq_status vptq_hessian_dir_writer_open(const char *dir, const char *inner, bool force,
                                          vptq_mem *mem, vptq_dir_writer *w, vptq_lock *lock,
                                          vptq_err *err) VPTQ_MUST_CHECK;
-/* Fails as that because of what is at `dir`; writes nothing. */
+/* Makes the checks of vptq_hessian_dir_writer_open, and writes nothing. */
 vptq_status vptq_hessian_dir_writer_check(const char *dir, const char *inner, bool force,
                                           vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -160,6 +160,10 @@ static vptq_status begin(const char *dir, vptq_foreign_form form, vptq_exchange 
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "'%s' has Hessians of experts, which other programs have no names for",
                          dir);
+    if (read->dir.diagonal)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "'%s' has only the diagonals of Hessians, which cannot be exported",
+                         dir);
     *inputs = read->dir;
     inputs->weights = VPTQ_WEIGHTS_PLAIN;
     return vptq_hessian_dir_check_files(dir, inputs, err);

@@ -54,7 +54,7 @@ vptq_status vptq_hessian_import(vptq_device *dev, const char *from, const char *
 vptq_status vptq_hessian_export(vptq_device *dev, const char *dir, vptq_foreign_form form,
                                 const char *out_dir, vptq_exchange *read,
                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* Fails as that before it begins to write, and plans it. */
+/* Makes the checks of vptq_hessian_export, and plans it. */
 vptq_status vptq_hessian_export_plan(const char *dir, vptq_foreign_form form,
                                      const char *out_dir, vptq_exchange *read,
                                      vptq_hessian_plan *plan, vptq_err *err) VPTQ_MUST_CHECK;

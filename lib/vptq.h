@@ -293,7 +293,7 @@ VPTQ_CALL vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const
                                           size_t count, const char *to, bool force,
                                           const vptq_output *out, vptq_err *err);
 
-/* Fails as that before it writes, and reports what it would write, and the memory. */
+/* Makes the checks of vptq_hessians_merge, and reports what it would write, and the memory. */
 VPTQ_CALL vptq_status vptq_hessians_plan_merge(const vptq_ctx *ctx, const char *const *dirs,
                                                size_t count, const char *to, bool force,
                                                const vptq_output *out, vptq_err *err);
@@ -312,7 +312,7 @@ VPTQ_CALL vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir, bool 
                                            const char *to, const vptq_output *out,
                                            vptq_err *err);
 
-/* Fails as that before it writes, and reports what it would write, and the memory. */
+/* Makes the checks of vptq_hessians_export, and reports what it would write, and the memory. */
 VPTQ_CALL vptq_status vptq_hessians_plan_export(const vptq_ctx *ctx, const char *dir,
                                                 bool inverse, const char *to,
                                                 const vptq_output *out, vptq_err *err);
@@ -510,7 +510,8 @@ typedef struct vptq_tune_result {
     double changed;                   /* share of the stored numbers */
     double seconds;
     char digest[VPTQ_DIGEST_SIZE]; /* as of vptq_digest */
-    vptq_estimate estimate; /* of a dry run; `layers` and `steps` are those that are left */
+    /* Of a dry run, whose `layers` are those that are left, and `steps` all or none. */
+    vptq_estimate estimate;
 } vptq_tune_result;
 
 /* Trains what a quantized model stores, codebooks, scales and biases, so that it follows

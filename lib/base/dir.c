@@ -24,7 +24,9 @@ static vptq_status make_one(const char *path, vptq_err *err)
     return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot create directory '%s'", path);
 }
 
-vptq_status vptq_dir_make(const char *path, vptq_err *err)
+/* Calls `one` for the parents of a directory and then for itself. */
+static vptq_status for_parts(const char *path,
+                             vptq_status (*one)(const char *part, vptq_err *err), vptq_err *err)
 {
     char part[VPTQ_PATH_MAX];
     size_t n = strlen(path);
@@ -36,11 +38,29 @@ vptq_status vptq_dir_make(const char *path, vptq_err *err)
         if (part[i] != '/' || part[i - 1] == '/')
             continue;
         part[i] = 0;
-        VPTQ_CHECK(make_one(part, err));
+        VPTQ_CHECK(one(part, err));
         part[i] = '/';
     }
-    VPTQ_CHECK(make_one(path, err));
+    return one(path, err);
+}
+
+/* Fails as make_one where something else has that name. */
+static vptq_status check_one(const char *path, vptq_err *err)
+{
+    return vptq_path_exists(path) && !vptq_path_is_dir(path)
+               ? vptq_fail_errno(err, VPTQ_E_IO, EEXIST, "cannot create directory '%s'", path)
+               : VPTQ_OK;
+}
+
+vptq_status vptq_dir_check_make(const char *path, vptq_err *err)
+{
+    return for_parts(path, check_one, err);
+}
+
+vptq_status vptq_dir_make(const char *path, vptq_err *err)
+{
     int fd;
+    VPTQ_CHECK(for_parts(path, make_one, err));
     VPTQ_CHECK(vptq_dir_open(path, &fd, err));
     close(fd);
     return VPTQ_OK;
@@ -139,7 +159,7 @@ vptq_status vptq_dir_check_target(const char *path, const char *inner, bool forc
     struct stat sb;
     size_t entries;
     if (lstat(path, &sb))
-        return VPTQ_OK;
+        return vptq_dir_check_make(path, err);
     if (!S_ISDIR(sb.st_mode))
         return vptq_fail(
             err, VPTQ_E_IO, "'%s' exists and is %s", path,

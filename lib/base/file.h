@@ -127,6 +127,8 @@ vptq_status vptq_path_beside(char *out, size_t size, const char *path, const cha
 /* Creates a directory and its parents (mkdir -p); it may exist, but below a held directory not
  * as a link. */
 vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+/* Fails as vptq_dir_make if a file has that name, or that of a parent; makes nothing. */
+vptq_status vptq_dir_check_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Creates the folder of `path` and its parents if it does not exist, as the writers below do
  * for theirs; but none at or below a held directory, whose loss is an error that opening it

@@ -154,16 +154,12 @@ vptq_status vptq_decode_measure(vptq_device *dev, const vptq_model *m,
                                 const vptq_decode_load *c, const vptq_batch_options *o,
                                 double seconds, vptq_decode_times *t, vptq_err *err)
 {
-    vptq_mem *mem = dev->ctx->mem;
-    const size_t peak = mem ? mem->peak : 0;
     probe p = {.m = m, .c = c, .seconds = seconds};
     VPTQ_CHECK(vptq_model_narrow(m, dev, &p.narrow, err));
     vptq_status st = open_probe(&p, dev, o, err);
     if (!st)
         st = measure(&p, t, err);
     close_probe(&p);
-    if (mem && mem->peak < peak)
-        mem->peak = peak;
     return st;
 }
 

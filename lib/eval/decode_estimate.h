@@ -1,5 +1,6 @@
-/* Internal: what decoding will take, from groups of prompts and steps that pass a few blocks,
- * and the head, of the model or of a narrow stand-in for a large one (lib/model/narrow.h). */
+/* Internal: estimates the time of decoding, from groups of prompts and steps that pass a few
+ * blocks, and the head, of the model or of a narrow stand-in for a large one
+ * (lib/model/narrow.h). */
 #ifndef VPTQ_EVAL_DECODE_ESTIMATE_H
 #define VPTQ_EVAL_DECODE_ESTIMATE_H
 

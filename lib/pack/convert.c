@@ -250,9 +250,10 @@ vptq_status vptq_package_copy(const vptq_ctx *ctx, const vptq_checkpoint *from,
     uint8_t *buffer = vptq_mem_alloc(ctx->mem, t->data ? 0 : vptq_tensor_piece(t, 0), 1, err);
     if (!buffer)
         return VPTQ_E_NOMEM;
-    for (size_t at = 0, n; at < t->bytes && !vptq_package_is_late(s ? s->probe : NULL);
-         at += n) {
+    for (size_t at = 0, n; at < t->bytes; at += n) {
         const uint8_t *bytes;
+        if (at > 0 && vptq_package_is_late(s ? s->probe : NULL))
+            break;
         n = vptq_tensor_piece(t, at);
         VPTQ_TRY(vptq_check_cancel(ctx, err));
         VPTQ_TRY(vptq_tensor_bytes(t, at, n, buffer, &bytes, err));
@@ -278,7 +279,9 @@ vptq_status vptq_package_fill_rows(const vptq_package *o, vptq_device *dev,
     stored = vptq_mem_alloc(o->ctx->mem, stored_bytes(type, in.tile_rows * in.cols), 1, err);
     if (!stored)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t r = 0; r < in.rows && !vptq_package_is_late(s->probe); r += in.tile_rows) {
+    for (size_t r = 0; r < in.rows; r += in.tile_rows) {
+        if (r > 0 && vptq_package_is_late(s->probe))
+            break;
         size_t n = in.rows - r < in.tile_rows ? in.rows - r : in.tile_rows;
         const float *x = NULL;
         VPTQ_TRY(vptq_check_cancel(o->ctx, err));

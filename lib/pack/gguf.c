@@ -291,7 +291,9 @@ static vptq_status write_rows(exporting *e, vptq_package_rows *in, const vptq_te
     uint8_t *stored = vptq_mem_alloc(mem, in->tile_rows, in->cols * sizeof(float), err);
     if (!stored || (interleaved && !permuted))
         VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t r = 0; r < in->rows && !vptq_package_is_late(e->probe); r += in->tile_rows) {
+    for (size_t r = 0; r < in->rows; r += in->tile_rows) {
+        if (r > 0 && vptq_package_is_late(e->probe))
+            break;
         const float *x = NULL;
         size_t n = in->rows - r < in->tile_rows ? in->rows - r : in->tile_rows;
         VPTQ_TRY(vptq_check_cancel(e->dev->ctx, err));
@@ -364,7 +366,9 @@ static vptq_status try_tensors(void *arg, const vptq_package_tensor *t, size_t c
     for (size_t i = 0; i < e->count && !st; i++) {
         if (e->source[i] < t || e->source[i] >= t + count)
             continue;
-        VPTQ_CHECK(vptq_gguf_writer_open(NULL, false, &e->keys, &e->tensors[i], 1, &w, err));
+        st = vptq_gguf_writer_open(NULL, false, &e->keys, &e->tensors[i], 1, &w, err);
+        if (st)
+            break;
         st = write_tensor(e, i, &w, err);
         vptq_gguf_writer_abort(&w);
     }

@@ -643,7 +643,7 @@ static vptq_status drop_into_archive(void *arg, const vptq_package_tensor *t, si
     const vptq_ctx *ctx = d->o->ctx;
     vptq_package_sink s = {.probe = p};
     VPTQ_CHECK(vptq_archive_writer_open(NULL, false, ctx->threads, ctx->mem, &s.archive, err));
-    for (size_t i = 0; i < count && !vptq_package_is_late(p); i++) {
+    for (size_t i = 0; i < count && (i == 0 || !vptq_package_is_late(p)); i++) {
         VPTQ_TRY(begin_entry(s.archive, &t[i].tensor, d->level, err));
         VPTQ_TRY(d->o->fill(d->o->fill_arg, &t[i], &s, err));
         if (!vptq_package_is_late(p))

@@ -285,13 +285,11 @@ static vptq_status print_step(const vptq_tuner *t, const vptq_trainer_report *r,
     return t->step_rows ? vptq_print_row(t->step_rows, &line, err) : VPTQ_OK;
 }
 
-/* Says that a run was interrupted before its first layer or step (`unit`). */
-static vptq_status name_start(vptq_status st, const char *unit, vptq_err *err)
+/* Of an interruption before the layers and steps of this run, or of those before it. */
+static vptq_status name_start(vptq_status st, vptq_err *err)
 {
     return st == VPTQ_E_CANCELLED
-               ? vptq_fail(err, st,
-                           "interrupted before the first %s; run the same command to continue",
-                           unit)
+               ? vptq_fail(err, st, "interrupted; run the same command to continue")
                : st;
 }
 
@@ -371,8 +369,7 @@ static vptq_status open_layers(vptq_tuner *t, vptq_err *err)
     plan.every = steps_of_pass(t);
     plan.steps = (uint32_t)steps;
     VPTQ_CHECK(name_start(
-        vptq_layerwise_open(t->dev, &t->original, &t->student, &plan, &t->layers, err), "layer",
-        err));
+        vptq_layerwise_open(t->dev, &t->original, &t->student, &plan, &t->layers, err), err));
     t->layer_state_bytes = vptq_layerwise_state_bytes(t->layers);
     t->layer_state = vptq_arena_alloc(&t->arena, t->layer_state_bytes, 1, err);
     if (!t->layer_state)
@@ -444,8 +441,7 @@ static vptq_status tune_e2e(vptq_tuner *t, vptq_err *err)
     vptq_trainer_report start;
     t->plan.fingerprint = t->original_fingerprint;
     VPTQ_CHECK(name_start(
-        vptq_e2e_open(t->dev, &t->original, &t->student, &t->plan, &t->e2e, &start, err),
-        "step", err));
+        vptq_e2e_open(t->dev, &t->original, &t->student, &t->plan, &t->e2e, &start, err), err));
     vptq_trainer *e2e = vptq_e2e_trainer(t->e2e);
     t->result->held_out_before = start.held_out;
     t->result->rate = e2e->optimizer.rate;
@@ -584,6 +580,7 @@ static vptq_status plan(vptq_tuner *t, vptq_err *err)
     if (!is_first(t))
         return VPTQ_OK;
     if (t->opt->work) {
+        VPTQ_CHECK(vptq_dir_check_make(t->opt->work, err));
         VPTQ_CHECK(check_own(t->opt->work, t->dev->ctx->mem, err));
         VPTQ_CHECK(vptq_tuner_open_manifest(t, err));
         VPTQ_CHECK(vptq_tuner_find_result(t, &finished, err));

@@ -34,8 +34,8 @@ typedef struct vptq_tuner {
 
 /* ---- tune_estimate.c ---- */
 
-/* Sets t->result->estimate, and layers and steps that are left.  t->saved is mapped if there is
- * a state. */
+/* Sets t->result->estimate, the layers that are left, and all steps unless it is finished.
+ * t->saved is mapped if there is a state. */
 vptq_status vptq_tuner_estimate(vptq_tuner *t, bool finished, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- tune_files.c ---- */

@@ -71,7 +71,8 @@ bool vptq_estimate_is_shown(const vptq_output *out)
 vptq_output vptq_estimate_output(const vptq_output *out)
 {
     vptq_output plan = out ? *out : (vptq_output){.write = NULL};
-    plan.format = vptq_estimate_is_shown(out) ? out->format : VPTQ_FORMAT_TEXT;
+    if (!vptq_estimate_is_shown(out) && plan.format != VPTQ_FORMAT_CSV)
+        plan.format = VPTQ_FORMAT_TEXT;
     return plan;
 }
 

@@ -1,5 +1,5 @@
-/* Internal: what tuning will take, from a second of it in one block: its forward and backward
- * pass over some tokens, and a step of the optimizer. */
+/* Internal: estimates the time of tuning, from a second of it in one block: its forward and
+ * backward pass over some tokens, and a step of the optimizer. */
 #ifndef VPTQ_TUNE_PROBE_H
 #define VPTQ_TUNE_PROBE_H
 

@@ -50,6 +50,12 @@ collect -o killed -q --format json > rest.json
     "$(json_get layers_done rest.json) $(json_get layers_reused rest.json)" ] || fail "$(cat plan.json rest.json)"
 expect_error 1 "^vptq-hessian: 'killed' holds hessians of another text" collect -o killed --seed 7 --dry-run
 collect -o killed -f --seed 7 --dry-run > plan.txt
+for plan in "" --dry-run; do
+    # shellcheck disable=SC2086 # nothing or a word
+    expect_error 1 "^vptq-hessian: cannot create directory 'plan.txt': File exists" collect -o plan.txt $plan
+    # shellcheck disable=SC2086
+    expect_error 1 "^vptq-hessian: cannot create directory 'plan.txt': File exists" collect -o plan.txt/x $plan
+done
 expect_line plan.txt ' 5 layers to do, '
 expect_same one killed
 

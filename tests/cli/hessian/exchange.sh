@@ -49,6 +49,7 @@ for form in --inverse ''; do
     expect_near "$(json_get disk_needed_bytes plan.json)" "$(cat x/* | wc -c)" 0.1
     expect_number "$(json_get peak_memory_bytes plan.json)" '>' 0
     expect_error 1 "'x' already exists" hessian --export h -o x --dry-run
+    expect_error 1 "cannot create directory 'plan.json': File exists" hessian --export h -o plan.json/y --dry-run
     rm -r x
 done
 bad 2 "has no --force" --export h -f

@@ -44,6 +44,7 @@ tune -o one --steps 3 --dry-run -f >plan.txt
 expect_line plan.txt '^one: 0 layers and 3 steps to do, '
 expect_same one before
 [ ! -e new ] || fail "a dry run made a directory"
+expect_error 1 "cannot create directory 'plan.txt': File exists" tune -o plan.txt --steps 3 --dry-run
 
 # Divergence and perplexity of another text; the same bits, in every form.
 for w in work one; do
@@ -92,7 +93,7 @@ interrupt "$pid" 0
 pid=$!
 wait_for 60 grep -q 'original: ' err.txt
 interrupt "$pid"
-expect_line err.txt '^vptq-quantize: interrupted before the first step; run the same command to continue$'
+expect_line err.txt '^vptq-quantize: interrupted; run the same command to continue$'
 cp -r stopped damaged
 cp -r stopped again
 mkdir other
