@@ -162,7 +162,7 @@ static vptq_status begin(const char *dir, vptq_foreign_form form, vptq_exchange 
                          dir);
     if (read->dir.diagonal)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "'%s' has only the diagonals of Hessians, which cannot be exported",
+                         "'%s' holds only the diagonals of Hessians, which cannot be exported",
                          dir);
     *inputs = read->dir;
     inputs->weights = VPTQ_WEIGHTS_PLAIN;

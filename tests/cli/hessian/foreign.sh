@@ -59,7 +59,7 @@ hessian --show diag --format json > out.txt
 [ "$(json_get max_diag out.txt | sort -u)" = 4 ] || fail "diagonals of the imatrix"
 for plan in "" --dry-run; do
     # shellcheck disable=SC2086 # nothing or a word
-    expect_error 1 "'diag' has only the diagonals of Hessians, which cannot be exported" hessian --export diag -o nowhere $plan
+    expect_error 1 "'diag' holds only the diagonals of Hessians, which cannot be exported" hessian --export diag -o nowhere $plan
 done
 [ ! -e nowhere ] || fail "an export of diagonals was begun"
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H diag -o w_diag --layers 1-1 -v 4 -k 16 -r 0 > q.txt 2> err.txt
@@ -84,7 +84,7 @@ expect_line err.txt "'diag' holds only the diagonals of Hessians, which cannot b
 expect_exit 1 hessian --merge back back -o x 2> err.txt
 expect_line err.txt "'back' does not record its number of tokens"
 expect_exit 1 hessian --export diag -o x 2> err.txt
-expect_line err.txt "has only the diagonals of Hessians"
+expect_line err.txt "holds only the diagonals of Hessians"
 for mode in "--import inv" "--merge h h" "--show h" "-m $model -c $text"; do
     # shellcheck disable=SC2086 # several words
     expect_exit 2 hessian $mode --inverse -o x 2> err.txt

@@ -269,7 +269,7 @@ static void test_imatrix(void **state)
                  VPTQ_E_UNSUPPORTED, &err, "holds only the diagonals of Hessians");
     assert_fails(
         vptq_hessian_export(&r->one.dev, r->to, VPTQ_FOREIGN_COVARIANCE, r->back, &made, &err),
-        VPTQ_E_UNSUPPORTED, &err, "holds only the diagonal of a Hessian");
+        VPTQ_E_UNSUPPORTED, &err, "holds only the diagonals of Hessians");
     assert_false(vptq_path_exists(r->back));
     close_rig(r);
 }
