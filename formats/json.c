@@ -40,7 +40,7 @@ static size_t text_weight(const char *text, size_t len)
     return weight;
 }
 
-/* Where the string begins whose closing quote is at `end`. */
+/* Where the string begins whose closing quote is at `end`; `end` if it does not begin. */
 static size_t opening_quote(const char *text, size_t end)
 {
     for (size_t at = end; at-- > 0;) {
@@ -59,13 +59,15 @@ static vptq_status fail_parse(const char *text, size_t len, const char *name, si
 {
     const size_t at = line + (size_t)(je->line > 0 ? je->line - 1 : 0);
     const size_t end = je->position > 0 ? (size_t)je->position - 1 : 0;
+    const size_t start = end < len && text[end] == '"' ? opening_quote(text, end) : end;
     VPTQ_CHECK(vptq_lfs_check(name, text, len, "JSON file", err));
     if (json_error_code(je) == json_error_out_of_memory)
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", name);
-    if (json_error_code(je) == json_error_duplicate_key && end < len && text[end] == '"') {
-        const size_t start = opening_quote(text, end) + 1, n = end - start;
+    if (json_error_code(je) == json_error_duplicate_key && start < end) {
+        const size_t n = end - start - 1;
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: duplicate key '%.*s'",
-                         name, at, je->column, (int)(n < MAX_KEY ? n : MAX_KEY), text + start);
+                         name, at, je->column, (int)(n < MAX_KEY ? n : MAX_KEY),
+                         text + start + 1);
     }
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: not valid JSON: %s", name,
                      at, je->column, je->text);
