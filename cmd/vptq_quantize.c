@@ -390,7 +390,7 @@ static int check_calibration(const vptq_cli *cli, const quantize_args *a)
     if (a->hessians && text && a->tune < 0)
         return vptq_cli_usage_error(
             cli, "-H and a calibration text exclude each other, except with --tune");
-    if (a->hessians && !text && !a->texts.count && a->calibrate.lossy)
+    if (a->hessians && !text && !a->texts.count && !a->measure.count && a->calibrate.lossy)
         return vptq_cli_usage_error(
             cli, "--lossy has no effect with -H: it belongs to a calibration text");
     if (!calibrates(cli, a) && a->calibrate.outputs)

@@ -116,6 +116,9 @@ for work in *.work .work; do [ ! -e "$work" ] || fail "$work"; done
 
 # What cannot be packed is an error before anything is quantized, and of a plan, too.
 "$BIN/vptq-hessian" -q -m "$model" -c "$(data text/tinystories/tiny.utf8)" -n 8 -l 128 -o h >out.txt
+printf 'caf\xe9 %.0s' {1..400} >latin1.txt
+"$BIN/vptq-quantize" -q -m "$model" -H h -v 4 -k 16 -o latin1.vptq --measure latin1.txt --lossy >out.txt
+expect_line out.txt '^perplexity '
 rule() { echo "{\"rules\": [{\"match\": \"v_proj\", \"settings\": {\"method\": \"$1\"}}]}"; }
 rule gptq >gptq.json
 rule aqlm >aqlm.json
