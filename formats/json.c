@@ -45,9 +45,11 @@ static size_t opening_quote(const char *text, size_t end)
 {
     for (size_t at = end; at-- > 0;) {
         size_t slashes = 0;
+        if (text[at] != '"')
+            continue;
         while (slashes < at && text[at - 1 - slashes] == '\\')
             slashes++;
-        if (text[at] == '"' && slashes % 2 == 0)
+        if (slashes % 2 == 0)
             return at;
     }
     return end;

@@ -288,11 +288,30 @@ static vptq_status report_measured(const vptq_output *out, const char *model,
                            r->ppl, r->ppl_base, r->mean_kld);
 }
 
+/* Nobody has the lock of the work directory while it is measured: fails if its matrices are no
+ * longer those with that digest. */
+static vptq_status check_unchanged(const vptq_ctx *ctx, const vptq_quantize_options *q,
+                                   const vptq_pack_options *pack, const char *digest,
+                                   vptq_err *err)
+{
+    vptq_digest_result now;
+    const vptq_checkpoint_options open = {.tokenizer = q->tokenizer, .base = q->model};
+    if (!*digest)
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_digest_model(ctx, q->work, &open, pack, &now, err));
+    return strcmp(now.digest, digest) == 0
+               ? VPTQ_OK
+               : vptq_fail(
+                     err, VPTQ_E_MISMATCH,
+                     "another run changed '%s' while this one measured; nothing is packed",
+                     q->work);
+}
+
 /* Packs into the work directory and measures that, which is removed in any case.  The card is
  * part of the output, which has the same weights. */
 static vptq_status measure(vptq_ctx *ctx, const vptq_convert_options *o,
                            const vptq_quantize_options *q, const vptq_pack_options *pack,
-                           vptq_kld_result *r, vptq_err *err)
+                           const char *digest, vptq_kld_result *r, vptq_err *err)
 {
     char path[MAX_PATH];
     vptq_ctx quiet = *ctx; /* packing the output says the same */
@@ -308,12 +327,22 @@ static vptq_status measure(vptq_ctx *ctx, const vptq_convert_options *o,
         st = vptq_pack(&quiet, &archive, NULL, err);
     VPTQ_TRY(vptq_comm_agree(ctx, st, err));
     VPTQ_TRY(compare(ctx, o, q, path, r, err));
+    if (!vptq_comm_rank(ctx))
+        VPTQ_TRY(check_unchanged(&quiet, q, pack, digest, err));
 out:
     if (!vptq_comm_rank(ctx)) {
         const vptq_status removed = vptq_file_remove(path, st ? NULL : err);
         st = st ? st : removed;
     }
     return st;
+}
+
+/* Removes what a measurement left that was killed; this run may not measure. */
+static vptq_status remove_measured(const char *work, vptq_err *err)
+{
+    char path[MAX_PATH];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, work, VPTQ_MEASURED_FILE, err));
+    return vptq_path_exists(path) ? vptq_file_remove(path, err) : VPTQ_OK;
 }
 
 static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
@@ -327,9 +356,10 @@ static vptq_status run(vptq_ctx *ctx, const vptq_convert_options *opt,
     vptq_buf_init(&card, ctx->mem);
     VPTQ_TRY(vptq_quantize_to_pack(ctx, quantize, pack, out, &r, err));
     if (opt->measure)
-        VPTQ_TRY(measure(ctx, opt, quantize, pack, &measured, err));
+        VPTQ_TRY(measure(ctx, opt, quantize, pack, r.digest, &measured, err));
     if (vptq_comm_rank(ctx)) /* only the first packs */
         goto out;
+    VPTQ_TRY(remove_measured(quantize->work, err));
     if (opt->measure)
         VPTQ_TRY(report_measured(out, pack->output, &measured, err));
     VPTQ_TRY(write_card(opt, quantize, &r, opt->measure ? &measured : NULL, &card, err));

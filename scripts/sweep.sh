@@ -163,14 +163,15 @@ start()
         >/dev/null &
 }
 
-# stop STATUS: ends the jobs, whose finished work stays
+# stop STATUS SIGNAL: ends the jobs, whose finished work stays; another signal than the terminal has sent them, too,
+# would end them at once
 stop()
 {
     trap '' INT TERM HUP
     local pids
     pids=$(jobs -rp)
     # shellcheck disable=SC2086 # words
-    [ -z "$pids" ] || kill $pids 2>/dev/null || true
+    [ -z "$pids" ] || kill -s "$2" $pids 2>/dev/null || true
     wait
     exit "$1"
 }
@@ -179,23 +180,25 @@ stop()
 # have ended
 run_side_by_side()
 {
-    local cores threads first name running=0 failed=0
+    local cores threads first names name running=0 failed=0
     cores=$(nproc)
     threads=$((cores > jobs ? cores / jobs : 1))
     plan "$@"
     first=$(awk -F, 'NR > 1 && $1 != "original" { print $1; exit }' "$dir/plan.tmp")
     [ -n "$first" ] || return 0
     "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" --only "$first" -o "$dir/ablation" >/dev/null
-    trap 'stop 130' INT
-    trap 'stop 143' TERM
-    trap 'stop 129' HUP
-    while [ "$failed" = 0 ] && read -r name; do
+    trap 'stop 130 INT' INT
+    trap 'stop 143 TERM' TERM
+    trap 'stop 129 HUP' HUP
+    names=$(awk -F, -v first="$first" 'NR > 1 && $1 != first { print $1 }' "$dir/plan.tmp")
+    for name in $names; do
+        [ "$failed" = 0 ] || break
         start "$name" "$@"
         running=$((running + 1))
         [ "$running" -ge "$jobs" ] || continue
         wait -n || failed=$?
         running=$((running - 1))
-    done < <(awk -F, -v first="$first" 'NR > 1 && $1 != first { print $1 }' "$dir/plan.tmp")
+    done
     for (( ; running > 0; running--)); do
         wait -n || failed=$?
     done

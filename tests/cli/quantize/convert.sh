@@ -64,6 +64,21 @@ expect_line err.txt '^vptq-quantize: interrupted; run the same command to contin
 expect_line out.txt '^35 matrices (35 kept), '
 expect_line out.txt '^perplexity [0-9.]*, of the original [0-9.]*; divergence [0-9.]* nats per token$'
 [ "$(sort err.txt | uniq -d)" = "" ] || fail "says things twice: $(cat err.txt)"
+# Another run that changes the matrices meanwhile is noticed, and a copy that a killed one left does not stay.
+"$BIN/vptq-quantize" -m "$model" -b 3 -n 4 -l 64 "${quick[@]}" -o s.vptq --measure "$tiny" --measure-windows 200 --progress \
+    >/dev/null 2>err.txt &
+pid=$!
+wait_for 60 grep -q 'divergence .*windows' err.txt
+kill -STOP "$pid"
+[ -e s.vptq.work/measured.vptq ] || fail "the copy is elsewhere"
+"$BIN/vptq-quantize" -q -m "$model" -b 4 -n 4 -l 64 "${quick[@]}" -o s.vptq -f --keep-work >out.txt
+[ ! -e s.vptq.work/measured.vptq ] || fail "a copy of the model is left"
+cp s.vptq want.vptq
+kill -CONT "$pid"
+expect_exit 1 wait "$pid"
+expect_line err.txt "another run changed 's.vptq.work' while this one measured; nothing is packed"
+expect_same want.vptq s.vptq
+rm -r s.vptq s.vptq.work
 expect_line m/README.md "$(printf '^| divergence from the original | %.6f nats per token |$' "$(json_get mean_kld kld.json)")"
 
 # An output that exists is not touched, and no work is done; --force replaces it.

@@ -23,6 +23,22 @@ static void refuse(const char *text, const char *part)
     assert_non_null(strstr(err.text, "x.json: "));
 }
 
+/* A key of a megabyte, all backslashes, is found in linear time. */
+static void test_long_key(void)
+{
+    enum { KEY = 1 << 20 };
+    char *text = test_malloc(2 * KEY + 16), *at = text;
+    for (int i = 0; i < 2; i++) {
+        at += sprintf(at, "%s\"", i ? ":1," : "{");
+        memset(at, '\\', KEY);
+        at += KEY;
+        *at++ = '"';
+    }
+    memcpy(at, ":2}", sizeof ":2}");
+    refuse(text, "duplicate key '");
+    test_free(text);
+}
+
 static void test_bad_text(void **state)
 {
     (void)state;
@@ -33,6 +49,7 @@ static void test_bad_text(void **state)
     refuse("{\n\"a\\\"\\\\\": 1,\n \"a\\\"\\\\\": 2}",
            "line 3, column 8: duplicate key 'a\\\"\\\\'");
     refuse("{\"a\":\n  nul}", "line 2");
+    test_long_key();
     refuse("[1e999]", "real number overflow");
     refuse("[99999999999999999999]", "too big integer");
     refuse("[\"\xff\"]", "unable to decode byte");
