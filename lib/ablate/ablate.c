@@ -98,7 +98,7 @@ static vptq_status add_seconds(const vptq_ablate_job *m, double more, bool fresh
             vptq_log(m->a->dev->ctx, VPTQ_LOG_WARN,
                      "%s: the file is damaged; the seconds are counted again from 0", path);
     }
-    *total = before + more;
+    *total = round((before + more) * 1000) / 1000; /* as the file, so as every later table */
     if (more > 0) {
         write_seconds(*total, line);
         VPTQ_TRY(vptq_file_replace(path, line, strlen(line), err));

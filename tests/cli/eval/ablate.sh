@@ -27,6 +27,14 @@ ablate -q -o whole --keep-packed --format json >whole.jsonl
 expect_line err.txt "whole/ablate.json: its key 'layers' is '1-2', here it is 'all'; give another directory$"
 expect_error 1 "its key 'layers' is '1-2', here it is '1-3'" ablate --layers 1-3 -q -o whole --force
 
+# Seconds, too, are those of the first run in every table.
+timed=("${options[@]/--no-seconds/-q}")
+for n in 1 2; do
+    "$BIN/vptq-eval" ablate "${timed[@]}" --only v4 --only residual -o timed --format json >timed.$n
+done
+expect_number "$(head -n 1 timed.1 | json_get seconds)" '>' 0
+expect_same timed.1 timed.2
+
 # ---- what cannot be measured is found before anything is quantized ----
 printf 'Once' >short.txt
 echo '{"question": "What?", "choices": ["a", "b"], "gold": "c"}' >broken.jsonl
