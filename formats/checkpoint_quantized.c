@@ -598,8 +598,8 @@ static vptq_status check_finished(const vptq_ctx *ctx, const vptq_checkpoint *c,
     if (matrices > 0 && rows == matrices)
         return VPTQ_OK;
     if (matrices < all)
-        snprintf(missing, sizeof missing, "%zu of %zu %s missing; ", all - matrices, all,
-                 vptq_plural(all - matrices, "matrices is", "matrices are"));
+        snprintf(missing, sizeof missing, "%zu of the model's %zu matrices %s not quantized; ",
+                 all - matrices, all, vptq_plural(all - matrices, "is", "are"));
     vptq_status st = vptq_fail(err, VPTQ_E_FORMAT,
                                "'%s' holds an unfinished run (matrix files: %zu, rows of %s: "
                                "%zu); %srun its command again "

@@ -659,7 +659,7 @@ struct vptq_kld_options {
     bool force;            /* replace it */
     vptq_kld_base_precision precision;
     size_t top;   /* ids that a compact saved base keeps per token */
-    bool dry_run; /* fill tokens, windows, context and protocol only */
+    bool dry_run; /* fill tokens, windows, context, protocol and an estimate only */
 };
 
 /* _stderr: standard error of the figure before it, over tokens; 0 for one token. */
@@ -782,7 +782,7 @@ typedef struct vptq_generate_options {
     const char *const *stops; /* [stop_count] not empty: the text ends before the first */
     size_t stop_count;
     bool printable; /* VPTQ_FORMAT_TEXT: escape as errors do, but for newlines and tabs */
-    bool dry_run;   /* only write the prompt and its ids */
+    bool dry_run;   /* only write the prompt, its ids and an estimate */
     const char *prompt_file; /* text instead of `prompt`, or of the chat's `user`, but for one
                                 newline at its end; NULL = none */
     bool lossy;              /* prompt_file: as vptq_corpus_options.lossy */

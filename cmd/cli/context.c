@@ -1,12 +1,10 @@
 /* Surroundings of a command and the context of its run: standard streams, signals, what the
  * library says, log and ranks. */
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 

@@ -68,7 +68,7 @@ done
 expect_error 1 "'missing' holds an unfinished run (matrix files: 20, rows of report.jsonl: 21); .*" \
     "$BIN/vptq-pack" -q missing -o out
 expect_exit 3 "$BIN/vptq-pack" -q --check unfinished > check.txt
-expect_line check.txt "'unfinished' holds an unfinished run (matrix files: 21, .*); 14 of 35 matrices are missing; run its"
+expect_line check.txt "'unfinished' holds an unfinished run (matrix files: 21, .*); 14 of the model's 35 matrices are not quantized; run its"
 [ "$("$BIN/vptq-pack" -q --list unfinished --format json | wc -l)" = \
     "$("$BIN/vptq-pack" -q --list work --format json | wc -l)" ] || fail "--list refuses an unfinished run"
 "$BIN/vptq-pack" -q unfinished --partial -o partial > /dev/null
