@@ -591,7 +591,7 @@ static vptq_status check_finished(const vptq_ctx *ctx, const vptq_checkpoint *c,
 {
     const size_t all = vptq_checkpoint_all_matrices(c);
     size_t rows, matrices = 0;
-    char missing[80] = "";
+    char missing[120] = "";
     VPTQ_CHECK(count_rows(ctx, c, &rows, err));
     for (size_t i = 0; i < count; i++)
         matrices += vptq_layer_file_is(names[i]);
