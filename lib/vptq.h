@@ -873,6 +873,7 @@ typedef struct vptq_compare_options {
     const char *source;   /* what the report says it was generated from */
     bool classic;         /* layout of the published report; Markdown only */
     bool dry_run;         /* make the report, and write only an estimate */
+    const char *output;   /* file that a dry run counts the disk of; NULL = none */
 } vptq_compare_options;
 
 /* Compares served models. */

@@ -44,12 +44,14 @@ static int run_compare(vptq_cli *cli, void *arg)
     vptq_writer *file = NULL;
     vptq_output out;
     char source[512];
+    const bool to_file = c->output && strcmp(c->output, "-") != 0;
     const vptq_compare_options opt = {.records = cli->args,
                                       .count = cli->arg_count,
                                       .original = c->original,
                                       .source = source,
                                       .classic = c->layout == LAYOUT_CLASSIC,
-                                      .dry_run = cli->common.dry_run};
+                                      .dry_run = cli->common.dry_run,
+                                      .output = to_file ? c->output : NULL};
     if (!cli->arg_count)
         return vptq_cli_usage_error(cli, "expected files of records as arguments");
     if (count_stdin(cli) > 1)

@@ -439,10 +439,9 @@ static vptq_status report_plan(vptq_device *dev, const vptq_model *m, const vptq
                                const vptq_error_options *opt, const vptq_output *out,
                                vptq_err *err)
 {
-    const vptq_output plan = vptq_estimate_output(out);
     vptq_estimate e;
     VPTQ_CHECK(vptq_eval_error_estimate(dev, m, base, opt, &e, err));
-    return out ? vptq_estimate_end(&plan, &e, err) : VPTQ_OK;
+    return vptq_estimate_end(out, &e, err);
 }
 
 vptq_status vptq_eval_error_report(vptq_device *dev, const vptq_model *m,

@@ -68,14 +68,6 @@ bool vptq_estimate_is_shown(const vptq_output *out)
     return out && (out->format == VPTQ_FORMAT_TEXT || out->format == VPTQ_FORMAT_JSON);
 }
 
-vptq_output vptq_estimate_output(const vptq_output *out)
-{
-    vptq_output plan = out ? *out : (vptq_output){.write = NULL};
-    if (!vptq_estimate_is_shown(out) && plan.format != VPTQ_FORMAT_CSV)
-        plan.format = VPTQ_FORMAT_TEXT;
-    return plan;
-}
-
 vptq_status vptq_estimate_end(const vptq_output *out, const vptq_estimate *e, vptq_err *err)
 {
     if (!vptq_estimate_is_shown(out))

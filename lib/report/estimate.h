@@ -35,10 +35,8 @@ vptq_status vptq_estimate_print(const vptq_output *out, const vptq_estimate *e,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Whether a dry run whose rows are printed as `out` says (may be NULL) ends with an estimate:
- * in text the line above, in JSON the last object; tables for programs have none. */
+ * in text the line above, in JSON the last object; other formats have none. */
 bool vptq_estimate_is_shown(const vptq_output *out);
-/* Where a dry run reports that has no rows: as text in place of tables. */
-vptq_output vptq_estimate_output(const vptq_output *out);
 vptq_status vptq_estimate_end(const vptq_output *out, const vptq_estimate *e,
                               vptq_err *err) VPTQ_MUST_CHECK;
 

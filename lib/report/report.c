@@ -227,16 +227,20 @@ vptq_status vptq_report_write(const vptq_report *r, vptq_format format, const ch
     return vptq_report_write_page(r, format, source, out, err);
 }
 
-/* The report was made, which takes no longer than writing it. */
-static vptq_status report_plan(const vptq_ctx *ctx, double seconds, size_t bytes,
-                               const vptq_output *out, vptq_err *err)
+/* The report was made, which takes no longer than writing it.  The estimate of a page, the
+ * default, is text. */
+static vptq_status report_plan(const vptq_ctx *ctx, const vptq_compare_options *opt,
+                               double seconds, size_t bytes, const vptq_output *out,
+                               vptq_err *err)
 {
-    const vptq_output plan = vptq_estimate_output(out);
-    vptq_estimate e = vptq_estimate_make(NULL);
+    vptq_output plan = out ? *out : (vptq_output){.format = VPTQ_FORMAT_CSV};
+    vptq_estimate e = vptq_estimate_make(opt->output);
     e.seconds = seconds;
     e.memory_bytes = ctx->mem ? ctx->mem->peak : 0;
-    e.disk_bytes = bytes;
-    return out ? vptq_estimate_end(&plan, &e, err) : VPTQ_OK;
+    e.disk_bytes = opt->output ? bytes : 0;
+    if (plan.format == VPTQ_FORMAT_MD || plan.format == VPTQ_FORMAT_HTML)
+        plan.format = VPTQ_FORMAT_TEXT;
+    return vptq_estimate_end(&plan, &e, err);
 }
 
 vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt, const vptq_output *out,
@@ -262,7 +266,7 @@ vptq_status vptq_compare(vptq_ctx *ctx, const vptq_compare_options *opt, const v
                       : vptq_report_write(&report, format, opt->source, &text, err);
     vptq_report_release(&report);
     if (!st && opt->dry_run)
-        st = report_plan(ctx, vptq_seconds() - start, text.len, out, err);
+        st = report_plan(ctx, opt, vptq_seconds() - start, text.len, out, err);
     else if (!st && out)
         st = out->write(out->arg, text.data, text.len, err);
 out:

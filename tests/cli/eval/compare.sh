@@ -164,10 +164,21 @@ no_leftovers .
 # --- a dry run: the size of the report, and nothing written ---
 compare "$records" -o taken.html
 compare "$records" -o new.html --dry-run >plan.txt
-expect_line plan.txt '^about .* s, .* of memory, .* of disk$'
+expect_line plan.txt '^about .* s, .* of memory, .* of disk (.* free)$'
 [ ! -e new.html ] || fail "a dry run wrote a report"
-compare "$records" --format json --dry-run >plan.json
+compare "$records" -o new.json --dry-run >plan.json
 compare "$records" --format json >rows.json
 [ "$(json_get disk_needed_bytes plan.json)" = "$(stat -c %s rows.json)" ] || fail "$(cat plan.json)"
+expect_number "$(json_get disk_free_bytes plan.json)" '>' 0
+for to in "" "-o -"; do
+    # shellcheck disable=SC2086 # nothing or two words
+    compare "$records" $to --dry-run >plan.txt
+    expect_line plan.txt '^about .* s, .* of memory$'
+    # shellcheck disable=SC2086
+    compare "$records" $to --format json --dry-run >plan.json
+    [ "$(json_get disk_needed_bytes plan.json)" = 0 ] || fail "$(cat plan.json)"
+done
+compare "$records" --format csv --dry-run >plan.txt
+[ ! -s plan.txt ] || fail "in a table for programs: $(cat plan.txt)"
 expect_error 1 "'taken.html' already exists" compare "$records" -o taken.html --dry-run
 expect_error 2 "no records of such a model" compare "$records" --original none --dry-run

@@ -71,6 +71,10 @@ expect_sentence 2 "--layers 9-9: .* has layers 0 to 4" "$BIN/vptq-eval" error -m
 run -H h --dry-run -o plan.html >plan.txt
 expect_line plan.txt '^about .* s, .* of memory$'
 run -H h --dry-run --format json >plan.json
+for format in csv md html; do
+    run -H h --dry-run --format $format >plan.txt
+    [ ! -s plan.txt ] || fail "$format: $(cat plan.txt)"
+done
 for key in estimated_seconds peak_memory_bytes; do
     expect_number "$(json_get $key plan.json)" '>' 0
 done
