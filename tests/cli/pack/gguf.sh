@@ -36,6 +36,21 @@ expect_near "$(ppl work.gguf)" "$(ppl work)" 1e-3
 
 unpack "$hf" -o plan.gguf --dry-run --format json > out.json
 [ ! -e plan.gguf ] || fail "a dry run wrote"
+
+# An estimate has a piece of every kind of tensor, however late the clock says it is.
+late()
+{
+    VPTQ_FAULT_CLOCK=1 preloading "$BIN/vptq-pack" -q --dry-run --format json "$@" > late.json
+    expect_number "$(json_get estimated_seconds late.json)" '>' 0
+}
+if [ -e "${FAULTS:-}" ]; then
+    for form in plan.gguf plan; do
+        for type in f16 f32; do
+            late --unpack "$hf" -o $form --dtype $type
+        done
+    done
+    late work -o plan.vptq
+fi
 expect_exit 1 unpack "$hf" -o model.gguf 2> err.txt
 expect_line err.txt "'model.gguf' already exists"
 unpack "$hf" -o model.gguf -f > out.txt
