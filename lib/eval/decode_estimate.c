@@ -146,7 +146,6 @@ static vptq_status measure(const probe *p, vptq_decode_times *t, vptq_err *err)
     t->block = group.block;
     t->head = group.head;
     t->layers = p->m->desc->layers;
-    t->packed_bytes = p->packed;
     return VPTQ_OK;
 }
 
@@ -157,6 +156,7 @@ vptq_status vptq_decode_measure(vptq_device *dev, const vptq_model *m,
     probe p = {.m = m, .c = c, .seconds = seconds};
     VPTQ_CHECK(vptq_model_narrow(m, dev, &p.narrow, err));
     vptq_status st = open_probe(&p, dev, o, err);
+    t->packed_bytes = p.packed;
     if (!st)
         st = measure(&p, t, err);
     close_probe(&p);

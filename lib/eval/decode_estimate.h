@@ -24,7 +24,9 @@ typedef struct vptq_decode_times {
                             vptq_batch_plan */
 } vptq_decode_times;
 
-/* Measures for `seconds` per kind of group. `o` are the options of the batch that decodes. */
+/* Measures for `seconds` per kind of group. `o` are the options of the batch that decodes.
+ * VPTQ_E_NOMEM if that does not fit; packed_bytes is set nevertheless, if the packed weights
+ * fit. */
 vptq_status vptq_decode_measure(vptq_device *dev, const vptq_model *m,
                                 const vptq_decode_load *c, const vptq_batch_options *o,
                                 double seconds, vptq_decode_times *t,

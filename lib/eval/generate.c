@@ -229,21 +229,25 @@ static vptq_status begin(const vptq_device *dev, generation *g, size_t *length, 
     return vptq_model_stop_tokens(dev->ctx, g->m, &g->stop_ids, err);
 }
 
-/* Decoding is a batch of one sequence. */
+/* The time is that of a batch of one sequence, which takes more memory than generating.  If it
+ * does not fit, the time is not estimated, and scratch memory of ops is left out. */
 static vptq_status estimate(vptq_device *dev, const generation *g, vptq_estimate *e,
                             vptq_err *err)
 {
     const size_t prompt = g->ids->count, length = prompt + g->tokens;
     const vptq_batch_options o = {.sequences = 1, .length = length, .kv = VPTQ_F32, .top_p = 1};
     const vptq_decode_load c = {.batch = 1, .input = prompt, .output = g->tokens};
-    vptq_batch_memory memory;
-    vptq_decode_times t;
-    VPTQ_CHECK(vptq_batch_plan(g->m, &o, &memory, err));
-    VPTQ_CHECK(vptq_decode_measure(dev, g->m, &c, &o, target_seconds, &t, err));
+    size_t bytes;
+    vptq_decode_times t = {.packed_bytes = 0};
+    VPTQ_CHECK(vptq_forward_next_bytes(g->m, length, prompt, &bytes, err));
+    const vptq_status st = vptq_decode_measure(dev, g->m, &c, &o, target_seconds, &t, err);
+    if (st && st != VPTQ_E_NOMEM)
+        return st;
     *e = vptq_estimate_make(NULL);
-    e->seconds = vptq_decode_seconds(&t, &c);
-    e->memory_bytes = (dev->ctx->mem ? dev->ctx->mem->used : 0) + memory.cache +
-                      memory.working + (uint64_t)t.packed_bytes;
+    if (!st)
+        e->seconds = vptq_decode_seconds(&t, &c);
+    e->memory_bytes =
+        (dev->ctx->mem ? dev->ctx->mem->used : 0) + bytes + (uint64_t)t.packed_bytes;
     return VPTQ_OK;
 }
 

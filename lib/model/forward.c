@@ -326,14 +326,35 @@ size_t vptq_forward_bytes(const vptq_model *m, size_t max_length, size_t rows)
            sizeof(float);
 }
 
+static size_t vector_bytes(const vptq_model_desc *d)
+{
+    return d->hidden * (size_t)d->layers * VPTQ_BLOCK_NORM_COUNT * sizeof(float);
+}
+
 size_t vptq_forward_host_bytes(const vptq_model *m, const vptq_device *dev, size_t max_length,
                                size_t rows)
 {
     const vptq_model_desc *d = m->desc;
     const size_t hidden = rows * d->hidden * sizeof(float); /* the caller's on host devices */
-    size_t vectors = d->hidden * (size_t)d->layers * VPTQ_BLOCK_NORM_COUNT * sizeof(float);
-    return dev->ops->host_memory ? vptq_forward_bytes(m, max_length, rows) - hidden + vectors
-                                 : hidden;
+    return dev->ops->host_memory
+               ? vptq_forward_bytes(m, max_length, rows) - hidden + vector_bytes(d)
+               : hidden;
+}
+
+vptq_status vptq_forward_next_bytes(const vptq_model *m, size_t max_length, size_t n,
+                                    size_t *bytes, vptq_err *err)
+{
+    const vptq_model_desc *d = m->desc;
+    const size_t rows = n < VPTQ_FORWARD_ROWS ? n : VPTQ_FORWARD_ROWS;
+    const size_t token = 2 * sizeof(float) * d->layers * d->kv_heads * d->head_dim;
+    size_t cache;
+    if (!vptq_size_mul(max_length, token, &cache) ||
+        !vptq_size_add(cache,
+                       vptq_forward_bytes(m, max_length, rows) + vector_bytes(d) +
+                           d->vocab * sizeof(float),
+                       bytes))
+        return vptq_fail(err, VPTQ_E_NOMEM, "a cache of %zu tokens is too large", max_length);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,

@@ -140,6 +140,12 @@ vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VP
 size_t vptq_forward_host_bytes(const vptq_model *m, const vptq_device *dev, size_t max_length,
                                size_t rows);
 
+/* *bytes of a forward pass that vptq_forward_next takes through up to `max_length` tokens, at
+ * most `n` of them in a call, without packed weights and scratch memory of ops.  VPTQ_E_NOMEM
+ * if they overflow. */
+vptq_status vptq_forward_next_bytes(const vptq_model *m, size_t max_length, size_t n,
+                                    size_t *bytes, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Final norm and output head over n rows; targets[i] < 0: no target; nll [n] in host memory. */
 vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
                               const int32_t *targets, vptq_nll_state *nll,

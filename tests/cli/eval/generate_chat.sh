@@ -97,6 +97,17 @@ head -c 4000 "$text" > long.txt
 bad 2 "the prompt has [0-9]* tokens and fills the model's context of 512" -m src --prompt-file long.txt
 bad 2 "the prompt has [0-9]* tokens and fills the model's context of 512" -m src --prompt-file long.txt --dry-run
 
+# A dry run works within the memory that the text needs, where measuring a batch does not fit.
+tight() { run "$hf" -p 'Once upon a time' -n 64 -t 1 "$@"; }
+tight --dry-run --format json > out.json
+memory=$(json_get peak_memory_bytes out.json)
+expect_number "$(json_get estimated_seconds out.json)" '>' 0
+tight --mem $((memory * 21 / 20)) > out.txt
+expect_exit 1 tight --mem $((memory * 9 / 10)) > out.txt 2> err.txt
+expect_line err.txt 'is too small'
+tight --mem $((memory * 21 / 20)) --dry-run > out.txt
+expect_line out.txt '^time not estimated, .* of memory$'
+
 # An interrupted text ends with a newline, and status 130.
 "$BIN/vptq-eval" generate -q -m src --backend ref -p 'Once upon' -n 60000 --ignore-eos > cut.txt 2> err.txt &
 pid=$!
