@@ -86,42 +86,6 @@ static vptq_status settings_json(const collector *c, int part, json_t **out, vpt
     return *out ? VPTQ_OK : vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
 }
 
-/* Compares the keys of hessian.json that decide the files, most telling first.  The factor is
- * not one of them. */
-static vptq_status compare_dir(const char *dir, const vptq_hessian_dir *old,
-                               const vptq_hessian_dir *new, vptq_err *err)
-{
-    if (strcmp(old->model_fingerprint, new->model_fingerprint))
-        return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' holds hessians of another model: key 'model_fingerprint' is %s, "
-                         "this run's is %s (--force starts again)",
-                         dir, old->model_fingerprint, new->model_fingerprint);
-    if (old->weights != new->weights)
-        return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' holds hessians of other token weights: key 'weights' is %s, "
-                         "this run's is %s (--force starts again)",
-                         dir, vptq_token_weights_name(old->weights),
-                         vptq_token_weights_name(new->weights));
-    if (old->held_out_tokens != new->held_out_tokens)
-        return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' is a collection with %llu tokens held out, this run holds out "
-                         "%llu (--force starts again)",
-                         dir, (unsigned long long)old->held_out_tokens,
-                         (unsigned long long)new->held_out_tokens);
-    if (strcmp(old->fingerprint, new->fingerprint))
-        return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' holds hessians of another text, seed or window length: key "
-                         "'fingerprint' is %s, this run's is %s (--force starts again)",
-                         dir, old->fingerprint, new->fingerprint);
-    if (old->first_layer != new->first_layer || old->last_layer != new->last_layer)
-        return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' is a collection of layers %u-%u, this run is of %u-%u (--force "
-                         "starts again)",
-                         dir, old->first_layer, old->last_layer, new->first_layer,
-                         new->last_layer);
-    return VPTQ_OK;
-}
-
 /* ---- the directories ---- */
 
 /* The files of a layer: those of the inputs, then those of the terms that linear layers may
@@ -236,7 +200,7 @@ static vptq_status compare_old(collector *c, bool *same, vptq_err *err)
         if (!has_part(c, part))
             continue;
         VPTQ_CHECK(vptq_hessian_dir_open(c->dir[part], &old, err));
-        VPTQ_CHECK(compare_dir(c->dir[part], &old, &c->meta[part], err));
+        VPTQ_CHECK(vptq_hessian_dir_compare(c->dir[part], &old, &c->meta[part], err));
         VPTQ_CHECK(compare_ranges(c, part, &old, err));
         if (!c->opt->calibrate.outputs)
             c->meta[part].outputs = old.outputs;

@@ -160,6 +160,40 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
     return st;
 }
 
+vptq_status vptq_hessian_dir_compare(const char *dir, const vptq_hessian_dir *old,
+                                     const vptq_hessian_dir *new, vptq_err *err)
+{
+    if (strcmp(old->model_fingerprint, new->model_fingerprint))
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "'%s' holds hessians of another model: key 'model_fingerprint' is %s, "
+                         "this run's is %s (--force starts again)",
+                         dir, old->model_fingerprint, new->model_fingerprint);
+    if (old->weights != new->weights)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "'%s' holds hessians of other token weights: key 'weights' is %s, "
+                         "this run's is %s (--force starts again)",
+                         dir, vptq_token_weights_name(old->weights),
+                         vptq_token_weights_name(new->weights));
+    if (old->held_out_tokens != new->held_out_tokens)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "'%s' is a collection with %llu tokens held out, this run holds out "
+                         "%llu (--force starts again)",
+                         dir, (unsigned long long)old->held_out_tokens,
+                         (unsigned long long)new->held_out_tokens);
+    if (strcmp(old->fingerprint, new->fingerprint))
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "'%s' holds hessians of another text, seed or window length: key "
+                         "'fingerprint' is %s, this run's is %s (--force starts again)",
+                         dir, old->fingerprint, new->fingerprint);
+    if (old->first_layer != new->first_layer || old->last_layer != new->last_layer)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "'%s' is a collection of layers %u-%u, this run is of %u-%u (--force "
+                         "starts again)",
+                         dir, old->first_layer, old->last_layer, new->first_layer,
+                         new->last_layer);
+    return VPTQ_OK;
+}
+
 /* Fails unless `dir` and its `inner` may be replaced. */
 static vptq_status check_own(const char *dir, const char *inner, vptq_mem *mem, vptq_err *err)
 {

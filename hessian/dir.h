@@ -24,9 +24,18 @@ typedef struct vptq_hessian_entry {
 vptq_status vptq_hessian_entry_load(const vptq_hessian_entry *s, uint32_t n, vptq_mem *mem,
                                     vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Fails with VPTQ_E_MISMATCH unless a collection `new` may continue `old`, that of the
+ * directory: compares the keys of hessian.json that decide the files, most telling first.  The
+ * factor is not one of them. */
+vptq_status vptq_hessian_dir_compare(const char *dir, const vptq_hessian_dir *old,
+                                     const vptq_hessian_dir *new,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Fails unless all files of a directory exist: those of the inputs and terms that `h` has. */
 vptq_status vptq_hessian_dir_check_files(const char *dir, const vptq_hessian_dir *h,
                                          vptq_err *err) VPTQ_MUST_CHECK;
+
+enum { VPTQ_HESSIAN_OPEN_BYTES = 8 << 10 }; /* memory for an open file, without its numbers */
 
 /* Adds the sizes of these files to a plan. */
 vptq_status vptq_hessian_dir_measure(const char *dir, const vptq_hessian_dir *h,
