@@ -47,9 +47,10 @@ vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, siz
 /* Bytes that merging or exporting Hessians would take. */
 typedef struct vptq_hessian_plan {
     uint64_t bytes, largest; /* all files, and the largest */
-    uint64_t memory;         /* peak */
+    uint64_t memory;         /* peak, without the files, which are mapped */
+    uint64_t columns;        /* of the largest, or a few more */
 } vptq_hessian_plan;
-/* Fails as vptq_hessian_merge before it begins to write, and plans it. */
+/* Makes the checks of vptq_hessian_merge, and plans it. */
 vptq_status vptq_hessian_merge_plan(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                     const char *out, bool force, vptq_hessian_plan *plan,
                                     vptq_err *err) VPTQ_MUST_CHECK;

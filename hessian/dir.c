@@ -281,6 +281,8 @@ vptq_status vptq_hessian_dir_measure(const char *dir, const vptq_hessian_dir *h,
                 VPTQ_CHECK(measure_file(dir, layer, vptq_term_name(h->weights, (vptq_linear)i),
                                         p, err));
     }
+    /* a triangle is more than half of its square */
+    p->columns = (uint64_t)ceil(sqrt((double)p->largest * 2 / sizeof(float)));
     return VPTQ_OK;
 }
 

@@ -122,6 +122,12 @@ out:
     return st;
 }
 
+/* The arrays of export_inverse. */
+static uint64_t inverse_bytes(uint64_t n)
+{
+    return n * n * sizeof(float) + n * (sizeof(int64_t) + 1) + vptq_hessian_factor_bytes(n);
+}
+
 static vptq_status export_layers(vptq_device *dev, const char *dir, const char *to,
                                  const vptq_exchange *x, vptq_err *err)
 {
@@ -179,10 +185,9 @@ vptq_status vptq_hessian_export_plan(const char *dir, vptq_foreign_form form,
     VPTQ_CHECK(begin(dir, form, read, &inputs, err));
     VPTQ_CHECK(vptq_dir_check_target(out_dir, NULL, false, err));
     VPTQ_CHECK(vptq_hessian_dir_measure(dir, &inputs, plan, err));
-    /* a Hessian and its covariance, both triangles of floats; or the square factor, of twice
-     * that size, and its square of doubles */
-    plan->bytes *= inverse ? 2 : 1;
-    plan->memory = (inverse ? 1 + 2 + 4 : 1 + 1) * plan->largest;
+    plan->bytes *= inverse ? 2 : 1; /* a square, not a triangle */
+    plan->memory =
+        (inverse ? inverse_bytes(plan->columns) : plan->largest) + 2 * VPTQ_HESSIAN_OPEN_BYTES;
     return VPTQ_OK;
 }
 

@@ -140,6 +140,13 @@ out:
     return vptq_mirror_end(&arrays, st, err);
 }
 
+uint64_t vptq_hessian_factor_bytes(uint64_t n)
+{
+    enum { PANEL_COLUMNS = 128, PANEL_BLOCKS = 2 }; /* those of the CPU, rounded up */
+    const uint64_t panels = (n + PANEL_BLOCKS * PANEL_COLUMNS) * PANEL_COLUMNS;
+    return (n * n + n + panels) * sizeof(double);
+}
+
 vptq_status vptq_hessian_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
                                const float *lower, double *trace, vptq_err *err)
 {

@@ -140,6 +140,8 @@ vptq_status vptq_hessian_mean_diagonal(vptq_device *dev, const vptq_metric_args 
 vptq_status vptq_hessian_factor(vptq_device *dev, const vptq_metric_args *metric,
                                 double damping, float *u, double *added,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+/* Bytes of memory that vptq_hessian_factor takes on the CPU, at most. */
+uint64_t vptq_hessian_factor_bytes(uint64_t n);
 
 /* Replaces the lower triangle of metric->a by the lower Cholesky factor of the same A, damped
  * likewise; metric->damping becomes what was added. */

@@ -235,8 +235,8 @@ static vptq_status begin(merger *m, vptq_arena *arena, merger *held, vptq_err *e
     return report_outputs(m, err);
 }
 
-/* The result is as large as one of the directories; a file of each is in memory, and the
- * pooled one. */
+/* The result is as large as one of the directories; the memory is that of a pooled file, with
+ * channel ranges. */
 vptq_status vptq_hessian_merge_plan(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                     const char *out, bool force, vptq_hessian_plan *plan,
                                     vptq_err *err)
@@ -252,7 +252,8 @@ vptq_status vptq_hessian_merge_plan(const vptq_ctx *ctx, const char *const *dirs
     VPTQ_TRY(vptq_hessian_dir_measure(dirs[0], &m.pooled, plan, err));
     if (m.pooled.held_out_tokens)
         VPTQ_TRY(vptq_hessian_dir_measure(held.dirs[0], &held.pooled, plan, err));
-    plan->memory = (count + 1) * plan->largest;
+    plan->memory = plan->largest + 3 * plan->columns * sizeof(float) +
+                   (count + 1) * VPTQ_HESSIAN_OPEN_BYTES;
 out:
     vptq_arena_release(&arena);
     return st;

@@ -29,6 +29,10 @@ expect_line plan.txt '^time not estimated, .* of memory, .* of disk (.* free)$'
 "$BIN/vptq-hessian" --merge a b -o pooled -f --dry-run --format json > plan.json
 expect_near "$(json_get disk_needed_bytes plan.json)" "$(cat pooled/*.safetensors | wc -c)" 0.01
 [ "$(json_get estimated_seconds plan.json)" = null ] || fail "$(cat plan.json)"
+memory=$(json_get peak_memory_bytes plan.json)
+"$BIN/vptq-hessian" --merge a b -o enough -q --mem "$memory"
+expect_same pooled enough
+expect_error 1 "--mem .* is too small" "$BIN/vptq-hessian" --merge a b -o x --mem $((memory * 3 / 4))
 expect_exit 2 "$BIN/vptq-hessian" --show a b 2> err.txt
 expect_line err.txt "unexpected argument 'b'"
 expect_exit 2 "$BIN/vptq-hessian" --show a --merge b 2> err.txt
