@@ -24,6 +24,12 @@ expect_line err.txt "pooled"
 expect_exit 2 "$BIN/vptq-hessian" --merge a -o x 2> err.txt
 expect_error 1 "pooled' already exists" "$BIN/vptq-hessian" --merge a b -o pooled --dry-run
 "$BIN/vptq-hessian" --merge a b -o x --dry-run > plan.txt
+for plan in "" --dry-run; do
+    # shellcheck disable=SC2086 # nothing or a word
+    expect_error 1 "'plan.txt' exists and is not a directory" "$BIN/vptq-hessian" --merge a b -o plan.txt $plan
+    # shellcheck disable=SC2086
+    expect_error 1 "cannot create directory 'plan.txt': File exists" "$BIN/vptq-hessian" --merge a b -o plan.txt/x $plan
+done
 expect_line plan.txt '^x: to merge from 2 directories$'
 expect_line plan.txt '^time not estimated, .* of memory, .* of disk (.* free)$'
 "$BIN/vptq-hessian" --merge a b -o pooled -f --dry-run --format json > plan.json
