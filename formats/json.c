@@ -40,7 +40,7 @@ static size_t text_weight(const char *text, size_t len)
     return weight;
 }
 
-/* Where the string begins whose closing quote is at `end`; `end` if it does not begin. */
+/* Returns the offset of the quote that opens the string which ends at `end`; `end` = none. */
 static size_t opening_quote(const char *text, size_t end)
 {
     for (size_t at = end; at-- > 0;) {

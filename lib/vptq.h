@@ -917,14 +917,13 @@ VPTQ_CALL vptq_status vptq_ablate(vptq_ctx *ctx, const vptq_ablate_options *opt,
 typedef struct vptq_writer vptq_writer;
 VPTQ_CALL vptq_status vptq_writer_open(const char *path, bool force, vptq_writer **w,
                                        vptq_err *err);
-/* Fails as opening it because of what is at `path`; writes nothing. */
+/* Makes the checks of vptq_writer_open, and writes nothing. */
 VPTQ_CALL vptq_status vptq_writer_check(const char *path, bool force, vptq_err *err);
 VPTQ_CALL vptq_status vptq_writer_write(vptq_writer *w, const void *data, size_t bytes,
                                         vptq_err *err);
 VPTQ_CALL vptq_status vptq_writer_commit(vptq_writer *w, vptq_err *err);
 VPTQ_API void vptq_writer_close(vptq_writer *w); /* without a commit, nothing appears */
-/* Creates the folder of `path` and its parents if it does not exist, as vptq_writer_open does.
- */
+/* Creates the folder of `path` and its parents where they are missing, as vptq_writer_open. */
 VPTQ_CALL vptq_status vptq_make_parents(const char *path, vptq_err *err);
 /* VPTQ_E_ARG if both are the same file, so that writing `output` would replace `input`. */
 VPTQ_CALL vptq_status vptq_check_output(const char *output, const char *input, vptq_err *err);

@@ -218,7 +218,7 @@ vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, const vptq_output
 
 /* ---- merge, import and export ---- */
 
-/* Disks decide the time. */
+/* The disk and memory of a plan; the time is that of disks, which is not estimated. */
 static vptq_estimate estimate_of(const vptq_ctx *ctx, const char *to,
                                  const vptq_hessian_plan *plan)
 {

@@ -15,8 +15,8 @@ typedef struct vptq_cli_log {
 } vptq_cli_log;
 
 /* Opens the file for appending, and creates its folder; *log stays NULL without a path. Refuses
- * a link, as for other files that are changed in place.  If late, the first line opens it:
- * without one there is no file, and a file that cannot be opened is incomplete. */
+ * a link, as for other files that are changed in place.  If late, only the first line opens the
+ * file; vptq_cli_log_close warns if that fails. */
 vptq_status vptq_cli_log_open(const char *path, bool late, vptq_cli_log **log, vptq_err *err);
 /* Appends a line, which has no control characters, if there is a log. */
 void vptq_cli_log_line(vptq_cli_log *log, const char *text);

@@ -163,8 +163,7 @@ static vptq_status find_weights(vptq_model *m, vptq_err *err)
  * tokens, too, and so adds the most of the supported families: 399. */
 enum { PADDING_MULTIPLE = 64, MAX_PADDING = 512 };
 
-/* Whether a model with more entries than its tokenizer has tokens may only pad its embedding.
- */
+/* Whether the entries that a model has beyond its tokenizer's tokens may be padding. */
 static bool is_padded(uint32_t tokens, uint32_t entries)
 {
     return entries >= tokens && entries - tokens < MAX_PADDING &&

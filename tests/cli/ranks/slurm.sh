@@ -1,5 +1,5 @@
 # shellcheck disable=SC2016 # inner shells expand
-# scripts/slurm/job.sh on a cluster, one of this machine alone if there is no other: the bytes of one process, also
+# Runs scripts/slurm/job.sh on a cluster, and starts one of this machine if none runs: the bytes of one process, also
 # after a stop and a requeue.
 needs_ranks
 case $("$BIN/vptq-quantize" --version) in *ompi*) ;; *) skip "mpirun is Open MPI's" ;; esac
