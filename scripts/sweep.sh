@@ -124,6 +124,7 @@ if command -v flock >/dev/null; then
 else
     echo "sweep: flock is not installed; nothing keeps two sweeps apart" >&2
 fi
+
 # plan OPTION..: writes the table of the rows that this model can have, without their results
 plan()
 {
