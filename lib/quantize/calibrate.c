@@ -265,22 +265,6 @@ size_t vptq_calibration_memory(const vptq_model_desc *d, const vptq_calibrate_op
     return sizeof(float) * 2 * (part + terms + shift) + sizeof(double) * target;
 }
 
-/* Estimates the bytes that the encoder needs for the largest matrix: some copies of the
- * weights; per entry of the Hessian three packed triangles (6), metric and factor (8), the raw
- * Hessians of two losses (8), and one matrix in double (8). */
-size_t vptq_encoder_memory(const vptq_model_desc *d)
-{
-    enum { PER_WEIGHT = 32, PER_ENTRY = 32 };
-    size_t largest = 0;
-    for (int l = 0; l < vptq_linear_count(d); l++) {
-        uint32_t out, in;
-        vptq_linear_shape(d, (vptq_linear)l, &out, &in);
-        const size_t bytes = (size_t)out * in * PER_WEIGHT + (size_t)in * in * PER_ENTRY;
-        largest = bytes > largest ? bytes : largest;
-    }
-    return largest;
-}
-
 /* Without a factor there are no terms to collect. */
 static vptq_calibrate_options calibrate_options(const vptq_quantizer *q)
 {
@@ -319,7 +303,7 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
     memset(k->part, 0, sizeof k->part);
     VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &opt, &k->calibrator, err));
     k->calibrator.run = opt.sequential ? vptq_hash(q->fingerprint, 16, 0) : 0;
-    k->calibrator.reserve = vptq_encoder_memory(q->model.desc);
+    k->calibrator.reserve = vptq_matrix_memory(q);
     VPTQ_CHECK(alloc_parts(k, err));
     VPTQ_CHECK(vptq_calibrator_start(&k->calibrator, q->opt->work, layer, q->last, err));
     k->started = true;

@@ -143,6 +143,62 @@ static vptq_status measure(vptq_quantizer *q, uint32_t method, double *scale, vp
     return VPTQ_OK;
 }
 
+/* Bytes per weight and per entry of the Hessian.  Fitted to the peaks of a block with matrices
+ * of 576 and 1536 columns, with weighted and held-out Hessians, and a tenth or more added. */
+typedef struct need {
+    size_t per_weight, per_entry;
+} need;
+
+static need need_of(uint32_t method)
+{
+    switch (method) {
+    case VPTQ_METHOD_VPTQ:
+        return (need){36, 21};
+    case VPTQ_METHOD_GPTVQ:
+        return (need){22, 14};
+    case VPTQ_METHOD_AQLM:
+        return (need){31, 14};
+    case VPTQ_METHOD_DBLLM:
+        return (need){27, 14};
+    case VPTQ_METHOD_QUIP:
+        return (need){33, 22};
+    default:
+        return (need){20, 14};
+    }
+}
+
+/* Weights in memory at once: those of the matrix, or of all that share its input, whose scales
+ * a folding method chooses together. */
+static size_t weights_of(const vptq_quantizer *q, const slice *of)
+{
+    size_t weights = 0;
+    slice s;
+    if (of->linear >= VPTQ_LINEAR_DENSE ||
+        !(of->settings.method & (VPTQ_METHOD_AWQ | VPTQ_METHOD_SMOOTH)))
+        return (size_t)of->out * of->in;
+    for (int l = 0; l < VPTQ_LINEAR_DENSE; l++)
+        if (vptq_linear_input((vptq_linear)l) == vptq_linear_input(of->linear) &&
+            take(q, of->layer, l, &s))
+            weights += (size_t)s.out * s.in;
+    return weights;
+}
+
+size_t vptq_matrix_memory(const vptq_quantizer *q)
+{
+    size_t most = 0;
+    slice s;
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
+            if (!take(q, layer, l, &s))
+                continue;
+            const need n = need_of(s.settings.method);
+            const size_t bytes =
+                weights_of(q, &s) * n.per_weight + (size_t)s.in * s.in * n.per_entry;
+            most = bytes > most ? bytes : most;
+        }
+    return most;
+}
+
 /* Adds the seconds of all matrices, one measurement for each method. */
 static vptq_status add_matrices(vptq_quantizer *q, double *total, vptq_err *err)
 {
@@ -225,7 +281,7 @@ vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err)
     const vptq_mem *mem = q->dev->ctx->mem;
     *e = vptq_estimate_make(o->work);
     e->seconds = 0;
-    e->memory_bytes = (mem ? mem->used : 0) + vptq_encoder_memory(q->model.desc);
+    e->memory_bytes = (mem ? mem->used : 0) + vptq_matrix_memory(q);
     e->disk_bytes = work_bytes(q) + (o->packs ? q->result->packed_bytes : 0);
     if (o->predict)
         e->seconds = q->result->predicted_seconds;

@@ -167,8 +167,6 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CH
 
 /* Bytes at most that a run keeps of a calibration: moments of both parts, and targets. */
 size_t vptq_calibration_memory(const vptq_model_desc *d, const vptq_calibrate_options *o);
-/* Bytes that the encoder needs for the largest matrix. */
-size_t vptq_encoder_memory(const vptq_model_desc *d);
 
 /* In a sequential run: replaces *w by the corrected target of the row's matrix, in `arena`, and
  * notes in the row how much of the correction was applied. */
@@ -178,6 +176,8 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
 
 /* ---- estimates (estimate.c) ---- */
 
+/* Bytes that the matrix takes which needs most, of those that the run quantizes. */
+size_t vptq_matrix_memory(const vptq_quantizer *q);
 /* Fills the result's estimate of a planned run, whose packed_bytes are known. */
 vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -1,5 +1,5 @@
 # A dry run takes little memory for a model of any size, and says how much the run takes.  The checkpoints are
-# sparse files, whose weights are all 0.
+# sparse files, whose weights are all 0, but for the last.
 needs_own_machine "measures memory"
 command -v python3 > /dev/null || skip "needs python3 to make the models and to measure memory"
 ! is_instrumented || skip "the memory would be that of the sanitizers"
@@ -8,10 +8,10 @@ truncate -s 1G hole
 rm hole
 
 cat > make.py << 'PY'
-import json, os, struct, sys
+import json, os, random, struct, sys
 
 HEAD, VOCAB = 128, 32000
-path, layers, hidden, inter, heads, keys = sys.argv[1], *map(int, sys.argv[2:])
+path, layers, hidden, inter, heads, keys = sys.argv[1], *map(int, sys.argv[2:7])
 shapes = {"model.embed_tokens": [VOCAB, hidden], "model.norm": [hidden], "lm_head": [VOCAB, hidden]}
 for layer in range(layers):
     block = f"model.layers.{layer}."
@@ -33,6 +33,9 @@ header += b" " * (-len(header) % 8)
 os.mkdir(path)
 with open(path + "/model.safetensors", "wb") as f:
     f.write(struct.pack("<Q", len(header)) + header)
+    if len(sys.argv) > 7: # weights that are not 0; the numbers of a block repeat
+        block = b"".join(struct.pack("<f", random.gauss(0, 0.03))[2:] for i in range(65537))
+        f.write((block * (at // len(block) + 1))[:at])
     f.truncate(8 + len(header) + at)
 with open(path + "/config.json", "w") as f:
     json.dump({
@@ -87,3 +90,27 @@ for weights in plain attention; do
     expect_exit 1 collect --weights $weights -o less --mem $((memory * 9 / 10)) 2> err.txt
     rm -r $weights less
 done
+
+# ---- and matrices take what was said, by each method: not more, nor less than three quarters ----
+python3 make.py noisy 1 512 4096 4 2 random
+printf '%s\n' $(seq 4096) | python3 -c "
+import struct, sys
+sys.stdout.buffer.write(b''.join(struct.pack('<i', int(line) * 7919 % 32000) for line in sys.stdin))" > noise
+"$BIN/vptq-hessian" -q -m noisy --tokens noise -n 8 -l 512 --holdout 0.25 -o h
+cheap=(-v 8 --kmeans-iterations 2 --retrain 0 --sweeps 1 --refits 0)
+# takes ARGUMENT..: of vptq-quantize
+takes()
+{
+    local memory
+    encode() { "$BIN/vptq-quantize" -q -t 2 -m noisy "$@"; }
+    encode "$@" --dry-run --format json > plan.json
+    memory=$(totals peak_memory_bytes)
+    encode "$@" -o enough --mem "$memory" || fail "$* needs more than $memory bytes"
+    expect_exit 1 encode "$@" -o less --mem $((memory * 3 / 4)) 2> err.txt
+    grep -q 'is too small' err.txt || fail "$* without memory: $(cat err.txt)"
+    rm -r enough less
+}
+takes -H h --method gptq --weight-bits 4
+takes -H h "${cheap[@]}" -k 256
+takes -H h "${cheap[@]}" -k 256 -r 256
+takes --tokens noise -n 8 -l 512 --holdout 0.25 "${cheap[@]}" -k 256
