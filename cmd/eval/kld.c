@@ -23,7 +23,7 @@ static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_model *
     const vptq_model_options base_options = {.tokenizer = c->tokenizer, .need_tokenizer = text};
     vptq_model_options options = base_options;
     options.base = c->base;
-    options.partial = c->partial;
+    options.partial = options.work_only = c->partial;
     VPTQ_CHECK(vptq_ctx_backend(cli->ctx, NULL, err));
     if (c->model)
         VPTQ_CHECK(vptq_model_load(cli->ctx, c->model, &options, m, err));

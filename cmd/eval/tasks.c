@@ -100,7 +100,8 @@ static int run_command(vptq_cli *cli, void *arg)
     const vptq_model_options open = {.tokenizer = c->tokenizer,
                                      .base = c->base,
                                      .partial = c->partial,
-                                     .need_tokenizer = true};
+                                     .need_tokenizer = true,
+                                     .work_only = c->partial};
     const vptq_model_options open_base = {.tokenizer = c->tokenizer, .need_tokenizer = true};
     if (c->min_agreement > -(double)INFINITY && !c->base)
         return vptq_cli_usage_error(cli, "--min-agreement needs --base MODEL");

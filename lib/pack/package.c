@@ -414,7 +414,7 @@ vptq_status vptq_pack_check_work(const char *path, const char *base, bool partia
         return VPTQ_OK;
     return vptq_fail(err, VPTQ_E_ARG,
                      "--%s is for work directories, and '%s' has no " VPTQ_WORK_FILE,
-                     base ? "base" : "partial", path);
+                     partial ? "partial" : "base", path);
 }
 
 /* Whether writing a directory may make a file of this name. */

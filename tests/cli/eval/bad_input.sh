@@ -22,6 +22,10 @@ for option in "--base $model" --partial; do
         bad 2 "${option%% *} is for work directories, and '$model' has no quantize.json" $command -m "$model" $option
     done
 done
+for command in "kld --base $model --text $text" "tasks --task a" "error --base $model"; do
+    # shellcheck disable=SC2086 # several words
+    bad 2 "partial is for work directories, and '$model' has no quantize.json" $command -m "$model" --partial
+done
 for option in "--top-p 0.5" "--seed 1"; do
     # shellcheck disable=SC2086 # two words
     bad 2 "${option% *} needs --temperature X above 0" generate -m "$model" -p a $option
