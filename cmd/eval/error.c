@@ -20,9 +20,8 @@ static int run_error(vptq_cli *cli, void *arg)
     vptq_model *model = NULL, *base = NULL;
     vptq_writer *file = NULL;
     vptq_output out;
-    const vptq_model_options open = {.base = c->base,
-                                     .partial = c->partial,
-                                     .work_only = c->partial};
+    const vptq_model_options open = {
+        .base = c->base, .partial = c->partial, .work_only = c->partial};
     const vptq_error_options opt = {.hessians = c->hessians,
                                     .first_layer = c->layers.first,
                                     .last_layer = c->layers.last,

@@ -35,6 +35,15 @@ static double search_seconds(const vptq_encoder_settings *s)
     }
 }
 
+/* AWQ: scales are tried, each with a loss, and ranges, each with the errors of a group of
+ * columns. */
+static double awq_seconds(const vptq_encoder_settings *s, uint32_t out, uint32_t in)
+{
+    enum { SCALES = 20 };
+    const uint32_t group = s->group_size && s->group_size < in ? s->group_size : in;
+    return SCALES * vptq_cuda_cost_quad_trace(&host, out, in) + 6e-10 * out * in * group;
+}
+
 void vptq_matrix_cost(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                       vptq_encoder_report *cost)
 {
@@ -48,4 +57,6 @@ void vptq_matrix_cost(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                              vptq_cuda_cost_gemm(&host, in, out, in) +
                                              vptq_cuda_cost_factor(&host, in) +
                                              2 * vptq_cuda_cost_quad_trace(&host, out, in)};
+    if (s->method & VPTQ_METHOD_AWQ)
+        cost->seconds += awq_seconds(s, out, in);
 }

@@ -6,6 +6,7 @@
 #include "hessian/probe.h"
 #include "lib/quantize/internal.h"
 #include "lib/report/estimate.h"
+#include "lib/uniform/fold.h"
 
 /* Least size of a slice and its codebooks, and seconds that the two take about. */
 enum { LEAST_ROWS = 64, LEAST_COLUMNS = 256, LEAST_CENTROIDS = 256, GPTVQ_BITS = 8 };
@@ -100,13 +101,33 @@ static float *make_hessian(uint32_t n, vptq_arena *arena, vptq_err *err)
     return lower;
 }
 
+/* AWQ tries scales before; they depend on an input, of which nothing is known here. */
+static vptq_status try_scales(vptq_quantizer *q, const slice *s,
+                              const vptq_encoder_input *input, vptq_arena *arena, vptq_err *err)
+{
+    double exponent;
+    float *scales = vptq_arena_alloc(arena, s->in, sizeof *scales, err);
+    float *mean = scales ? vptq_arena_alloc(arena, s->in, sizeof *mean, err) : NULL;
+    vptq_fold_matrix matrix = {
+        .out = s->out, .w = input->w, .settings = vptq_uniform_settings_of(&s->settings)};
+    const vptq_fold_input fold = {
+        .in = s->in, .abs_mean = mean, .lower = input->lower, .matrix = &matrix, .count = 1};
+    if (!mean)
+        return VPTQ_E_NOMEM;
+    matrix.settings.clip = false;
+    matrix.settings.prune = (vptq_prune){0};
+    for (size_t i = 0; i < s->in; i++)
+        mean[i] = 1;
+    return vptq_awq_scales(q->dev, &fold, scales, &exponent, err);
+}
+
 static vptq_status time_slice(vptq_quantizer *q, const slice *s, double *seconds, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_layer_file file;
     vptq_arena arena;
     vptq_quantize_row row = {.settings = &s->settings, .rows = s->out, .columns = s->in};
-    vptq_encoder_input input = {.out = s->out, .in = s->in};
+    vptq_encoder_input input = {.matrix_id = (uint32_t)s->linear, .out = s->out, .in = s->in};
 
     vptq_arena_init(&arena, q->dev->ctx->mem);
     VPTQ_TRY(read_slice(q, s, &arena, &input.w, err));
@@ -114,11 +135,28 @@ static vptq_status time_slice(vptq_quantizer *q, const slice *s, double *seconds
     if (!input.lower)
         VPTQ_TRY(VPTQ_E_NOMEM);
     const double start = vptq_seconds();
+    if (s->settings.method & VPTQ_METHOD_AWQ)
+        VPTQ_TRY(try_scales(q, s, &input, &arena, err));
     VPTQ_TRY(vptq_choose_codes(q, "slice", &input, &arena, &row, &file, err));
     *seconds = vptq_seconds() - start;
 out:
     vptq_arena_release(&arena);
     return st;
+}
+
+/* Whether the matrix takes the time of others with its method: AWQ keeps ranges of q and k. */
+static bool is_usual(const slice *s)
+{
+    return !(s->settings.method & VPTQ_METHOD_AWQ) ||
+           (s->linear != VPTQ_LINEAR_Q && s->linear != VPTQ_LINEAR_K);
+}
+
+/* Whether a matrix is the better one to measure: like others, and cheap. */
+static bool is_better(const slice *s, const slice *than)
+{
+    if (!than->out || is_usual(s) != is_usual(than))
+        return !than->out || is_usual(s);
+    return cost_of(s) < cost_of(than);
 }
 
 /* *scale = seconds of this machine per second of cost, from the cheapest matrix with this
@@ -129,8 +167,7 @@ static vptq_status measure(vptq_quantizer *q, uint32_t method, double *scale, vp
     double seconds;
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++)
-            if (take(q, layer, l, &s) && s.settings.method == method &&
-                (!best.out || cost_of(&s) < cost_of(&best)))
+            if (take(q, layer, l, &s) && s.settings.method == method && is_better(&s, &best))
                 best = s;
     s = best;
     cut(&s, first_seconds);

@@ -111,6 +111,9 @@ takes()
     rm -r enough less
 }
 takes -H h --method gptq --weight-bits 4
+seconds=$(totals estimated_seconds)
+"$BIN/vptq-quantize" -q -t 2 -m noisy -H h --method awq --dry-run --format json > plan.json
+expect_number "$(totals estimated_seconds)" '>' "$(python3 -c "print(2 * $seconds)")" # scales and ranges are tried
 takes -H h "${cheap[@]}" -k 256
 takes -H h "${cheap[@]}" -k 256 -r 256
 takes --tokens noise -n 8 -l 512 --holdout 0.25 "${cheap[@]}" -k 256

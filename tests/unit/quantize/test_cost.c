@@ -52,4 +52,23 @@ static void test_additive(void **state)
     assert_true(search_of(&less) > 0);
 }
 
-VTEST_MAIN(cmocka_unit_test(test_additive))
+/* Ranges take as long as their groups are large; scales come on top. */
+static void test_awq(void **state)
+{
+    (void)state;
+    vptq_encoder_settings s = settings_of(VPTQ_METHOD_AWQ);
+    double seconds[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        s.group_size = 64U << i;
+        seconds[i] = search_of(&s);
+    }
+    const double a = seconds[2] - seconds[1], b = 2 * (seconds[1] - seconds[0]);
+    assert_true(b > 0 && seconds[0] > b / 2);
+    assert_close_f64(&a, &b, 1, 0, 1e-9);
+    s.group_size = 0; /* whole rows */
+    seconds[0] = search_of(&s);
+    s.group_size = IN;
+    assert_true(search_of(&s) == seconds[0]);
+}
+
+VTEST_MAIN(cmocka_unit_test(test_additive), cmocka_unit_test(test_awq))
