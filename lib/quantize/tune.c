@@ -370,7 +370,7 @@ static vptq_status open_layers(vptq_tuner *t, vptq_err *err)
     plan.steps = (uint32_t)steps;
     VPTQ_CHECK(name_start(
         vptq_layerwise_open(t->dev, &t->original, &t->student, &plan, &t->layers, err), err));
-    t->layer_state_bytes = vptq_layerwise_state_bytes(t->layers);
+    t->layer_state_bytes = vptq_layerwise_state_bytes(t->model.desc, &t->student);
     t->layer_state = vptq_arena_alloc(&t->arena, t->layer_state_bytes, 1, err);
     if (!t->layer_state)
         return VPTQ_E_NOMEM;

@@ -26,14 +26,26 @@ static uint32_t end_of_layers(const vptq_tuner *t)
     return t->student.tensors[t->student.tensor_count - 1].layer + 1;
 }
 
-/* Layers that an interrupted run has finished, as its state begins. */
-static uint32_t finished_layers(const vptq_tuner *t)
+/* Layers or steps, at most `all`, that an interrupted run has finished: the first number of a
+ * state, which is `at` bytes into the file. */
+static uint32_t count_finished(const vptq_tuner *t, size_t at, uint32_t all)
 {
     uint64_t finished = 0;
-    const void *saved = vptq_tuner_saved(t, 0, sizeof finished);
+    const void *saved = vptq_tuner_saved(t, at, sizeof finished);
     if (saved)
         memcpy(&finished, saved, sizeof finished);
-    return finished <= end_of_layers(t) ? (uint32_t)finished : 0;
+    return finished <= all ? (uint32_t)finished : 0;
+}
+
+/* r->layers and r->steps that are left. */
+static void count_work(const vptq_tuner *t, vptq_tune_result *r)
+{
+    const bool by_layers = t->opt->method & VPTQ_TUNE_LAYER;
+    const size_t at = by_layers ? vptq_layerwise_state_bytes(t->model.desc, &t->student) : 0;
+    if (by_layers)
+        r->layers = count_layers(t, count_finished(t, 0, end_of_layers(t)));
+    if (t->opt->method & VPTQ_TUNE_E2E)
+        r->steps = t->opt->steps - count_finished(t, at, t->opt->steps);
 }
 
 /* All windows pass every block of both models; those of the layers to do are trained on. */
@@ -54,14 +66,15 @@ static double step_seconds(const vptq_tuner *t, const vptq_tune_probe *p)
     const vptq_trainer_options *o = &t->plan;
     const vptq_model_desc *d = t->model.desc;
     const double length = (double)o->length, held_out = (double)o->held_out;
+    const double steps = t->result->steps;
     const double head =
         p->forward * (double)d->vocab * d->hidden / vptq_block_products(d, o->length, false);
     const double forward = length * (d->layers * p->forward + 2 * head);
     const double both = length * (d->layers * p->both + 3 * head);
     const double teacher = length * d->layers * p->forward;
     return (double)(o->windows + o->held_out) * teacher +
-           (1 + ceil((double)o->steps / o->every)) * held_out * forward +
-           o->steps * ((double)o->batch * both + count_layers(t, 0) * p->step);
+           (1 + ceil(steps / o->every)) * held_out * forward +
+           steps * ((double)o->batch * both + count_layers(t, 0) * p->step);
 }
 
 static uint64_t hidden_bytes(const vptq_tuner *t, size_t rows)
@@ -124,10 +137,7 @@ vptq_status vptq_tuner_estimate(vptq_tuner *t, bool finished, vptq_err *err)
     e->memory_bytes = mem ? mem->used : 0;
     if (finished)
         return VPTQ_OK;
-    if (t->opt->method & VPTQ_TUNE_LAYER)
-        r->layers = count_layers(t, finished_layers(t));
-    if (t->opt->method & VPTQ_TUNE_E2E)
-        r->steps = t->opt->steps;
+    count_work(t, r);
     return add_all(t, e, err);
 }
 

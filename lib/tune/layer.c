@@ -287,10 +287,10 @@ vptq_status vptq_layerwise_block(vptq_layerwise *l, vptq_layer_report *r, vptq_e
 
 /* ---- the state ---- */
 
-size_t vptq_layerwise_state_bytes(const vptq_layerwise *l)
+size_t vptq_layerwise_state_bytes(const vptq_model_desc *d, const vptq_student *s)
 {
-    return sizeof(uint64_t) + l->teacher->desc->layers * sizeof *l->reports +
-           l->t.student->count * sizeof *l->t.student->master;
+    return sizeof(uint64_t) + d->layers * sizeof(vptq_layer_report) +
+           s->count * sizeof *s->master;
 }
 
 void vptq_layerwise_get_state(const vptq_layerwise *l, void *state)

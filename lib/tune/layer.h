@@ -56,8 +56,9 @@ vptq_status vptq_layerwise_block(vptq_layerwise *l, vptq_layer_report *r,
 const vptq_layer_report *vptq_layerwise_report(const vptq_layerwise *l, uint32_t layer);
 
 /* The finished blocks as bytes, and back, before the first block: a run with the same options
- * and windows goes on with the next one.  VPTQ_E_FORMAT for a state that no such run has. */
-size_t vptq_layerwise_state_bytes(const vptq_layerwise *l);
+ * and windows goes on with the next one.  A state begins with the number of finished blocks as
+ * uint64_t.  VPTQ_E_FORMAT for a state that no such run has. */
+size_t vptq_layerwise_state_bytes(const vptq_model_desc *d, const vptq_student *s);
 void vptq_layerwise_get_state(const vptq_layerwise *l, void *state);
 vptq_status vptq_layerwise_set_state(vptq_layerwise *l, const void *state,
                                      vptq_err *err) VPTQ_MUST_CHECK;

@@ -97,7 +97,8 @@ vptq_status vptq_trainer_step(vptq_trainer *t, vptq_trainer_report *report,
 double vptq_trainer_best(vptq_trainer *t, uint32_t *step);
 
 /* The state after a step as bytes, and back: a run with the same options, windows and tensors
- * goes on as if it had not been interrupted.  For runs over all tensors. */
+ * goes on as if it had not been interrupted.  A state begins with the number of steps as
+ * uint64_t.  For runs over all tensors. */
 size_t vptq_trainer_state_bytes(const vptq_trainer *t);
 void vptq_trainer_get_state(const vptq_trainer *t, void *state);
 /* VPTQ_E_FORMAT for a state that no such run has. */

@@ -95,6 +95,9 @@ wait_for 60 grep -q 'original: ' err.txt
 interrupt "$pid"
 expect_line err.txt '^vptq-quantize: interrupted; run the same command to continue$'
 cp -r stopped damaged
+steps=$(sed -n '/^ *[0-9][0-9]* /p' stopped.txt | tail -n 1 | awk '{ print $1 }')
+tune -o stopped --steps 20 --dry-run >plan.txt # the last step may have been taken and not printed
+expect_line plan.txt "^stopped: 0 layers and \($((20 - steps))\|$((19 - steps))\) steps\? to do, "
 cp -r stopped again
 mkdir other
 cp stopped/original.state other

@@ -266,7 +266,7 @@ static void test_state(void **state)
     run_open(&part, TEACHER, "cpu", 2);
     run_start(&part, &opt);
     run_blocks(&part, 1);
-    char *saved = vtest_alloc(vptq_layerwise_state_bytes(part.l), 1);
+    char *saved = vtest_alloc(vptq_layerwise_state_bytes(part.r.m.desc, &part.s), 1);
     vptq_layerwise_get_state(part.l, saved);
     run_close(&part);
     run_open(&part, TEACHER, "cpu", 2);
