@@ -90,6 +90,7 @@ vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **ctx, vptq_
                         .cancel = o.cancel,
                         .inputs = &c->inputs,
                         .comm = c->ctx.comm};
+    c->comm.threads = &c->ctx.threads;
     *ctx = &c->ctx;
     return VPTQ_OK;
 }

@@ -12,7 +12,6 @@ struct vptq_blas; /* lib/backend/cpu/blas.h */
 
 struct vptq_dev {
     const vptq_ctx *ctx;
-    int threads;    /* >= 1; results do not depend on it */
     vptq_simd simd; /* widest kernels that the cpu backend may use; NONE in ref */
     bool amx;       /* the cpu backend may multiply bfloat16 numbers and bytes in tiles */
     struct vptq_blas *blas; /* cpu: NULL until library_gemv needs it */

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "lib/base/parallel.h"
+
 #ifdef VPTQ_MPI
 #include "lib/base/comm_mpi.h"
 #endif
@@ -98,6 +100,23 @@ void vptq_comm_alone(const vptq_ctx *ctx, bool alone)
 int vptq_comm_local_rank(const vptq_ctx *ctx)
 {
     return ctx && ctx->comm ? ctx->comm->local_rank : 0;
+}
+
+void vptq_comm_share_threads(const vptq_ctx *ctx, uint64_t units)
+{
+    vptq_comm *c = ctx->comm;
+    if (!c || !c->threads)
+        return;
+    if (c->own_threads)
+        *c->threads = c->own_threads;
+    c->own_threads = 0;
+    if (!units || units >= (uint64_t)c->local_size)
+        return;
+    const uint64_t all = (uint64_t)*c->threads * (uint64_t)c->local_size;
+    const int threads = (int)(all / units), usable = vptq_cpu_count();
+    c->own_threads = *c->threads;
+    if (*c->threads < usable)
+        *c->threads = threads < usable ? threads : usable;
 }
 
 static bool is_alone(const vptq_ctx *ctx)

@@ -53,6 +53,8 @@ typedef struct vptq_comm {
     uint64_t stopped;  /* 1 + the last epoch in which another rank failed or was interrupted */
     bool over;         /* an agreement failed: nothing is sent any more */
     bool alone;        /* vptq_comm_alone */
+    int *threads;      /* of the context, which vptq_comm_share_threads changes; or NULL */
+    int own_threads;   /* before that; 0 = as they were */
     uint64_t next;     /* rank 0: the unit to hand out next */
     vptq_take_fn take; /* rank 0: for posted messages */
     void *take_arg;
@@ -75,6 +77,11 @@ int vptq_comm_local_rank(const vptq_ctx *ctx);
  * is itself a unit.  Rank and size are 0 and 1, so that nothing below communicates,
  * while vptq_check_cancel still answers other ranks and sees that they stop. */
 void vptq_comm_alone(const vptq_ctx *ctx, bool alone);
+
+/* Before ranks take `units` units: if these are fewer than the ranks of a machine, those that
+ * get none wait, and the others use their threads, too, as far as the processors reach that the
+ * launcher has bound them to.  0: each has its own again. */
+void vptq_comm_share_threads(const vptq_ctx *ctx, uint64_t units);
 
 /* Of several ranks: *unit = the next of `count` units that none has taken since the last
  * agreement, or `count`: all are taken. */

@@ -178,9 +178,11 @@ static vptq_status run_units(vptq_quantizer *q, vptq_err *err)
     uint64_t at;
 
     qsort(s->units, s->count, sizeof *s->units, compare_units);
+    vptq_comm_share_threads(ctx, s->count);
     while (!st && !(st = vptq_comm_next(ctx, s->count, &at, err)) && at < s->count)
         st = vptq_quantizer_run(q, s->units[at].layer, s->units[at].first, s->units[at].count,
                                 err);
+    vptq_comm_share_threads(ctx, 0);
     VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
     for (size_t i = 0; i < s->count; i++) {
         s->done += s->units[i].matrices;

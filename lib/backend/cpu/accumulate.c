@@ -79,8 +79,8 @@ static vptq_status sum(vptq_dev *dev, sums_job *job, size_t parts, double *objec
     job->part_sums = work;
     job->part_weights = work + parts * k * v;
     job->part_objective = job->part_weights + parts * k;
-    vptq_parallel_for(dev->threads, job->parts, 1, sum_parts, job);
-    vptq_parallel_for(dev->threads, k, 256, add_parts, job);
+    vptq_parallel_for(dev->ctx->threads, job->parts, 1, sum_parts, job);
+    vptq_parallel_for(dev->ctx->threads, k, 256, add_parts, job);
     *objective = 0;
     for (size_t p = 0; p < job->parts; p++)
         *objective += job->part_objective[p];

@@ -33,6 +33,6 @@ vptq_status vptq_cpu_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *
                       .args = a};
     /* About a million products per task, in whole tiles of the widest kernel. */
     size_t chunk = vptq_round_up(((size_t)1 << 20) / ((size_t)a->k * a->v) + 1, 32);
-    vptq_parallel_for(dev->threads, a->n, chunk, assign_range, &job);
+    vptq_parallel_for(dev->ctx->threads, a->n, chunk, assign_range, &job);
     return VPTQ_OK;
 }

@@ -252,7 +252,7 @@ static vptq_status attend_packed(vptq_dev *dev, attention_job *job, int threads,
     size_t batch = head_size < PACKED ? PACKED / head_size : 1;
     batch = batch < a->kv_heads ? batch : a->kv_heads;
     const size_t packed = vptq_round_up(batch * head_size, LINE);
-    job->packed = vptq_dev_scratch(dev, packed + (size_t)dev->threads * job->slice,
+    job->packed = vptq_dev_scratch(dev, packed + (size_t)dev->ctx->threads * job->slice,
                                    sizeof *job->packed, err);
     if (!job->packed)
         return VPTQ_E_NOMEM;

@@ -356,7 +356,7 @@ vptq_status vptq_cpu_attention_grad(vptq_dev *dev, const vptq_attention_grad_arg
     const size_t kv_dq = job.group * RANGES * job.dq_size, kv_dkv = job.group * job.dkv_size;
     const size_t each = kv_tile + kv_block + kv_dq + kv_dkv;
     const size_t batch = least(a->kv_heads, each < WORK ? WORK / each : 1);
-    job.tile = vptq_dev_scratch(dev, batch * each + (size_t)dev->threads * job.slice,
+    job.tile = vptq_dev_scratch(dev, batch * each + (size_t)dev->ctx->threads * job.slice,
                                 sizeof *job.tile, err);
     if (!job.tile)
         return VPTQ_E_NOMEM;

@@ -142,7 +142,7 @@ vptq_status vptq_cpu_attention_mass(vptq_dev *dev, const vptq_attention_args *a,
     const size_t keys = vptq_round_up(job.tiles * job.key_tile, LINE);
     const size_t row = vptq_round_up(job.panels * width, LINE);
     job.queries =
-        vptq_dev_scratch(dev, queries + keys + 2 * row + (size_t)dev->threads * job.slice,
+        vptq_dev_scratch(dev, queries + keys + 2 * row + (size_t)dev->ctx->threads * job.slice,
                          sizeof *job.queries, err);
     if (!job.queries)
         return VPTQ_E_NOMEM;

@@ -89,7 +89,7 @@ static size_t packed_x(const batch_job *job)
 size_t vptq_batch_work(const vptq_dev *dev, const vptq_batch_source *source, size_t n)
 {
     const batch_job job = batch_job_of(dev, source, n);
-    return packed_x(&job) + (size_t)dev->threads * job.slice;
+    return packed_x(&job) + (size_t)dev->ctx->threads * job.slice;
 }
 
 void vptq_batch_multiply(vptq_dev *dev, const vptq_batch_source *source,

@@ -150,7 +150,7 @@ vptq_status vptq_cpu_blas(vptq_dev *dev, const vptq_blas **blas, vptq_err *err)
     if (!dev->blas) {
         vptq_blas *b = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *b, err);
         const vptq_status st =
-            b ? vptq_blas_open(b, dev->simd, dev->threads, err) : VPTQ_E_NOMEM;
+            b ? vptq_blas_open(b, dev->simd, dev->ctx->threads, err) : VPTQ_E_NOMEM;
         if (st) {
             vptq_mem_free(dev->ctx->mem, b);
             return st;

@@ -57,6 +57,6 @@ vptq_codebook vptq_codebook_lay(const vptq_dev *dev, uint32_t v, uint32_t k, con
 {
     codebook_job job = {.v = v, .k = k, .c = c, .data = data};
     vptq_codebook codebook = {.v = v, .blocks = codebook_blocks(k), .data = data};
-    vptq_parallel_for(dev->threads, codebook.blocks, 32, lay_blocks, &job);
+    vptq_parallel_for(dev->ctx->threads, codebook.blocks, 32, lay_blocks, &job);
     return codebook;
 }

@@ -33,7 +33,7 @@ typedef struct column_job {
  * columns fit into part of L2, but fewer if a thread would get none. */
 static size_t chunk_vector_rows(const vptq_dev *dev, size_t vector_rows, size_t v)
 {
-    size_t threads = (size_t)dev->threads;
+    size_t threads = (size_t)dev->ctx->threads;
     size_t max = v < 8 ? 256 / v / 32 * 32 : 32;
     size_t share = vptq_round_up((vector_rows + threads - 1) / threads, 16);
     return share < max ? share : max;
@@ -62,11 +62,11 @@ static vptq_status run_columns(vptq_dev *dev, column_job *job, vptq_err *err)
     const size_t size = chunk_vector_rows(dev, vector_rows, v);
     job->floats = vptq_round_up(size * v, VPTQ_PANEL);
     job->slice = job->floats * (2 + job->cols) + vptq_search_index_work(job->index);
-    job->scratch =
-        vptq_dev_scratch(dev, (size_t)dev->threads * job->slice, sizeof *job->scratch, err);
+    job->scratch = vptq_dev_scratch(dev, (size_t)dev->ctx->threads * job->slice,
+                                    sizeof *job->scratch, err);
     if (!job->scratch)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, vector_rows, size, run_chunk, job);
+    vptq_parallel_for(dev->ctx->threads, vector_rows, size, run_chunk, job);
     return VPTQ_OK;
 }
 

@@ -22,7 +22,6 @@ static void cpu_close(vptq_dev *dev)
 static vptq_status cpu_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 {
     VPTQ_CHECK(vptq_ref_open(ctx, dev, err));
-    (*dev)->threads = ctx->threads;
     (*dev)->simd = vptq_cpu_simd();
     (*dev)->amx = vptq_cpu_amx();
     return VPTQ_OK;
@@ -30,8 +29,9 @@ static vptq_status cpu_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 
 static void cpu_describe(const vptq_dev *dev, char *text, size_t size)
 {
-    snprintf(text, size, "%s kernels, %d thread%s%s", vptq_simd_name(dev->simd), dev->threads,
-             vptq_plural((uint64_t)dev->threads, "", "s"), dev->amx ? ", AMX" : "");
+    snprintf(text, size, "%s kernels, %d thread%s%s", vptq_simd_name(dev->simd),
+             dev->ctx->threads, vptq_plural((uint64_t)dev->ctx->threads, "", "s"),
+             dev->amx ? ", AMX" : "");
 }
 
 static void cpu_libraries(vptq_dev *dev, char *text, size_t size)

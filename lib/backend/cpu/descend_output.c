@@ -212,7 +212,7 @@ vptq_status vptq_cpu_vq_descend_output(vptq_dev *dev, const vptq_descend_output_
 {
     const size_t main = vptq_codebook_floats(d->v, d->k);
     const size_t res = d->k_res ? vptq_codebook_floats(d->v, d->k_res) : 0;
-    const size_t threads = (size_t)dev->threads, rows = unit_rows(d);
+    const size_t threads = (size_t)dev->ctx->threads, rows = unit_rows(d);
     if (!d->rows || !d->cols)
         return VPTQ_OK;
     output_job job = {.args = d,
@@ -233,6 +233,6 @@ vptq_status vptq_cpu_vq_descend_output(vptq_dev *dev, const vptq_descend_output_
         job.codebooks[1] =
             vptq_codebook_lay(dev, d->v, d->k_res, d->res_centroids, data + main);
     job.scratch = data + main + res;
-    vptq_parallel_for(dev->threads, units, job.together, run_units, &job);
+    vptq_parallel_for(dev->ctx->threads, units, job.together, run_units, &job);
     return VPTQ_OK;
 }

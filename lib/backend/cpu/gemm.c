@@ -51,7 +51,7 @@ void vptq_cpu_lower_tile(size_t index, size_t *row, size_t *col)
 
 int vptq_cpu_threads(const vptq_dev *dev, size_t work)
 {
-    return work < MIN_PARALLEL_WORK ? 1 : dev->threads;
+    return work < MIN_PARALLEL_WORK ? 1 : dev->ctx->threads;
 }
 
 /* ---- packing ---- */
@@ -317,7 +317,7 @@ vptq_status vptq_cpu_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
     const size_t fit = g->k ? PACKED / g->k : g->n;
     const vptq_cpu_tiles pieces = vptq_cpu_tiles_of(g->n, fit > COLS ? fit : COLS, p->cols);
     const size_t packed = right_size(p, pieces.size, g->k);
-    job.packed = vptq_dev_scratch(dev, packed + (size_t)dev->threads * left_size(p),
+    job.packed = vptq_dev_scratch(dev, packed + (size_t)dev->ctx->threads * left_size(p),
                                   sizeof *job.packed, err);
     if (!job.packed)
         return VPTQ_E_NOMEM;

@@ -210,7 +210,7 @@ static vptq_status make_codes(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, v
         if (!job.starts)
             return VPTQ_E_NOMEM;
     }
-    vptq_parallel_for(dev->threads, blocks, 1, write_blocks, &job);
+    vptq_parallel_for(dev->ctx->threads, blocks, 1, write_blocks, &job);
     return VPTQ_OK;
 }
 

@@ -105,7 +105,8 @@ static const uint8_t *make_table(vptq_dev *dev, vptq_layout *l, const float *cod
         return NULL;
     job.halves = table;
     job.floats = table;
-    vptq_parallel_for(dev->threads, rows, CHUNK, l->half ? write_halves : write_floats, &job);
+    vptq_parallel_for(dev->ctx->threads, rows, CHUNK, l->half ? write_halves : write_floats,
+                      &job);
     *inexact = atomic_load(&job.inexact);
     return *inexact ? NULL : table;
 }
@@ -216,7 +217,7 @@ static vptq_status make_codes(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, v
     l->codes = job.codes = vptq_arena_alloc(&l->arena, blocks, size * sizeof *l->codes, err);
     if (!job.codes)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, blocks, 1, write_blocks, &job);
+    vptq_parallel_for(dev->ctx->threads, blocks, 1, write_blocks, &job);
     return VPTQ_OK;
 }
 

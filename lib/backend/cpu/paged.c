@@ -265,7 +265,7 @@ static vptq_status attend_rows(vptq_dev *dev, const vptq_paged_args *a, vptq_err
     const size_t partial = in_lines(job.units * partial_size(&job) * sizeof(float));
     job.slice = in_lines(job.group * (a->pool->head_dim + RANGE) * sizeof(float));
     float *memory = vptq_dev_scratch(
-        dev, items + of + partial + (size_t)dev->threads * job.slice, sizeof *memory, err);
+        dev, items + of + partial + (size_t)dev->ctx->threads * job.slice, sizeof *memory, err);
     if (!memory)
         return VPTQ_E_NOMEM;
     job.items = (row_item *)(void *)memory;

@@ -49,13 +49,13 @@ static vptq_status open_screen(vptq_dev *dev, vptq_search_index *f, vptq_err *er
         return VPTQ_OK;
     job.rows = vptq_arena_alloc(&f->arena, k * work, sizeof *job.rows, err);
     job.step = vptq_arena_alloc(&f->arena, k, sizeof *job.step, err);
-    job.work =
-        vptq_dev_scratch(dev, (size_t)dev->threads * f->pair.res.blocks * VPTQ_CODEBOOK_LANES,
-                         sizeof *job.work, err);
+    job.work = vptq_dev_scratch(
+        dev, (size_t)dev->ctx->threads * f->pair.res.blocks * VPTQ_CODEBOOK_LANES,
+        sizeof *job.work, err);
     if (!job.rows || !job.step || !job.work)
         return VPTQ_E_NOMEM;
     f->pair.screen_stride = work;
-    vptq_parallel_for(dev->threads, k, 16, fill_rows, &job);
+    vptq_parallel_for(dev->ctx->threads, k, 16, fill_rows, &job);
     f->pair.screen = job.rows;
     f->pair.screen_step = job.step;
     return VPTQ_OK;
@@ -137,11 +137,11 @@ static vptq_status open_neighbors(vptq_dev *dev, vptq_search_index *f, vptq_err 
     job.data = vptq_arena_alloc(&f->arena, b->k * near * (1 + b->v), sizeof *job.data, err);
     job.index = vptq_arena_alloc(&f->arena, b->k * near, sizeof *job.index, err);
     job.work =
-        vptq_dev_scratch(dev, (size_t)dev->threads * vptq_list_nearest_work(&f->pair.main),
+        vptq_dev_scratch(dev, (size_t)dev->ctx->threads * vptq_list_nearest_work(&f->pair.main),
                          sizeof *job.work, err);
     if (!job.data || !job.index || !job.work)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, b->k, 16, fill_neighbors, &job);
+    vptq_parallel_for(dev->ctx->threads, b->k, 16, fill_neighbors, &job);
     f->pair.neighbors = near;
     f->pair.neighbor_data = job.data;
     f->pair.neighbor_index = job.index;

@@ -155,7 +155,7 @@ vptq_status vptq_cpu_plus_plus(vptq_dev *dev, const vptq_plus_plus_args *a, vptq
     vptq_arena arena;
     seeding g = {.loops = VPTQ_SIMD_SELECT(dev->simd, vptq_plus_plus_loops),
                  .u = a->u,
-                 .threads = dev->threads};
+                 .threads = dev->ctx->threads};
     VPTQ_BUG_IF(!a->m || a->m >> 31 || !a->v || a->v > VPTQ_VQ_MAX_V);
     vptq_arena_init(&arena, dev->ctx->mem);
     VPTQ_TRY(seeding_open(&g, a, &arena, err));

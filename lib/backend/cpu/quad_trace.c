@@ -72,11 +72,11 @@ vptq_status vptq_cpu_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vp
                     .tiles = vptq_cpu_tiles_of(a->n, TILE, VPTQ_DOUBLE_STEP)};
     const size_t size = job.tiles.size, count = job.tiles.count * (job.tiles.count + 1) / 2;
     job.slice = size * (size + 2 * (size_t)VPTQ_DOUBLE_STEP);
-    job.scratch = vptq_dev_scratch(dev, (size_t)dev->threads * job.slice + count,
+    job.scratch = vptq_dev_scratch(dev, (size_t)dev->ctx->threads * job.slice + count,
                                    sizeof *job.scratch, err);
     if (!job.scratch)
         return VPTQ_E_NOMEM;
-    job.partial = job.scratch + (size_t)dev->threads * job.slice;
+    job.partial = job.scratch + (size_t)dev->ctx->threads * job.slice;
     vptq_parallel_for(vptq_cpu_threads(dev, a->m * a->n * a->n), count, 1, quad_tile, &job);
 
     double total = 0;

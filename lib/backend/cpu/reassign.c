@@ -150,7 +150,7 @@ static vptq_status open_job(vptq_dev *dev, reassign_job *job, vptq_err *err)
     job->all = (vptq_cluster_codebooks){.k = k, .listed = k, .x = job->a->x};
     job->all.codebook =
         (vptq_codebook){.v = v, .blocks = codebook / ((1 + v) * VPTQ_CODEBOOK_LANES)};
-    const size_t work = (size_t)dev->threads * vptq_cluster_work(&job->all);
+    const size_t work = (size_t)dev->ctx->threads * vptq_cluster_work(&job->all);
     float *data = vptq_dev_scratch(dev, 2 * codebook + rows + work + 4 * n + 3 * (size_t)k + 1,
                                    sizeof *data, err);
     if (!data)
@@ -189,8 +189,8 @@ vptq_status vptq_cpu_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err
     if (!worth_grouping(a))
         return vptq_cpu_assign(dev, a, err);
     VPTQ_CHECK(open_job(dev, &job, err));
-    vptq_parallel_for(dev->threads, a->n, 4096, set_reaches, &job);
+    vptq_parallel_for(dev->ctx->threads, a->n, 4096, set_reaches, &job);
     sort_members(&job);
-    vptq_parallel_for(dev->threads, a->k, 8, search_clusters, &job);
+    vptq_parallel_for(dev->ctx->threads, a->k, 8, search_clusters, &job);
     return VPTQ_OK;
 }

@@ -118,10 +118,10 @@ static void choose_rows(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err)
 {
     sample_job j = {.s = s};
-    j.scratch = vptq_dev_scratch(dev, (size_t)dev->threads * (s->vocab + VPTQ_SAMPLE_BINS),
+    j.scratch = vptq_dev_scratch(dev, (size_t)dev->ctx->threads * (s->vocab + VPTQ_SAMPLE_BINS),
                                  sizeof *j.scratch, err);
     if (!j.scratch)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, s->n, 1, choose_rows, &j);
+    vptq_parallel_for(dev->ctx->threads, s->n, 1, choose_rows, &j);
     return VPTQ_OK;
 }

@@ -151,11 +151,12 @@ static void search_range(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_search(vptq_dev *dev, const vptq_search_args *s, vptq_err *err)
 {
     search_job job = {.args = s};
-    job.work = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_search_index_work(s->index),
-                                sizeof *job.work, err);
+    job.work =
+        vptq_dev_scratch(dev, (size_t)dev->ctx->threads * vptq_search_index_work(s->index),
+                         sizeof *job.work, err);
     if (!job.work)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, s->n, 256, search_range, &job);
+    vptq_parallel_for(dev->ctx->threads, s->n, 256, search_range, &job);
     return VPTQ_OK;
 }
 
@@ -177,6 +178,6 @@ vptq_status vptq_cpu_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_er
 {
     vptq_gather_args args = *g;
     (void)err;
-    vptq_parallel_for(dev->threads, g->cols, 4, gather_columns, &args);
+    vptq_parallel_for(dev->ctx->threads, g->cols, 4, gather_columns, &args);
     return VPTQ_OK;
 }

@@ -91,7 +91,7 @@ vptq_status vptq_cpu_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *
     job.slice = size * (size + (a->w ? (size_t)TOKENS : 0)) +
                 vptq_cpu_gemm_work(job.math, size, TOKENS);
     job.scratch =
-        vptq_dev_scratch(dev, (size_t)dev->threads * job.slice, sizeof *job.scratch, err);
+        vptq_dev_scratch(dev, (size_t)dev->ctx->threads * job.slice, sizeof *job.scratch, err);
     if (!job.scratch)
         return VPTQ_E_NOMEM;
     vptq_parallel_for(vptq_cpu_threads(dev, a->tokens * a->n * a->n),

@@ -252,7 +252,7 @@ vptq_status vptq_cpu_uniform_pass(vptq_dev *dev, const vptq_uniform_pass_args *a
     if (!a->rows || !a->cols)
         return VPTQ_OK;
     if (a->u) {
-        job.errors = vptq_dev_scratch(dev, (size_t)dev->threads * a->cols * PANEL,
+        job.errors = vptq_dev_scratch(dev, (size_t)dev->ctx->threads * a->cols * PANEL,
                                       sizeof *job.errors, err);
         if (!job.errors)
             return VPTQ_E_NOMEM;

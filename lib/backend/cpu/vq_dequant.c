@@ -159,10 +159,10 @@ vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, 
                       .w = w,
                       .ldw = ldw};
     (void)err;
-    vptq_parallel_for(dev->threads, count_vector_rows(r0, n, s->v), 8, decode_vector_rows,
+    vptq_parallel_for(dev->ctx->threads, count_vector_rows(r0, n, s->v), 8, decode_vector_rows,
                       &job);
     if (s->outliers)
-        vptq_parallel_for(dev->threads, count_vector_rows(r0, n, s->v0), 8, decode_outliers,
-                          &job);
+        vptq_parallel_for(dev->ctx->threads, count_vector_rows(r0, n, s->v0), 8,
+                          decode_outliers, &job);
     return VPTQ_OK;
 }

@@ -222,7 +222,7 @@ vptq_status vptq_vq_gemv_batch(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_
     if (!job.x)
         return VPTQ_E_NOMEM;
     job.start = job.x + g->n * s->in;
-    vptq_parallel_for(dev->threads, g->n, 1, prepare_rows, &job);
+    vptq_parallel_for(dev->ctx->threads, g->n, 1, prepare_rows, &job);
     vptq_gemv_args own = *g;
     own.x = job.x;
     own.ldx = s->in;

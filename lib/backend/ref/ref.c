@@ -12,7 +12,7 @@ vptq_status vptq_ref_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
     vptq_dev *d = vptq_mem_alloc(ctx->mem, 1, sizeof *d, err);
     if (!d)
         return VPTQ_E_NOMEM;
-    *d = (vptq_dev){.ctx = ctx, .threads = 1, .simd = VPTQ_SIMD_NONE};
+    *d = (vptq_dev){.ctx = ctx, .simd = VPTQ_SIMD_NONE};
     *dev = d;
     return VPTQ_OK;
 }

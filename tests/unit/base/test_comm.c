@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/base/comm.h"
+#include "lib/base/parallel.h"
 #include "tests/support/vtest.h"
 
 enum { RANKS = 5, MAX_MESSAGES = 4096 };
@@ -491,6 +492,29 @@ static void test_broadcast(void **state)
     }
 }
 
+/* Ranks without a unit give their threads to others, as far as these have processors. */
+static void test_threads(void **state)
+{
+    (void)state;
+    const int usable = vptq_cpu_count();
+    vptq_comm c = {.size = 12, .local_size = 6};
+    vptq_ctx ctx = {.threads = 1, .comm = &c};
+    c.threads = &ctx.threads;
+    for (int units = 1; units <= 7; units++) {
+        vptq_comm_share_threads(&ctx, (uint64_t)units);
+        const int want = units < 6 ? 6 / units : 1;
+        assert_int_equal(ctx.threads, want < usable ? want : usable);
+    }
+    vptq_comm_share_threads(&ctx, 1);
+    vptq_comm_share_threads(&ctx, 0);
+    assert_int_equal(ctx.threads, 1);
+    ctx.threads = usable + 3; /* on request: not taken away */
+    vptq_comm_share_threads(&ctx, 1);
+    assert_int_equal(ctx.threads, usable + 3);
+    vptq_comm_share_threads(&ctx, 0);
+    assert_int_equal(ctx.threads, usable + 3);
+}
+
 /* A process that a launcher started with others would write over their files. */
 static void test_launched(void **state)
 {
@@ -522,4 +546,4 @@ VTEST_MAIN(cmocka_unit_test(test_queue), cmocka_unit_test(test_sum),
            cmocka_unit_test(test_agreement), cmocka_unit_test(test_same),
            cmocka_unit_test(test_post), cmocka_unit_test(test_post_to_worker),
            cmocka_unit_test(test_long_sentence), cmocka_unit_test(test_broadcast),
-           cmocka_unit_test(test_launched))
+           cmocka_unit_test(test_threads), cmocka_unit_test(test_launched))
