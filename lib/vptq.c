@@ -118,6 +118,11 @@ vptq_status vptq_ctx_agree(vptq_ctx *ctx, vptq_status st, vptq_err *err)
     return vptq_comm_agree(ctx, st, err);
 }
 
+vptq_status vptq_ctx_same(vptq_ctx *ctx, const char *what, const char *text, vptq_err *err)
+{
+    return vptq_comm_same(ctx, what, text, err);
+}
+
 /* Ranks whose numbers could differ refuse to work together.  On processors they are the same at
  * every SIMD level; GPUs and their libraries have numbers of their own. */
 static vptq_status compare_ranks(const context *c, vptq_err *err)

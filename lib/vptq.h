@@ -150,6 +150,11 @@ VPTQ_API void vptq_ctx_ranks(const vptq_ctx *ctx, int *rank, int *size);
  * failed run is over: other calls return VPTQ_E_CANCELLED. */
 VPTQ_CALL vptq_status vptq_ctx_agree(vptq_ctx *ctx, vptq_status st, vptq_err *err);
 
+/* Compares a text of the caller's, such as its options: VPTQ_E_MISMATCH on all if a process has
+ * another one, with `what` ("the list of options") and both texts. */
+VPTQ_CALL vptq_status vptq_ctx_same(vptq_ctx *ctx, const char *what, const char *text,
+                                    vptq_err *err);
+
 typedef struct vptq_backend_info {
     const char *name;     /* static */
     char device[256];     /* "AMD EPYC 7713, AVX2, 8 threads" */

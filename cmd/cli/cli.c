@@ -548,7 +548,7 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
     if (st)
         vptq_cli_say(cli, "%s%s", err && err->text[0] ? err->text : "failed",
                      st == VPTQ_E_EXISTS && can_force ? " (--force replaces it)" : "");
-    if (st == VPTQ_OK || vptq_cli_is_hushed(cli)) /* rank 0 has the exit code for all */
+    if (st == VPTQ_OK)
         return code;
     if (st == VPTQ_E_CANCELLED)
         return vptq_cli_signal() ? CLI_SIGNALLED + vptq_cli_signal() : CLI_INTERRUPTED;
@@ -586,8 +586,9 @@ int vptq_cli_run(vptq_cli *cli, int argc, char **argv, int (*run)(vptq_cli *cli,
     int code;
     if (vptq_cli_parse(cli, argc, argv, cli->command ? 2 : 1, &code))
         code = run(cli, arg);
-    if (code == CLI_CHECK_FAILED && vptq_cli_is_hushed(cli))
-        code = CLI_OK; /* a launcher would take it for a failure of its own */
+    if (vptq_cli_is_hushed(cli))
+        code = CLI_OK; /* rank 0 has it for all: a launcher would end rank 0, which may still
+                          print */
     vptq_cli_release(cli);
     return code;
 }

@@ -138,6 +138,65 @@ static vptq_status open_log(vptq_cli *cli, int rank, vptq_err *err)
     return vptq_cli_log_open(path, rank > 0, log, err);
 }
 
+/* Whether ranks may have different values of an option: their machines differ. */
+static bool is_local(const vptq_cli_option *o)
+{
+    return vptq_cli_lists("threads|mem|log-file|log-dir|progress|no-progress|quiet|verbose",
+                          o->name);
+}
+
+/* Whether the value is a file, whose content ranks compare. */
+static bool is_place(const vptq_cli_option *o)
+{
+    static const char *const places[] = {"FILE", "DIR", "MODEL", "WORK", "OUT", "PATH"};
+    bool place = o->type == CLI_INPUT || o->type == CLI_INPUTS;
+    for (size_t i = 0; o->arg && i < sizeof places / sizeof *places; i++)
+        place = place || strstr(o->arg, places[i]);
+    return place;
+}
+
+/* Appends the option as it was given, if it was: all values of a list, else the last. */
+static void list_option(const struct vptq_cli_state *s, const vptq_cli_option *o, FILE *list)
+{
+    const bool all = o->type == CLI_STRINGS || o->type == CLI_INPUTS;
+    const char *value = NULL;
+    bool given = false;
+    for (size_t i = 0; i < s->given_count; i++) {
+        if (s->given[i].option != o)
+            continue;
+        value = is_place(o) ? NULL : s->given[i].text;
+        if (!given || all)
+            fprintf(list, " --%s", o->name);
+        if (all && value)
+            fprintf(list, " %s", value);
+        given = true;
+    }
+    if (value && !all)
+        fprintf(list, " %s", value);
+}
+
+/* Compares the options, on which the course of a run depends, so that no rank waits for another
+ * that does something else. */
+static vptq_status compare_options(const vptq_cli *cli, vptq_err *err)
+{
+    const struct vptq_cli_state *s = cli->state;
+    char *text = NULL;
+    size_t size;
+    FILE *list = open_memstream(&text, &size);
+    if (list)
+        fprintf(list, "%s", cli->command ? cli->command : cli->tool);
+    for (size_t i = 0; list && i < s->count; i++)
+        if (s->entries[i].option->name && !is_local(s->entries[i].option))
+            list_option(s, s->entries[i].option, list);
+    vptq_status st =
+        list && !fclose(list) ? VPTQ_OK : vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    st = vptq_ctx_agree(cli->ctx, st, err);
+    if (!st)
+        st = vptq_ctx_same(cli->ctx, "the list of options", text, err);
+    free(text);
+    return st;
+}
+
 /* Only rank 0 speaks. */
 static vptq_status join_ranks(vptq_cli *cli, vptq_err *err)
 {
@@ -155,6 +214,8 @@ static vptq_status join_ranks(vptq_cli *cli, vptq_err *err)
                              "file",
                              cli->state->given[i].option->name, cli->state->given[i].text,
                              size);
+    if (size > 1)
+        VPTQ_CHECK(compare_options(cli, err));
     return open_log(cli, rank, err);
 }
 

@@ -18,7 +18,7 @@ enum {
     TAG_UNIT,    /* uint64_t */
     TAG_STOP,    /* uint64_t: epoch */
     TAG_VERDICT, /* verdict, to rank 0 and back */
-    TAG_TEXT,    /* char [TEXT] */
+    TAG_TEXT,    /* uint64_t: size, then the text */
     TAG_POST,    /* uint64_t: size, then the content */
     TAG_DATA
 };
@@ -370,33 +370,63 @@ vptq_status vptq_comm_agree(const vptq_ctx *ctx, vptq_status st, vptq_err *err)
     return v.status ? vptq_fail(err, (vptq_status)v.status, "%s", v.text) : VPTQ_OK;
 }
 
-/* Rank 0: compares its text with those of the others. */
-static vptq_status compare_texts(const vptq_ctx *ctx, const char *what, const char ours[TEXT],
+/* The word in which a text differs from another, or all of a short one. */
+static const char *show_difference(const char *text, const char *other)
+{
+    enum { SHORT = 200 };
+    size_t at = 0;
+    if (strlen(text) <= SHORT && strlen(other) <= SHORT)
+        return text;
+    while (text[at] && text[at] == other[at])
+        at++;
+    while (at && text[at - 1] != ' ')
+        at--;
+    return text + at;
+}
+
+/* Rank 0: compares its text with that of another, which sends the size first. */
+static vptq_status compare_text(const vptq_ctx *ctx, const char *what, const char *ours, int r,
+                                vptq_err *err)
+{
+    uint64_t size;
+    VPTQ_CHECK(receive(ctx, NULL, TAG_TEXT, r, &size, sizeof size, err));
+    char *theirs = vptq_mem_alloc(ctx->mem, size, 1, err);
+    if (!theirs)
+        return VPTQ_E_NOMEM;
+    vptq_status st = receive(ctx, NULL, TAG_TEXT, r, theirs, size, err);
+    if (!st && (size != strlen(ours) + 1 || memcmp(theirs, ours, size) != 0)) {
+        theirs[size - 1] = 0;
+        st = vptq_fail(err, VPTQ_E_MISMATCH,
+                       "%s differs between the processes of this run: \"%.200s\" at rank 0, "
+                       "\"%.200s\" at rank %d",
+                       what, show_difference(ours, theirs), show_difference(theirs, ours), r);
+    }
+    vptq_mem_free(ctx->mem, theirs);
+    return st;
+}
+
+static vptq_status compare_texts(const vptq_ctx *ctx, const char *what, const char *ours,
                                  vptq_err *err)
 {
-    char theirs[TEXT];
-    for (int r = 1; r < ctx->comm->size; r++) {
-        VPTQ_CHECK(receive(ctx, NULL, TAG_TEXT, r, theirs, sizeof theirs, err));
-        theirs[sizeof theirs - 1] = 0;
-        if (strcmp(theirs, ours))
-            return vptq_fail(err, VPTQ_E_MISMATCH,
-                             "%s differs between the processes of this run: \"%.200s\" at rank "
-                             "0, \"%.200s\" at rank %d",
-                             what, ours, theirs, r);
-    }
+    for (int r = 1; r < ctx->comm->size; r++)
+        VPTQ_CHECK(compare_text(ctx, what, ours, r, err));
     return VPTQ_OK;
+}
+
+static vptq_status send_text(const vptq_ctx *ctx, const char *text, vptq_err *err)
+{
+    const uint64_t size = strlen(text) + 1;
+    VPTQ_CHECK(send_to(ctx, NULL, TAG_TEXT, 0, &size, sizeof size, err));
+    return send_to(ctx, NULL, TAG_TEXT, 0, text, size, err);
 }
 
 vptq_status vptq_comm_same(const vptq_ctx *ctx, const char *what, const char *text,
                            vptq_err *err)
 {
-    char ours[TEXT] = "";
     if (is_alone(ctx))
         return VPTQ_OK;
-    snprintf(ours, sizeof ours, "%s", text);
-    const vptq_status st = ctx->comm->rank
-                               ? send_to(ctx, NULL, TAG_TEXT, 0, ours, sizeof ours, err)
-                               : compare_texts(ctx, what, ours, err);
+    const vptq_status st =
+        ctx->comm->rank ? send_text(ctx, text, err) : compare_texts(ctx, what, text, err);
     return vptq_comm_agree(ctx, st, err);
 }
 

@@ -97,7 +97,7 @@ uint64_t vptq_comm_given(const vptq_ctx *ctx, uint64_t count);
  */
 vptq_status vptq_comm_agree(const vptq_ctx *ctx, vptq_status st, vptq_err *err) VPTQ_MUST_CHECK;
 /* Agrees whether `text` is the same on all ranks; VPTQ_E_MISMATCH naming `what` ("the model")
- * and both texts. */
+ * and both texts, of long ones from the word on in which they differ. */
 vptq_status vptq_comm_same(const vptq_ctx *ctx, const char *what, const char *text,
                            vptq_err *err) VPTQ_MUST_CHECK;
 

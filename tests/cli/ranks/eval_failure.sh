@@ -36,6 +36,12 @@ expect_exit 1 on_rank 1 'set -- "$@" --mem 4M' "${eval[@]}" kld -q -t 1 -m "$pac
     >out.txt 2>err.txt
 expect_line err.txt '^vptq-eval: rank 1: '
 
+# a model that cannot be opened: no rank goes on to the limits
+expect_exit 1 ranks 2 "${eval[@]}" tasks -q -m nowhere --task "arc=$(data qa/arc_easy.jsonl)" --min-acc 0.5 --log-dir logs \
+    >out.txt 2>err.txt
+expect_line err.txt "^vptq-eval: .*nowhere"
+! grep -q 'ignal\|below' err.txt logs/* || fail "after the failure: $(cat err.txt logs/*)"
+
 # ---- refused ----
 
 # tools of another commit: a copy with another text of the same length

@@ -88,4 +88,4 @@ expect_line err.txt "rank 1: does not see the directory 'unseen' of rank 0; put 
 printf '#!/bin/sh\nexec "%s" "$@" --seed "%s"\n' "$hessian" "$RANK" >other.sh
 chmod +x other.sh
 expect_exit 1 ranks 2 ./other.sh "${args[@]}" -o differ >out.txt 2>err.txt
-expect_line err.txt "the fingerprint of model and text"
+expect_line err.txt 'the list of options differs between the processes of this run: ".* --seed 0" at rank 0, ".* --seed 1" at rank 1$'

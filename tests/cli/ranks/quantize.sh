@@ -36,9 +36,11 @@ compare budget "3" -H ../h -b 3
 "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 128 -o other -q
 allocate=(-b 3 --allocate kl --allocate-text "$text" --allocate-windows 1 --allocate-length 32)
 for options in "-H other" "-H h --seed 7"; do
+    what="the model, its Hessians or a setting"
+    [ "$options" = "-H other" ] || what="the list of options"
     expect_exit 1 ranks 2 sh -c "[ $RANK = 1 ] && set -- "'"$@"'" $options; "'exec "$@"' sh \
         "$BIN/vptq-quantize" "${args[@]}" "${allocate[@]}" -H h -o measured >out.txt 2>err.txt
-    expect_line err.txt "vptq-quantize: the model, its Hessians or a setting differs between the processes of this run: .* at rank 1"
+    expect_line err.txt "vptq-quantize: $what differs between the processes of this run: .* at rank 1"
     [ ! -e measured/sensitivity.json ] || fail "measured with $options"
 done
 compare awq "2 4" -H ../h --method awq --group-size 32
@@ -83,9 +85,20 @@ expect_same outputs/one own0/k
 # What cannot be shared, and ranks that do not fit together.
 expect_exit 2 ranks 2 "$BIN/vptq-pack" --list vptq/one >out.txt 2>err.txt
 expect_line err.txt "vptq-pack: this command runs in one process, not in 2"
-expect_exit 1 ranks 2 sh -c "[ $RANK = 1 ] && set -- "'"$@"'" --seed 7; "'exec "$@"' sh \
+expect_exit 1 ranks 2 sh -c "[ $RANK = 1 ] && set -- "'"$@"'" -H other; "'exec "$@"' sh \
     "$BIN/vptq-quantize" "${args[@]}" -H h -k 64 -o differs >out.txt 2>err.txt
 expect_line err.txt "vptq-quantize: the fingerprint .* differs between the processes of this run: .* at rank 1"
+# Other options would make a rank wait for what never comes: other layers, or none after a usage error of its own.
+for option in "--layers 0-0" "--kv-factor -1" "--no-shared-dir" "--seed 7"; do
+    # shellcheck disable=SC2086 # several words
+    expect_exit 1 ranks 2 timeout 60 sh -c "[ $RANK = 1 ] && set -- "'"$@"'" $option; "'exec "$@"' sh \
+        "$BIN/vptq-quantize" "${args[@]}" -H h -k 64 -o differs >out.txt 2>err.txt
+    expect_line err.txt "vptq-quantize: the list of options differs between the processes of this run: \".*\" at rank 0, \".*$option.*\" at rank 1\$"
+    [ ! -e differs ] || fail "begun with $option on one rank"
+done
+# Those of a machine may differ.
+ranks 2 sh -c "[ $RANK = 1 ] && set -- "'"$@"'" -t 2 --mem 1G --verbose; "'exec "$@"' sh \
+    "$BIN/vptq-quantize" "${args[@]}" -H h -k 64 -o same >/dev/null
 
 # One progress line, of the whole run: its counts never go back, as those of several ranks would.
 ranks 3 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -t 1 --progress -H h -k 64 -o shown --log-dir logs \

@@ -98,7 +98,7 @@ expect_same layers/one stopped
 
 # What does not fit together.
 expect_exit 1 on_rank 1 'set -- "$@" --seed 7' "${tune[@]}" "${steps[@]}" --steps 3 -o new >out.txt 2>err.txt
-expect_line err.txt "vptq-quantize: the fingerprint of matrices, text and settings differs between the processes of this run: .* at rank 1"
+expect_line err.txt "vptq-quantize: the list of options differs between the processes of this run: .* --rate 0.01\" at rank 0, .* --seed 7\" at rank 1"
 expect_exit 1 on_rank 2 'set -- "$@" --from nowhere' "${tune[@]}" "${steps[@]}" --steps 3 -o new >out.txt 2>err.txt
 expect_line err.txt "vptq-quantize: rank 2: .*nowhere"
 [ ! -e new ] || fail "a run that cannot begin makes its directory"

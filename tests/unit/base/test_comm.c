@@ -1,6 +1,7 @@
 /* Tests the queue, agreement and ordered sums of comm.h with ranks that are threads, which pass
  * messages in memory. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -379,6 +380,29 @@ static void test_same(void **state)
                      "\"b\" at rank 2");
 }
 
+/* Texts that differ far from their beginnings. */
+static void test_same_long(void **state)
+{
+    (void)state;
+    enum { WORD = 8, WORDS = 500 };
+    static char text[2][WORDS * WORD + 64];
+    const char *texts[RANKS] = {text[0], text[0], text[0], text[1], text[0]};
+    rank ranks[RANKS];
+    for (int t = 0; t < 2; t++) {
+        for (int w = 0; w < WORDS; w++)
+            memcpy(text[t] + w * WORD, "nothing ", WORD);
+        snprintf(text[t] + WORDS * WORD, 64, "--seed=%s --last", t ? "17" : "1");
+    }
+    run_ranks(ranks, RANKS, compare, texts);
+    for (int r = 0; r < RANKS; r++)
+        assert_fails(ranks[r].st, VPTQ_E_MISMATCH, &ranks[r].err,
+                     "\"--seed=1 --last\" at rank 0, \"--seed=17 --last\" at rank 3");
+    texts[3] = text[0];
+    run_ranks(ranks, RANKS, compare, texts);
+    for (int r = 0; r < RANKS; r++)
+        assert_ok(ranks[r].st, &ranks[r].err);
+}
+
 typedef struct post_test {
     size_t bytes[RANKS]; /* posted by each rank, as rank 0 took them */
     bool full;           /* rank 0 fails to take one */
@@ -544,6 +568,7 @@ static void test_launched(void **state)
 VTEST_MAIN(cmocka_unit_test(test_queue), cmocka_unit_test(test_sum),
            cmocka_unit_test(test_gather), cmocka_unit_test(test_gather_among_zeros),
            cmocka_unit_test(test_agreement), cmocka_unit_test(test_same),
-           cmocka_unit_test(test_post), cmocka_unit_test(test_post_to_worker),
-           cmocka_unit_test(test_long_sentence), cmocka_unit_test(test_broadcast),
-           cmocka_unit_test(test_threads), cmocka_unit_test(test_launched))
+           cmocka_unit_test(test_same_long), cmocka_unit_test(test_post),
+           cmocka_unit_test(test_post_to_worker), cmocka_unit_test(test_long_sentence),
+           cmocka_unit_test(test_broadcast), cmocka_unit_test(test_threads),
+           cmocka_unit_test(test_launched))
