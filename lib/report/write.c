@@ -479,8 +479,10 @@ static void fill_cells(const vptq_printer *p, const void *row, vptq_cell *cells)
         cells[i] = vptq_cell_of(&p->columns[i], row);
 }
 
-vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t size,
-                            vptq_err *err)
+/* Fits the columns of text to these rows; without `fit` they have the widths of the titles,
+ * which rows that come later share. */
+static vptq_status print_rows(vptq_printer *p, const void *rows, size_t count, size_t size,
+                              bool fit, vptq_err *err)
 {
     vptq_cell cells[VPTQ_MAX_COLUMNS];
     vptq_buf text;
@@ -494,7 +496,7 @@ vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, siz
                     .format = p->out ? p->out->format : VPTQ_FORMAT_TEXT,
                     .e = &e};
     vptq_sheet_titles(&s);
-    for (size_t i = 0; count > 1 && i < count; i++) {
+    for (size_t i = 0; fit && i < count; i++) {
         fill_cells(p, (const char *)rows + i * size, cells);
         vptq_sheet_fit(&s, cells);
     }
@@ -508,9 +510,15 @@ vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, siz
     return hand_over(e.st, p->out, &text, err);
 }
 
+vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t size,
+                            vptq_err *err)
+{
+    return print_rows(p, rows, count, size, true, err);
+}
+
 vptq_status vptq_print_row(vptq_printer *p, const void *row, vptq_err *err)
 {
-    return vptq_print_rows(p, row, 1, 0, err);
+    return print_rows(p, row, 1, 0, false, err);
 }
 
 vptq_status vptq_print_object(const vptq_output *out, const vptq_column *columns,

@@ -42,6 +42,10 @@ expect_line out.txt 'sharing saved 1340$'
 run --task "arc_easy=$items/arc_easy.jsonl" --limit 2 --format csv >out.csv
 expect_line out.csv '^task,items,acc,acc_stderr,acc_norm,acc_norm_stderr,perplexity'
 expect_line out.csv '^arc_easy,2,0.5,0.5,0.5,0.5,,,7,85,158,'
+# titles stand over the columns of a single task, too
+run --task "winogrande=$items/winogrande.jsonl" >out.txt
+expect_line out.txt '^Task        Items     acc       ±  Seconds$'
+expect_line out.txt '^winogrande      4  0.5000  0.2887  *[0-9.]*$'
 run --task "schema=$items/schema.jsonl" --format md >out.md
 expect_line out.md '^| schema | *2 | *0.0000 | *0.0000 |'
 

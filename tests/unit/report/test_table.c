@@ -348,25 +348,30 @@ static void test_narrow(void **state)
     }
 }
 
-/* Columns are as wide as the content of all rows. */
+/* Columns are as wide as the content of all rows, also if there is only one. */
 static void test_printed_together(void **state)
 {
     const record rows[] = {{.name = "a", .text = "short"},
                            {.name = "b", .text = "a longer one"}};
-    char *text = NULL;
-    size_t size;
-    vptq_err err = {0};
-    FILE *out = open_memstream(&text, &size);
+    static const char *const expected[] = {"name    Text   small\n"
+                                           "a       short      -\n",
+                                           "name    Text          small\n"
+                                           "a       short             -\n"
+                                           "b       a longer one      -\n"};
     (void)state;
-    assert_non_null(out);
-    const vptq_output to = {.format = VPTQ_FORMAT_TEXT, .write = write_file, .arg = out};
-    vptq_printer p = vptq_printer_make(&to, record_columns, 3);
-    assert_ok(vptq_print_rows(&p, rows, 2, sizeof *rows, &err), &err);
-    assert_int_equal(fclose(out), 0);
-    assert_string_equal(text, "name    Text          small\n"
-                              "a       short             -\n"
-                              "b       a longer one      -\n");
-    free(text);
+    for (size_t count = 1; count <= 2; count++) {
+        char *text = NULL;
+        size_t size;
+        vptq_err err = {0};
+        FILE *out = open_memstream(&text, &size);
+        assert_non_null(out);
+        const vptq_output to = {.format = VPTQ_FORMAT_TEXT, .write = write_file, .arg = out};
+        vptq_printer p = vptq_printer_make(&to, record_columns, 3);
+        assert_ok(vptq_print_rows(&p, rows, count, sizeof *rows, &err), &err);
+        assert_int_equal(fclose(out), 0);
+        assert_string_equal(text, expected[count - 1]);
+        free(text);
+    }
 }
 
 static void test_printed_object(void **state)
