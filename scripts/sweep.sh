@@ -11,7 +11,8 @@
 # Arguments after -- go to vptq-eval ablate, which resumes: an interrupted sweep, or one whose lists have
 # grown, computes only the missing rows.  --jobs N runs up to N rows at once, each with its share of the cores
 # (-t after -- is the number of threads of each) and its own memory; table and files are the same.  The first row
-# runs alone: it collects the Hessians.  For several machines, interrupt it and run
+# runs alone: it collects the Hessians.  Inputs are files then, not standard input or pipes; so are texts and tasks
+# with --max-bits.  For several machines, interrupt it and run
 #     mpirun -n N vptq-eval ablate ABLATE-OPTIONS --table DIR/rows.json -o DIR/ablation
 # which shares rows over ranks (docs/scale.md); the sweep then finds them finished.
 #
@@ -61,7 +62,12 @@ shift
 for word in "$@"; do
     case $word in
     --d | --dr* | --form* | --rep*) usage "$word is not for a sweep: its table is DIR/sweep.csv" ;;
+    --tab*) usage "$word is not for a sweep: its rows are those of the lists" ;;
+    --outputs | --outputs=*) ;;
+    --o | --o=* | --ou*) usage "$word is not for a sweep: it writes to DIR/ablation" ;;
     esac
+    # also after letters without a value: -qo
+    [[ ! $word =~ ^-[fhqvV]*o ]] || usage "$word is not for a sweep: it writes to DIR/ablation"
 done
 for list in "$vectors" "$centroids" "$residuals" "$groups"; do
     [[ $list =~ ^[0-9]+(,[0-9]+)*$ ]] || usage "'$list' is not a list of whole numbers"
@@ -75,6 +81,26 @@ for word in "$@"; do
     --on* | -f | --fo*) usage "$word does not go with --jobs" ;;
     --ser*) usage "$word does not go with --jobs: rows would be timed while others run" ;;
     esac
+done
+
+# once WORD: whether it names an input that can be read only once: standard input or a pipe
+once()
+{
+    local file=$1
+    [[ ! $file =~ ^-[fhqvV]*c(.+) ]] || file=${BASH_REMATCH[1]}
+    file=${file##*=} # --text=FILE, NAME=FILE
+    [ "$file" = - ] || [ -p "$file" ]
+}
+
+option=''
+for word in "$@"; do
+    given="$option $word"
+    if [[ $word == -?* ]]; then option=$word given=$word; fi
+    once "$word" || continue
+    [ "$jobs" = 1 ] || usage "$given does not go with --jobs: every row reads it; pass a file"
+    # The plan reads all inputs but calibration texts.
+    [ -z "$max_bits" ] || [[ $option =~ ^(-[fhqvV]*c|--ca|--tokens) ]] ||
+        usage "$given does not go with --max-bits, which reads it before the rows; pass a file"
 done
 
 # each LIST: prints its words

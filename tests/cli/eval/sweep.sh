@@ -64,6 +64,20 @@ for option in '--only v4-k16' -f '--serve 1,8,2'; do
     expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -j 2 -- -m "$model" $option 2>err.txt
     expect_line err.txt "^sweep.sh: ${option%% *} does not go with --jobs"
 done
+# inputs that can be read only once
+mkfifo pipe
+once() { expect_exit 2 "$SRC/scripts/sweep.sh" -o once -v 4 -k 16 "$@" </dev/null >out.txt 2>err.txt; }
+for option in '-c -' -c- -qc- --calibration=- '--calib -' '--text -' '--task x=-' --task=x=- '--text pipe' --text-tokens=pipe; do
+    # shellcheck disable=SC2086 # some are two words
+    once -j 2 -- -m "$model" $option
+    expect_line err.txt "^sweep.sh: $option does not go with --jobs: every row reads it; pass a file$"
+done
+for option in '--text -' --task=x=- '--text pipe'; do
+    # shellcheck disable=SC2086 # some are two words
+    once --max-bits 3 -- -m "$model" $option
+    expect_line err.txt "^sweep.sh: $option does not go with --max-bits"
+done
+[ ! -e once ] || fail "a refused sweep has begun"
 expect_exit 2 "$SRC/scripts/sweep.sh" -o dir --jobs 0 -- -m "$model" 2>err.txt
 expect_line err.txt "^sweep.sh: --jobs '0': expected a number from 1 to 9999"
 rm -rf dir
@@ -85,6 +99,16 @@ for option in --dry-run '--report x' --format=md '--form md'; do
     # shellcheck disable=SC2086 # some are two words
     expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -v 4 -k 16 -- -m "$model" $option 2>err.txt
     expect_line err.txt "^sweep.sh: ${option%% *} is not for a sweep"
+done
+for option in '-o other' -oother '-qo other' '--output other' --output=other '--outp other' --outp=other; do
+    # shellcheck disable=SC2086 # some are two words
+    expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -v 4 -k 16 -- -m "$model" $option 2>err.txt
+    expect_line err.txt "^sweep.sh: ${option%% *} is not for a sweep: it writes to DIR/ablation$"
+done
+for option in '--table methods' --table=x '--tab x'; do
+    # shellcheck disable=SC2086 # some are two words
+    expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -v 4 -k 16 -- -m "$model" $option 2>err.txt
+    expect_line err.txt "^sweep.sh: ${option%% *} is not for a sweep: its rows are those of the lists$"
 done
 if command -v flock >/dev/null; then
     expect_exit 1 flock dir/sweep.lock "$SRC/scripts/sweep.sh" -o dir -v 4 -k 16 -- -m "$model" 2>err.txt
