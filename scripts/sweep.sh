@@ -285,12 +285,31 @@ points()
             print \$at[\"bits_per_weight\"], \$at[\"ppl\"], \$at[\"ppl_stderr\"], \$at[\"row\"] }" "$dir/sweep.csv" | sort -n
 }
 original=$(awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == "ppl") p = i } $1 == "original" { print $p }' "$dir/sweep.csv")
-range='' line=''
+# shellcheck disable=SC2016 # $ belongs to awk
+others=$(points '$at["frontier"] == 0') frontier=$(points '$at["frontier"] == 1')
+if [ -z "$others$frontier" ]; then
+    rm -f "$dir/sweep.svg"
+    echo "sweep: no rows but the original; no plot" >&2
+    exit 0
+fi
+range='' plot=()
 if [ -n "$original" ]; then
     range="set yrange [$original * 0.9:]"
-    line="$original with lines lt 1 dt 2 lc rgb '#777777' title sprintf('original, %.3f', $original), "
+    plot+=("$original with lines lt 1 dt 2 lc rgb '#777777' title sprintf('original, %.3f', $original)")
 fi
-# shellcheck disable=SC2016 # $ belongs to awk and gnuplot
+# An x range around points that all have the same size.
+range+=$(printf '%s\n' "$others" "$frontier" | awk '
+    NF { if (!n++) least = most = $1; if ($1 < least) least = $1; if ($1 > most) most = $1 }
+    END { if (least == most) printf "\nset xrange [%s * 0.9:%s * 1.1]", least, most }')
+# shellcheck disable=SC2016 # $ belongs to gnuplot
+{
+    [ -z "$others" ] ||
+        plot+=('$all using 1:2:3 with yerrorbars pt 7 ps 0.6 lt 1 lc rgb "#999999" title "settings"')
+    [ -z "$frontier" ] || plot+=(
+        '$frontier using 1:2 with lines lt 1 lw 2 lc rgb "#0072b2" notitle'
+        '$frontier using 1:2:3 with yerrorbars pt 7 ps 0.9 lt 1 lc rgb "#0072b2" title "nothing better for as few bits"'
+        '$frontier using 1:2:4 with labels left rotate by 40 offset 0.6,0.7 font ",10" notitle')
+}
 gnuplot <<EOF
 set terminal svg size 900,560 background "white" font "sans-serif,12"
 set output "$dir/sweep.svg"
@@ -304,13 +323,10 @@ set key top right
 set offsets graph 0.02, graph 0.12, graph 0.2, graph 0.05
 $range
 \$all <<END
-$(points '$at["frontier"] == 0')
+$others
 END
 \$frontier <<END
-$(points '$at["frontier"] == 1')
+$frontier
 END
-plot $line\$all using 1:2:3 with yerrorbars pt 7 ps 0.6 lt 1 lc rgb "#999999" title "settings", \
-    \$frontier using 1:2 with lines lt 1 lw 2 lc rgb "#0072b2" notitle, \
-    \$frontier using 1:2:3 with yerrorbars pt 7 ps 0.9 lt 1 lc rgb "#0072b2" title "nothing better for as few bits", \
-    \$frontier using 1:2:4 with labels left rotate by 40 offset 0.6,0.7 font ",10" notitle
+plot $(printf '%s, ' "${plot[@]}" | sed 's/, $//')
 EOF

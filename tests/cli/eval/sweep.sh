@@ -2,10 +2,11 @@
 model=$(data models/stories260K-hf)
 calibration=$(data text/tinystories/tiny.utf8)
 text=$(data text/tinystories/tinystories_v2_sample.txt)
+only=()
 sweep()
 {
     "$SRC/scripts/sweep.sh" -o dir "$@" -- -m "$model" -c "$calibration" -n 4 -l 64 --text "$text" --context 128 \
-        --layers 0 --encoder upstream --set kmeans_iterations=2 --no-seconds -q
+        --layers 0 --encoder upstream --set kmeans_iterations=2 --no-seconds -q "${only[@]}"
 }
 sweep -v 4,8 -k 16 -r 0,16,32 >out.csv 2>err.txt
 expect_line err.txt "row 'v4-k16-r32': .*; it is left out"
@@ -83,15 +84,29 @@ expect_line err.txt "^sweep.sh: --jobs '0': expected a number from 1 to 9999"
 rm -rf dir
 mv jobs dir
 
+# plot ROWS ARGUMENT..: sweeps, and checks that the rows are plotted without a word
+plot()
+{
+    sweep "${@:2}" >few.csv 2>err.txt || fail "$(cat err.txt)"
+    [ "$(cut -d, -f1 few.csv | tr '\n' ' ')" = "row $1 " ] || fail "$(cat few.csv)"
+    [ ! -s err.txt ] || fail "messages with -q: $(cat err.txt)"
+    ! command -v gnuplot >/dev/null || expect_line dir/sweep.svg '</svg>'
+}
+plot 'original v4-k16 v8-k16' -v 4,8 -k 16 # all on the frontier
+plot 'original v4-k16' -v 4 -k 16
 # without the original
-"$SRC/scripts/sweep.sh" -o dir -v 4,8 -k 16 -- -m "$model" -c "$calibration" -n 4 -l 64 --text "$text" --context 128 \
-    --layers 0 --encoder upstream --set kmeans_iterations=2 --no-seconds -q --only v4-k16 --only v8-k16 >few.csv 2>err.txt ||
-    fail "$(cat err.txt)"
-[ "$(cut -d, -f1 few.csv | tr '\n' ' ')" = "row v4-k16 v8-k16 " ] || fail "$(cat few.csv)"
+only=(--only v4-k16 --only v8-k16)
+plot 'v4-k16 v8-k16' -v 4,8 -k 16
+only=(--only v4-k16)
+plot v4-k16 -v 4 -k 16
+! command -v gnuplot >/dev/null || ! grep -q 'original' dir/sweep.svg || fail "a line of the original"
+only=(--only original)
+sweep -v 4 -k 16 >few.csv 2>err.txt
 if command -v gnuplot >/dev/null; then
-    expect_line dir/sweep.svg '</svg>'
-    ! grep -q 'original' dir/sweep.svg || fail "a line of the original"
+    [ "$(cat err.txt)" = "sweep: no rows but the original; no plot" ] || fail "$(cat err.txt)"
+    [ ! -e dir/sweep.svg ] || fail "a plot of nothing"
 fi
+only=()
 
 # a finished table stays
 cp dir/sweep.csv before.csv
