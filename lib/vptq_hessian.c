@@ -55,6 +55,8 @@ static void estimate_collected(const vptq_ctx *ctx, const vptq_model *m, collect
     c->estimate = vptq_estimate_make(c->output);
     c->estimate.seconds = c->r.estimated_seconds;
     c->estimate.memory_bytes = c->r.memory_bytes + (ctx->mem ? ctx->mem->used : 0);
+    if (ctx->mem && ctx->mem->cap && c->estimate.memory_bytes > ctx->mem->cap)
+        c->estimate.memory_bytes = ctx->mem->cap; /* hidden states make do with it */
     c->estimate.disk_bytes = c->r.bytes_to_do;
     if (c->r.layers_to_do)
         c->estimate.disk_bytes += 2 * rows * m->desc->hidden * sizeof(float);

@@ -196,6 +196,35 @@ static vptq_status check_values(const vptq_cli_settings *s, const given *g, vptq
     return VPTQ_OK;
 }
 
+/* The text of the setting, or NULL if it was not given. */
+static const char *value_of(const vptq_cli_settings *s, const char *key)
+{
+    vptq_setting_info t;
+    for (size_t i = 0; vptq_setting_describe(i, &t); i++)
+        if (!strcmp(t.key, key))
+            return s->value[i];
+    return NULL;
+}
+
+/* Other methods ignore the order, or have one of their own that it would not change. */
+static vptq_status check_order(const vptq_cli_settings *s, vptq_err *err)
+{
+    const char *method = value_of(s, "method");
+    if (!s->act_order)
+        return VPTQ_OK;
+    if (!s->perm)
+        return vptq_fail(err, VPTQ_E_ARG, "--act-order and --no-perm exclude each other");
+    if (!method && s->preset)
+        return strstr(s->preset, "ptq")
+                   ? VPTQ_OK
+                   : vptq_fail(err, VPTQ_E_ARG, "--act-order has no effect with preset %s",
+                               s->preset);
+    return method && strstr(method, "gptq")
+               ? VPTQ_OK
+               : vptq_fail(err, VPTQ_E_ARG, "--act-order has no effect with method %s",
+                           method ? method : "vptq");
+}
+
 vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
                                    vptq_settings **settings, vptq_err *err)
 {
@@ -203,6 +232,7 @@ vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
     vptq_setting_info t;
 
     *settings = NULL;
+    VPTQ_CHECK(check_order(s, err));
     for (size_t i = 0; vptq_setting_describe(i, &t); i++) {
         if (!s->value[i])
             continue;

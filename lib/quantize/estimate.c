@@ -5,6 +5,7 @@
 
 #include "hessian/probe.h"
 #include "lib/quantize/internal.h"
+#include "lib/report/emit.h"
 #include "lib/report/estimate.h"
 #include "lib/uniform/fold.h"
 
@@ -264,6 +265,16 @@ static vptq_status add_matrices(vptq_quantizer *q, double *total, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Hidden states and activations make do with what --mem leaves. */
+static void add_passes(const vptq_quantizer *q, vptq_estimate *e, uint64_t bytes)
+{
+    const vptq_mem *mem = q->dev->ctx->mem;
+    const uint64_t cap = mem && mem->cap ? mem->cap : UINT64_MAX;
+    if (e->memory_bytes + bytes > cap)
+        bytes = e->memory_bytes < cap ? cap - e->memory_bytes : 0;
+    e->memory_bytes += bytes;
+}
+
 static vptq_status add_calibration(vptq_quantizer *q, vptq_estimate *e, vptq_err *err)
 {
     vptq_calibrator c;
@@ -285,7 +296,8 @@ static vptq_status add_calibration(vptq_quantizer *q, vptq_estimate *e, vptq_err
         e->disk_bytes +=
             2 * streams * c.opt.length * windows * q->model.desc->hidden * sizeof(float);
         e->seconds += seconds;
-        e->memory_bytes += memory + vptq_calibration_memory(q->model.desc, o);
+        e->memory_bytes += vptq_calibration_memory(q->model.desc, o);
+        add_passes(q, e, memory);
     }
     vptq_calibrator_release(&c);
     return st;
@@ -309,6 +321,15 @@ static uint64_t work_bytes(const vptq_quantizer *q)
             bytes += vptq_work_bytes(&row);
         }
     return bytes;
+}
+
+static void warn_of_memory(const vptq_quantizer *q, uint64_t bytes)
+{
+    char takes[32], cap[32];
+    vptq_human_bytes(takes, bytes);
+    vptq_human_bytes(cap, q->dev->ctx->mem->cap);
+    vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+             "--mem (%s) is probably too small: the run takes about %s", cap, takes);
 }
 
 vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err)
@@ -340,6 +361,6 @@ vptq_status vptq_plan_estimate(vptq_quantizer *q, vptq_err *err)
             e->memory_bytes = o->measuring->memory_bytes;
     }
     if (mem && mem->cap && e->memory_bytes > mem->cap)
-        e->memory_bytes = mem->cap;
+        warn_of_memory(q, e->memory_bytes);
     return VPTQ_OK;
 }

@@ -453,7 +453,9 @@ out:
     if (st == VPTQ_E_CANCELLED && !opt->dry_run)
         vptq_fail(err, st,
                   "interrupted; %u of %u matrices finished, run the same command to continue",
-                  q.share ? vptq_share_count_files(&q) : result->matrices,
+                  q.share || (!result->matrices && opt->work && q.matrix)
+                      ? vptq_share_count_files(&q)
+                      : result->matrices,
                   q.model.desc ? all_matrices(&q) : 0);
     st = vptq_comm_agree(dev->ctx, st, err);
     if (!st)

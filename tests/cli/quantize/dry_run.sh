@@ -50,6 +50,9 @@ bytes=$(json_get bytes plan.json)
 written=$(cat h/*.safetensors | wc -c)
 expect_near "$written" "$bytes" 0.05
 expect_number "$(totals disk_needed_bytes)" '>=' "$bytes"
+# Hidden states make do with less.
+"$BIN/vptq-hessian" -q -m "$hf" -c "$text" -n 16 -l 128 --mem $((memory * 5 / 4)) --dry-run --format json > plan.json
+expect_number "$(totals peak_memory_bytes)" '<=' $((memory * 5 / 4))
 # Packing, in every form.
 for form in "work -o packed" "work -o packed.vptq" "--unpack work -o plain" "--unpack $hf -o plain.gguf --dtype q4"; do
     # shellcheck disable=SC2086 # words

@@ -109,6 +109,11 @@ takes()
     expect_exit 1 encode "$@" -o less --mem $((memory * 3 / 4)) 2> err.txt
     grep -q 'is too small' err.txt || fail "$* without memory: $(cat err.txt)"
     rm -r enough less
+    [ "$1" = -H ] || return 0 # a calibration makes do with less, and how much is not known
+    # nor does a plan say that less suffices
+    encode "$@" --mem $((memory * 3 / 4)) --dry-run --format json > plan.json 2> err.txt
+    grep -q 'warning: --mem (.*) is probably too small: the run takes about ' err.txt || fail "$(cat err.txt)"
+    expect_number "$(totals peak_memory_bytes)" '>=' $((memory * 9 / 10))
 }
 takes -H h --method gptq --weight-bits 4
 seconds=$(totals estimated_seconds)

@@ -112,7 +112,10 @@ quantize -o one --method gptq -b 3.66 --group-size 32 --allocate uniform > /dev/
 # Settings of other methods are refused.
 expect_error 2 "vector_length has no effect with method rtn" quantize -o bad --method rtn -v 8
 expect_error 2 "weight_bits has no effect with method vptq" quantize -o bad --weight-bits 4
-expect_error 2 "perm has no effect with method rtn" quantize -o bad --method rtn --act-order
+expect_error 2 "act-order has no effect with method rtn" quantize -o bad --method rtn --act-order
+expect_error 2 "act-order has no effect with method vptq" quantize -o bad --act-order
+expect_error 2 "act-order has no effect with preset w8a16_awq" quantize -o bad --preset w8a16_awq --act-order
+expect_error 2 "act-order and --no-perm exclude each other" quantize -o bad --method gptq --act-order --no-perm
 expect_error 2 "preset 'ablation-outliers-1' is only for method vptq" quantize -o bad --method gptq --preset ablation-outliers-1
 expect_error 2 '--method awful: expected vptq|sparse|rtn|gptq|awq|gptvq|aqlm|db-llm|quip#; smooth+' quantize -o bad --method awful
 expect_error 2 "--bits and --weight-bits exclude each other" quantize -o bad --method gptq -b 3 --weight-bits 3
