@@ -6,13 +6,14 @@
 #SBATCH --time=08:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=B:TERM@120
+#SBATCH --signal=B:USR1@120
 # Runs a command in all tasks of a Slurm job, which share its work (tools of `make MPI=1`, docs/scale.md):
 #     sbatch job.sh vptq-hessian -m MODEL -c TEXT -o hessians
 #     sbatch --nodes=8 job.sh vptq-quantize -m MODEL -H hessians -b 2.2 -o work
 #     sbatch --gpus-per-task=1 --ntasks-per-node=4 job.sh vptq-quantize -m MODEL -H hessians -k 65536 -v 8 -o work
-# Two minutes before its time is over, Slurm sends SIGTERM.  The command then ends and keeps all finished units, and
-# the job is put into the queue again, where it goes on.  A job that failed stays failed.
+# Two minutes before its time is over, Slurm sends SIGUSR1.  The command then ends and keeps all finished units, and
+# the job is put into the queue again, where it goes on.  A job that failed stays failed, and `scancel JOB`, which sends
+# SIGTERM, ends it for good, with all finished units kept, too.
 set -uo pipefail
 [ $# -gt 0 ] && [ -n "${SLURM_JOB_ID:-}" ] || {
     echo "usage: sbatch [OPTION..] job.sh COMMAND [ARGUMENT..]" >&2
@@ -24,7 +25,8 @@ mpirun --map-by "slot:PE=$threads" --bind-to core "$@" -t "$threads" --no-progre
 child=$!
 stopped=
 signalled=
-trap 'stopped=1 signalled=1; kill -TERM "$child"' TERM
+trap 'stopped=1 signalled=1; kill -TERM "$child"' USR1
+trap 'stopped= signalled=1; kill -TERM "$child"' TERM
 status=0
 wait "$child" || status=$?
 while [ -n "$signalled" ]; do # the signal ended the wait, not the command

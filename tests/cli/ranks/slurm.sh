@@ -1,6 +1,6 @@
 # shellcheck disable=SC2016 # inner shells expand
 # Runs scripts/slurm/job.sh on a cluster, and starts one of this machine if none runs: the bytes of one process, also
-# after a stop and a requeue.
+# after a stop and a requeue.  A job that is cancelled is not put into the queue again.
 needs_ranks
 case $("$BIN/vptq-quantize" --version) in *ompi*) ;; *) skip "mpirun is Open MPI's" ;; esac
 command -v sbatch >/dev/null || skip "needs Slurm (slurm-wlm)"
@@ -66,7 +66,7 @@ is_over() { ! squeue -h -j "$1" 2>/dev/null | grep -q .; }
 
 id=$(submit -o job.out "$SRC/scripts/slurm/job.sh" "$BIN/vptq-quantize" "${args[@]}" -o work)
 wait_for 60 sh -c 'ls work/*.safetensors >/dev/null 2>&1'
-scancel --batch --signal=TERM "$id"
+scancel --batch --signal=USR1 "$id"
 wait_for 60 grep -q "goes on when it runs again" job.out
 [ ! -e work/report.jsonl ] || fail "it was not stopped"
 wait_for 60 sh -c 'squeue -h -t PD -j "$1" | grep -q .' sh "$id"
@@ -78,3 +78,12 @@ for _ in $(seq 240); do
 done
 [ -e work/report.jsonl ] || fail "it did not go on: $(cat job.out)"
 expect_same one work
+
+id=$(submit -o cancelled.out "$SRC/scripts/slurm/job.sh" "$BIN/vptq-quantize" "${args[@]}" -o cancelled)
+wait_for 60 sh -c 'ls cancelled/*.safetensors >/dev/null 2>&1'
+scancel "$id"
+wait_for 60 is_over "$id"
+[ ! -e cancelled/report.jsonl ] || fail "it was not stopped"
+scontrol show job "$id" >job.txt
+expect_line job.txt "JobState=CANCELLED "
+expect_line job.txt "Restarts=0 "
