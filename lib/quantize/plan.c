@@ -305,10 +305,13 @@ static vptq_status check_hessians(const vptq_quantizer *q, uint32_t first, uint3
     return VPTQ_OK;
 }
 
-/* A sequential calibration of later layers runs the quantized ones before them. */
+/* A sequential calibration of later layers runs the quantized ones before them.  Rank 0 has the
+ * work directory, which others may not see. */
 static vptq_status check_earlier(const vptq_quantizer *q, vptq_err *err)
 {
     char path[PATH_MAX];
+    if (vptq_comm_rank(q->dev->ctx))
+        return VPTQ_OK;
     for (uint32_t layer = 0; layer < q->first; layer++)
         for (int l = 0; l < vptq_linear_count(q->model.desc); l++) {
             if (!vptq_quantizer_has(q, layer, l))

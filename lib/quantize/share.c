@@ -308,12 +308,23 @@ static vptq_status run_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Gives the finished layers before the first one of the run to all ranks, which run them. */
+static vptq_status spread_earlier(const vptq_quantizer *q, vptq_err *err)
+{
+    const int inputs = vptq_input_count(&q->model.desc->experts);
+    for (uint32_t layer = 0; layer < q->first; layer++)
+        VPTQ_CHECK(spread_inputs(q, layer, 0, inputs, err));
+    return VPTQ_OK;
+}
+
 static vptq_status run_layers(vptq_quantizer *q, vptq_err *err)
 {
     if (!q->opt->no_shared_dir)
         VPTQ_CHECK(vptq_comm_see(q->dev->ctx, q->opt->work, ", or give --no-shared-dir", err));
     if (!q->opt->calibrate)
         return run_all(q, err);
+    if (q->opt->calibrate->sequential)
+        VPTQ_CHECK(spread_earlier(q, err));
     for (uint32_t layer = q->first; layer <= q->last; layer++)
         VPTQ_CHECK(run_layer(q, layer, err));
     return VPTQ_OK;

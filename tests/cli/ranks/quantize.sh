@@ -78,6 +78,16 @@ expect_same calibrated/one own0/c
 [ "$(find own1/c own2/c -name "*.safetensors" | wc -l)" -le 35 ] || fail "a matrix was sent to another rank than 0"
 in_own_dirs "${text_args[@]}" -k 64 --sequential -o s --no-shared-dir >/dev/null
 expect_same sequential/one own0/s
+# layers before those of a run, which only rank 0 has
+(cd own0 && "$BIN/vptq-quantize" "${args[@]}" "${text_args[@]}" -k 64 --sequential --layers 0-1 -o later >/dev/null)
+later=("${text_args[@]}" -k 64 --sequential --layers 2-4 -o later)
+expect_exit 1 in_own_dirs "${later[@]}" >out.txt 2>err.txt
+expect_line err.txt "vptq-quantize: rank 1: does not see the directory 'later' of rank 0; .* --no-shared-dir"
+in_own_dirs "${later[@]}" --no-shared-dir >/dev/null
+expect_same sequential/one own0/later
+rm own0/later/layer_000_q_proj.safetensors
+expect_exit 1 in_own_dirs "${later[@]}" --no-shared-dir >out.txt 2>err.txt
+expect_line err.txt "vptq-quantize: later/layer_000_q_proj.safetensors is missing: .*"
 # output Hessians, which rank 0 measures and writes, reach ranks that do not see them
 in_own_dirs "${text_args[@]}" -k 64 --outputs 4 -o k --no-shared-dir >/dev/null
 expect_same outputs/one own0/k
