@@ -587,8 +587,7 @@ int vptq_cli_run(vptq_cli *cli, int argc, char **argv, int (*run)(vptq_cli *cli,
     if (vptq_cli_parse(cli, argc, argv, cli->command ? 2 : 1, &code))
         code = run(cli, arg);
     if (vptq_cli_is_hushed(cli))
-        code = CLI_OK; /* rank 0 has it for all: a launcher would end rank 0, which may still
-                          print */
+        code = CLI_OK; /* rank 0 has it for all; launchers blame the first that fails */
     vptq_cli_release(cli);
     return code;
 }
