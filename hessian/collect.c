@@ -230,8 +230,9 @@ out:
     return st;
 }
 
-/* The collection that a directory holds: none, that of another run, which --force replaces, or
- * that of this one, with the same hessian.json or one to write again. */
+/* The collection that a directory holds: none, or a manifest without any files; that of another
+ * run, which --force replaces; or that of this one, with the same hessian.json or one to write
+ * again. */
 typedef enum { FOUND_NONE, FOUND_OTHER, FOUND_OURS, FOUND_SAME } found;
 
 static vptq_status has_manifest(const char *dir, bool *has, vptq_err *err)
@@ -242,14 +243,28 @@ static vptq_status has_manifest(const char *dir, bool *has, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* *unused: both parts hold manifests at most. */
+static vptq_status find_unused(const collector *c, bool *unused, vptq_err *err)
+{
+    static const char manifest[] = "hessian.json";
+    vptq_mem *mem = c->dev->ctx->mem;
+
+    VPTQ_CHECK(vptq_dir_find_unused(c->dir[VPTQ_PART_MAIN], manifest, VPTQ_HESSIAN_HOLDOUT, mem,
+                                    unused, err));
+    return *unused ? vptq_dir_find_unused(c->dir[VPTQ_PART_HELD_OUT], manifest, NULL, mem,
+                                          unused, err)
+                   : VPTQ_OK;
+}
+
 static vptq_status find_old(collector *c, found *what, vptq_err *err)
 {
     vptq_err why = {0};
-    bool has, same;
+    bool has, same, unused;
 
     *what = FOUND_NONE;
     VPTQ_CHECK(has_manifest(c->dir[VPTQ_PART_MAIN], &has, err));
-    if (!has || !c->has_fingerprints)
+    VPTQ_CHECK(find_unused(c, &unused, err));
+    if (!has || unused || !c->has_fingerprints)
         return VPTQ_OK;
     const vptq_status st = compare_old(c, &same, &why);
     if (st && !c->opt->force) {
@@ -478,39 +493,15 @@ static void fill_result(const collector *c, vptq_collect_result *r)
     r->bytes += outputs_bytes(c);
 }
 
-/* *empty: `dir` is missing, or holds only a lock, manifests and `inner` (NULL = none). */
-static vptq_status check_empty(const char *dir, const char *inner, vptq_mem *mem, bool *empty,
-                               vptq_err *err)
-{
-    static const char manifest[] = "hessian.json"; /* or a temporary one */
-    vptq_arena arena;
-    char **names;
-    size_t count = 0;
-
-    *empty = true;
-    if (!vptq_path_is_dir(dir))
-        return VPTQ_OK;
-    vptq_arena_init(&arena, mem);
-    const vptq_status st = vptq_dir_list(dir, &arena, &names, &count, err);
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(names[i], "lock") && strncmp(names[i], manifest, sizeof manifest - 1) &&
-            !(inner && !strcmp(names[i], inner)))
-            *empty = false;
-    vptq_arena_release(&arena);
-    return st;
-}
-
 /* Fails unless the directories may be begun or continued.  A run that was killed early leaves
  * the held-out one, which is begun first, without the main manifest. */
 static vptq_status check_own(const collector *c, vptq_err *err)
 {
     vptq_mem *mem = c->dev->ctx->mem;
-    bool begun, empty = false;
+    bool unused;
 
-    VPTQ_CHECK(check_empty(c->dir[VPTQ_PART_MAIN], VPTQ_HESSIAN_HOLDOUT, mem, &begun, err));
-    if (begun)
-        VPTQ_CHECK(check_empty(c->dir[VPTQ_PART_HELD_OUT], NULL, mem, &empty, err));
-    if (begun && empty)
+    VPTQ_CHECK(find_unused(c, &unused, err));
+    if (unused)
         return VPTQ_OK;
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         if (has_part(c, part))

@@ -127,6 +127,12 @@ vptq_status vptq_dir_list(const char *path, vptq_arena *arena, char ***names, si
     return VPTQ_OK;
 }
 
+/* Whether this is the lock, the manifest or a temporary of it. */
+static bool is_begun(const char *name, const char *manifest)
+{
+    return !strcmp(name, "lock") || !strncmp(name, manifest, strlen(manifest));
+}
+
 vptq_status vptq_dir_check_own(const char *path, const char *manifest, const char *what,
                                vptq_mem *mem, vptq_err *err)
 {
@@ -141,10 +147,29 @@ vptq_status vptq_dir_check_own(const char *path, const char *manifest, const cha
         goto out;
     VPTQ_TRY(vptq_dir_list(path, &arena, &names, &count, err));
     for (size_t i = 0; i < count && !st; i++)
-        if (strcmp(names[i], "lock") && strncmp(names[i], manifest, strlen(manifest)))
+        if (!is_begun(names[i], manifest))
             st = vptq_fail(err, VPTQ_E_MISMATCH, "'%s' is not %s: it holds '%s' and no %s",
                            path, what, names[i], manifest);
 out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+vptq_status vptq_dir_find_unused(const char *path, const char *manifest, const char *inner,
+                                 vptq_mem *mem, bool *unused, vptq_err *err)
+{
+    vptq_arena arena;
+    char **names;
+    size_t count = 0;
+
+    *unused = true;
+    if (!vptq_path_is_dir(path))
+        return VPTQ_OK;
+    vptq_arena_init(&arena, mem);
+    const vptq_status st = vptq_dir_list(path, &arena, &names, &count, err);
+    for (size_t i = 0; i < count; i++)
+        if (!is_begun(names[i], manifest) && !(inner && !strcmp(names[i], inner)))
+            *unused = false;
     vptq_arena_release(&arena);
     return st;
 }

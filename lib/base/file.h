@@ -146,6 +146,12 @@ vptq_status vptq_dir_remove(const char *path, const char *inner, vptq_err *err) 
 vptq_status vptq_dir_check_own(const char *path, const char *manifest, const char *what,
                                vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* *unused: such a directory is missing, or holds only the lock, the manifest, temporary ones
+ * and `inner` (NULL = none).  A run that has failed at its start leaves it so: it has nothing
+ * to lose, whatever its manifest says. */
+vptq_status vptq_dir_find_unused(const char *path, const char *manifest, const char *inner,
+                                 vptq_mem *mem, bool *unused, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* A directory that is kept open while it is written to, see above.  It must not move. */
 typedef struct vptq_held_dir {
     struct vptq_held_dir *next; /* all of this process */

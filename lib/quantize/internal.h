@@ -218,8 +218,12 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK
 /* Before measuring: fails if the work directory has another run, as vptq_manifest_open would
  * whatever is allocated. */
 vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+/* Before measuring, under the lock: removes the manifest of a run that has saved nothing, so
+ * that the measurements do not become its own. */
+vptq_status vptq_manifest_drop_unused(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Writes the manifest into the work directory.  VPTQ_E_MISMATCH with the first differing key if
- * the directory belongs to another run; with `force` the matrices of that run are removed. */
+ * the directory belongs to another run that has saved something; with `force` the matrices of
+ * that run are removed. */
 vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Path of the file of a finished matrix. */
 vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linear l,

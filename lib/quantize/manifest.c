@@ -391,13 +391,26 @@ static vptq_status compare_file(const vptq_quantizer *q, const char *path, bool 
     return st;
 }
 
+/* *has: a manifest at `path`, in a directory that has something to lose. */
+static vptq_status has_manifest(const vptq_quantizer *q, char path[PATH_MAX], bool *has,
+                                vptq_err *err)
+{
+    bool unused;
+    VPTQ_CHECK(vptq_path_join(path, PATH_MAX, q->opt->work, VPTQ_WORK_FILE, err));
+    VPTQ_CHECK(vptq_dir_find_unused(q->opt->work, VPTQ_WORK_FILE, NULL, q->dev->ctx->mem,
+                                    &unused, err));
+    *has = !unused && vptq_path_exists(path);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err)
 {
     char path[PATH_MAX];
+    bool has;
     if (q->opt->force)
         return VPTQ_OK;
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
-    if (!vptq_path_exists(path))
+    VPTQ_CHECK(has_manifest(q, path, &has, err));
+    if (!has)
         return VPTQ_OK;
     VPTQ_CHECK(vptq_manifest_make(q, err));
     const vptq_status st = compare_file(q, path, true, err);
@@ -406,14 +419,22 @@ vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err)
     return st;
 }
 
+vptq_status vptq_manifest_drop_unused(const vptq_quantizer *q, vptq_err *err)
+{
+    char path[PATH_MAX];
+    bool has;
+    VPTQ_CHECK(has_manifest(q, path, &has, err));
+    return has ? VPTQ_OK : remove_file(q->opt->work, VPTQ_WORK_FILE, err);
+}
+
 vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
 {
     char path[PATH_MAX];
     vptq_err why = {0};
+    bool has;
 
-    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
-    const vptq_status st =
-        vptq_path_exists(path) ? compare_file(q, path, false, &why) : VPTQ_OK;
+    VPTQ_CHECK(has_manifest(q, path, &has, err));
+    const vptq_status st = has ? compare_file(q, path, false, &why) : VPTQ_OK;
     if (st && !q->opt->force)
         return vptq_fail(err, st, "%s", why.text);
     if (st)

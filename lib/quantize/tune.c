@@ -529,9 +529,11 @@ vptq_status vptq_tune_find_stage(const char *work, bool force, vptq_mem *mem, ch
                                  vptq_err *err)
 {
     char manifest[PATH_MAX];
+    bool unused;
     VPTQ_CHECK(vptq_path_join(untuned, PATH_MAX, work, VPTQ_UNTUNED_DIR, err));
     VPTQ_CHECK(vptq_path_join(manifest, sizeof manifest, work, VPTQ_WORK_FILE, err));
-    if (!force && vptq_path_exists(manifest) && !vptq_path_exists(untuned))
+    VPTQ_CHECK(vptq_dir_find_unused(work, VPTQ_WORK_FILE, NULL, mem, &unused, err));
+    if (!force && !unused && vptq_path_exists(manifest) && !vptq_path_exists(untuned))
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "'%s' holds a run without --tune; tune it into another directory "
                          "(--from), or start over with --force",

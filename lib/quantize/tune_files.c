@@ -102,8 +102,11 @@ vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err)
 {
     vptq_err why = {0};
     char path[PATH_MAX];
+    bool unused; /* the stage of this run has a manifest of its own */
     VPTQ_CHECK(vptq_path_join(path, sizeof path, t->opt->work, VPTQ_WORK_FILE, err));
-    if (vptq_path_exists(path)) {
+    VPTQ_CHECK(vptq_dir_find_unused(t->opt->work, VPTQ_WORK_FILE, VPTQ_UNTUNED_DIR,
+                                    t->dev->ctx->mem, &unused, err));
+    if (!unused && vptq_path_exists(path)) {
         const vptq_status st = vptq_manifest_expect(path, t->manifest, &why);
         if (st && !t->opt->force)
             return vptq_fail(err, st, "%s", why.text);

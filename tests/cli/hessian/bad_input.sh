@@ -36,6 +36,26 @@ expect_error 1 "key 'fingerprint'" run -c "$text" -o h -n 4 -l 64
 run -c "$text" -o h -n 4 -l 64 -f
 expect_error 1 "layers 0-4" run -c "$text" -o h -n 4 -l 64 --layers 0-1
 
+# A run that fails at its start claims nothing: the fix that it names is accepted, also by a dry run.  A directory
+# that has anything else needs --force.
+head -c 20000 "$text" >brief.txt
+brief() { run -c brief.txt -n 8 "$@"; }
+brief -l 16 -o fresh >out.txt
+for part in 0 0.2; do
+    rm -rf start
+    expect_error 1 "activations of 2048 tokens (shorter windows need less): --mem (1.0 MiB) is too small" \
+        brief -l 256 --holdout $part -o start --mem 1M
+    [ -e start/hessian.json ] || fail "the run fails before it begins: $(ls start)"
+    touch start/hidden.state
+    expect_error 1 "'start' holds hessians of another text\|'start' is a collection with 512 tokens held out" \
+        brief -l 16 -o start
+    [ -e start/hidden.state ] || fail "a checkpoint is gone"
+    rm start/hidden.state
+    brief -l 16 -o start --dry-run >out.txt
+    brief -l 16 -o start >out.txt
+    expect_same fresh start
+done
+
 # Another process is working in the directory.
 flock h/lock sleep 20 &
 pid=$!

@@ -63,6 +63,30 @@ run -o w -k 32 --layers 0-0 -f > /dev/null
 [ ! -e w/layer_009_q_proj.safetensors ] || fail "a matrix of the other run is still there"
 [ "$(sed -n 's/.*"k": \?\([0-9]*\).*/\1/p' w/report.jsonl | sort -u)" = 32 ] || fail "not redone"
 
+# A run that fails at its start claims nothing; anything that is saved stays, without --force.
+head -c 20000 "$text" >brief.txt
+start() { "$BIN/vptq-quantize" -q -m "$hf" -c brief.txt -n 8 --layers 0-0 -o start "$@"; }
+fail_start()
+{
+    rm -rf start
+    expect_error 1 "activations of .* (shorter windows need less): --mem (1.0 MiB) is too small" \
+        start -l 256 -k 16 --mem 1M
+    [ "$(echo start/*)" = "start/lock start/quantize.json" ] || fail "not only begun: $(ls start)"
+}
+fail_start
+for saved in hidden.state sensitivity.json tune.state layer_000_q_proj.safetensors; do
+    touch start/$saved
+    expect_error 1 "start/quantize.json belongs to another run: its key" start -l 32 -k 16
+    [ -e start/$saved ] || fail "$saved is gone"
+    rm start/$saved
+done
+start -l 32 -k 16 >out.txt
+fail_start
+start -l 32 -k 16 --tune layer --passes 1 --batch 1 >out.txt
+fail_start
+start -l 32 -b 3 --allocate proxy --dry-run >out.txt # what it measures is not of the run that failed
+start -l 32 -b 3 --allocate proxy >out.txt
+
 # A path that quantize.json cannot record.
 cp -r "$hf" "$(printf 'm\344')"
 expect_error 1 "quantize.json: the model's path '.*m.xe4' is not valid UTF-8, as JSON must be" \

@@ -107,6 +107,11 @@ expect_error 1 "one/untuned/quantize.json belongs to another run: its key 'setti
     quantize -k 32 --tune e2e --steps 12 --batch 1 -o one
 expect_exit 1 quantize --tune e2e --steps 3 --batch 1 -o one >/dev/null 2>err.txt
 expect_line err.txt "one/quantize.json belongs to another run: its key 'tune.windows' is 12, here it is 3"
+# Tuning that has saved nothing claims nothing.
+mkdir early
+cp -r one/untuned one/quantize.json early
+quantize --tune e2e --steps 3 --batch 1 -o early >/dev/null
+expect_line early/quantize.json '"steps": 3'
 quantize --tune e2e --steps 12 --batch 1 -o work --force >/dev/null
 expect_same one work
 mkdir foreign

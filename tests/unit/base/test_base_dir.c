@@ -66,6 +66,38 @@ static void test_own_directory(void **state)
     assert_ok(vptq_dir_check_own(path, "all.json", "a list", NULL, &err), &err);
 }
 
+/* Whether a directory that is filled file by file has nothing yet. */
+static bool is_unused(const char *path, const char *inner)
+{
+    vptq_err err;
+    bool unused;
+    assert_ok(vptq_dir_find_unused(path, "all.json", inner, NULL, &unused, &err), &err);
+    return unused;
+}
+
+static void test_unused_directory(void **state)
+{
+    char path[4096], file[4096];
+    vtest_path(path, sizeof path, *state, "begun");
+    assert_true(is_unused(path, NULL));
+    assert_int_equal(mkdir(path, 0777), 0);
+    assert_true(is_unused(path, NULL));
+    vtest_path(file, sizeof file, path, "lock");
+    vtest_write_file(file, "", 0);
+    vtest_path(file, sizeof file, path, "all.json");
+    vtest_write_file(file, "", 0);
+    vtest_path(file, sizeof file, path, "all.json.tmp.12");
+    vtest_write_file(file, "", 0);
+    assert_true(is_unused(path, NULL));
+    vtest_path(file, sizeof file, path, "part");
+    vtest_write_file(file, "", 0);
+    assert_false(is_unused(path, NULL));
+    assert_true(is_unused(path, "part"));
+    vtest_path(file, sizeof file, path, "state");
+    vtest_write_file(file, "", 0);
+    assert_false(is_unused(path, "part"));
+}
+
 /* Opens a writer for `path` and writes one file into it. */
 static void fill(vptq_dir_writer *w, const char *path, bool force, const char *text)
 {
@@ -292,7 +324,8 @@ static void test_replaced_directory(void **state)
 }
 
 VTEST_MAIN(scratch_test(test_directories), scratch_test(test_own_directory),
-           scratch_test(test_dir_writer), scratch_test(test_dir_writer_refusals),
-           scratch_test(test_dir_writer_inner), scratch_test(test_dir_writer_stale),
-           scratch_test(test_dir_writer_claimed), scratch_test(test_lock),
-           scratch_test(test_foreign_lock), scratch_test(test_replaced_directory))
+           scratch_test(test_unused_directory), scratch_test(test_dir_writer),
+           scratch_test(test_dir_writer_refusals), scratch_test(test_dir_writer_inner),
+           scratch_test(test_dir_writer_stale), scratch_test(test_dir_writer_claimed),
+           scratch_test(test_lock), scratch_test(test_foreign_lock),
+           scratch_test(test_replaced_directory))
