@@ -76,10 +76,6 @@ vptq_status vptq_calibrator_sample(vptq_device *dev, const vptq_model *m,
                               err));
     VPTQ_TRY(vptq_corpus_sample(&c->corpus, length, opt->windows, opt->seed, &c->arena,
                                 &c->window, &count, err));
-    if (count < opt->windows)
-        vptq_log(dev->ctx, VPTQ_LOG_INFO,
-                 "the text has only %zu of the %zu windows of %zu tokens", count, opt->windows,
-                 length);
     VPTQ_TRY(split_windows(c, count, err));
     c->starts = vptq_arena_alloc(&c->arena, count + 1, sizeof *c->starts, err);
     c->sum = vptq_arena_zalloc(&c->arena, (size_t)vptq_input_count(&m->desc->experts),
@@ -92,6 +88,15 @@ out:
     if (st)
         vptq_calibrator_release(c);
     return st;
+}
+
+void vptq_calibrator_log_windows(const vptq_calibrator *c)
+{
+    const size_t count = c->windows[VPTQ_PART_MAIN] + c->windows[VPTQ_PART_HELD_OUT];
+    if (count < c->opt.windows)
+        vptq_log(c->dev->ctx, VPTQ_LOG_INFO,
+                 "the text has only %zu of the %zu windows of %zu tokens", count,
+                 c->opt.windows, c->opt.length);
 }
 
 vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,

@@ -84,6 +84,8 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
 vptq_status vptq_calibrator_sample(vptq_device *dev, const vptq_model *m,
                                    const vptq_calibrate_options *opt, vptq_calibrator *c,
                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* Logs that the text has fewer windows than requested; apart, because a run may plan again. */
+void vptq_calibrator_log_windows(const vptq_calibrator *c);
 void vptq_calibrator_release(vptq_calibrator *c);
 
 /* Allocates everything and sets the hidden states before block c->layer: those of the

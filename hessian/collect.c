@@ -49,6 +49,7 @@ static vptq_status plan(collector *c, vptq_err *err)
             ? vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err)
             : vptq_calibrator_sample(c->dev, c->model, &o->calibrate, &c->calibrator, err);
     VPTQ_CHECK(st);
+    vptq_calibrator_log_windows(&c->calibrator);
     c->finished = vptq_arena_zalloc(&c->calibrator.arena, last + 1, sizeof *c->finished, err);
     if (!c->finished)
         return VPTQ_E_NOMEM;

@@ -449,6 +449,7 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
     *s = (vptq_hessian_source){
         .load = load, .release = release, .close = close_source, .mem = mem, .state = k};
     VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &o, &k->calibrator, err));
+    vptq_calibrator_log_windows(&k->calibrator);
     VPTQ_CHECK(vptq_comm_same(q->dev->ctx, "the fingerprint of model and text",
                               k->calibrator.fingerprint[VPTQ_PART_MAIN], err));
     memcpy(s->fingerprint, k->calibrator.fingerprint[VPTQ_PART_MAIN], sizeof s->fingerprint);

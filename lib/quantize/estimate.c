@@ -288,6 +288,8 @@ static vptq_status add_calibration(vptq_quantizer *q, vptq_estimate *e, vptq_err
         return VPTQ_OK;
     }
     VPTQ_CHECK(vptq_calibrator_sample(q->dev, &q->model, o, &c, err));
+    if (!q->hessians.state) /* else opening the calibration has done so */
+        vptq_calibrator_log_windows(&c);
     const vptq_status st = vptq_calibrator_probe(&c, q->last + 1, 0, &seconds, &memory, err);
     if (!st) {
         /* the checkpoint, and the one that replaces it */

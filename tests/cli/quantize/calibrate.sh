@@ -118,3 +118,13 @@ perl -e 'for my $i (1..4096) { print pack("l<", ($i * $i * 7 + $i * 3) % 47) }' 
 [ "$(json_get proxy_loss exact/report.jsonl | sort -u)" = 0.0 ] || fail "something was lost"
 [ "$(json_get alpha exact/report.jsonl | sort -u)" = 0.0 ] || fail "a target was moved"
 [ "$(json_get alpha_gain exact/report.jsonl | sort -u)" = 0.0 ] || fail "a gain by nothing"
+
+# A text that is too short is said once, although the run samples its windows again, for a budget a third time.
+head -c 20000 "$text" >brief.txt
+for options in "-k 16" "-k 16 --sequential" "-b 3 --allocate proxy" "-k 16 --dry-run" "-b 3 --allocate proxy --dry-run"; do
+    rm -rf brief
+    # shellcheck disable=SC2086 # words
+    "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -c brief.txt -n 1000 -l 128 --layers 0-0 -o brief $options \
+        >out.txt 2>err.txt
+    [ "$(grep -c 'the text has only 75 of the 1000 windows of 128 tokens' err.txt)" = 1 ] || fail "$options: $(cat err.txt)"
+done
