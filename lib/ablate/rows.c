@@ -38,8 +38,9 @@ static const paper_row paper[] = {
     {"4-bit", "ablation-4-bit", VPTQ_TUNE_LAYER, 4.02, {4.64, 6.13}},
 };
 
-static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
-                              vptq_ablate_row **rows, size_t *count, vptq_err *err)
+/* Names of the rows, and the paper's results. */
+static vptq_status paper_rows(vptq_arena *arena, vptq_ablate_row **rows, size_t *count,
+                              vptq_err *err)
 {
     enum { ROWS = sizeof paper / sizeof paper[0], LABEL = 8 };
     vptq_ablate_row *made = vptq_arena_alloc(arena, ROWS, sizeof *made, err);
@@ -55,13 +56,18 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                                     .tune = p->tune,
                                     .paper_bits = p->bits,
                                     .paper_ppl = {p->ppl[0], p->ppl[1]}};
-        if (p->preset)
-            VPTQ_CHECK(vptq_settings_defaults(opt->encoder, p->preset, opt->given,
-                                              opt->given_count, &made[i].settings, err));
     }
     *rows = made;
     *count = ROWS;
     return VPTQ_OK;
+}
+
+static vptq_status set_paper_row(const vptq_ablate_options *opt, size_t i, vptq_ablate_row *row,
+                                 vptq_err *err)
+{
+    return paper[i].preset ? vptq_settings_defaults(opt->encoder, paper[i].preset, opt->given,
+                                                    opt->given_count, &row->settings, err)
+                           : VPTQ_OK;
 }
 
 /* ---- all methods ---- */
@@ -108,6 +114,7 @@ static bool is_built_in(const vptq_ablate_options *opt)
 typedef struct reader {
     const vptq_ablate_options *opt;
     vptq_arena *arena;
+    json_t *list;  /* NULL = the rows of the paper */
     size_t number; /* of the row, from 1 */
 } reader;
 
@@ -140,6 +147,9 @@ static bool is_file_name(const char *name)
 
 static vptq_status take_name(reader *r, const json_t *doc, vptq_ablate_row *row, vptq_err *err)
 {
+    *row = (vptq_ablate_row){.paper_bits = NAN, .paper_ppl = {NAN, NAN}};
+    if (!json_is_object(doc))
+        return fail_row(r, NULL, "is not an object", err);
     VPTQ_CHECK(take_text(r, doc, "name", &row->name, err));
     if (!row->name || !is_file_name(row->name))
         return fail_row(r, "name",
@@ -226,6 +236,7 @@ static vptq_status take_tuning(reader *r, const json_t *doc, vptq_ablate_row *ro
                : VPTQ_OK;
 }
 
+/* Reads all of a row but its name. */
 static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, vptq_err *err)
 {
     static const char *const keys[] = {"name",     "label",    "original", "encoder",
@@ -235,9 +246,6 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
     const char *key;
     json_t *value;
 
-    *row = (vptq_ablate_row){.paper_bits = NAN, .paper_ppl = {NAN, NAN}};
-    if (!json_is_object(doc))
-        return fail_row(r, NULL, "is not an object", err);
     VPTQ_CHECK(take_flag(r, doc, "original", &row->original, err));
     json_object_foreach((json_t *)(uintptr_t)doc, key, value)
     {
@@ -249,7 +257,6 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
         if (row->original && i >= ORIGINAL_KEYS)
             return fail_row(r, key, "has no effect in a row with \"original\": true", err);
     }
-    VPTQ_CHECK(take_name(r, doc, row, err));
     if (row->original)
         return VPTQ_OK;
     VPTQ_CHECK(take_flag(r, doc, "optional", &row->optional, err));
@@ -271,11 +278,10 @@ static bool same_name(const char *a, const char *b)
     return *a == *b;
 }
 
-static vptq_status take_list(reader *r, const json_t *list, vptq_ablate_row **rows,
-                             size_t *count, vptq_err *err)
+static vptq_status take_names(reader *r, vptq_ablate_row **rows, size_t *count, vptq_err *err)
 {
-    const size_t n = json_array_size(list);
-    if (!json_is_array(list) || n == 0 || n > MAX_ROWS)
+    const size_t n = json_array_size(r->list);
+    if (!json_is_array(r->list) || n == 0 || n > MAX_ROWS)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: is not a list of 1 to %d rows", r->opt->rows,
                          (int)MAX_ROWS);
     vptq_ablate_row *made = vptq_arena_alloc(r->arena, n, sizeof *made, err);
@@ -283,7 +289,7 @@ static vptq_status take_list(reader *r, const json_t *list, vptq_ablate_row **ro
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < n; i++) {
         r->number = i + 1;
-        VPTQ_CHECK(take_row(r, json_array_get(list, i), &made[i], err));
+        VPTQ_CHECK(take_name(r, json_array_get(r->list, i), &made[i], err));
         for (size_t j = 0; j < i; j++)
             if (same_name(made[j].name, made[i].name))
                 return fail_row(r, "name", "is the name of an earlier row", err);
@@ -293,24 +299,20 @@ static vptq_status take_list(reader *r, const json_t *list, vptq_ablate_row **ro
     return VPTQ_OK;
 }
 
-static vptq_status listed_rows(const vptq_ctx *ctx, const vptq_ablate_options *opt,
-                               vptq_arena *arena, vptq_ablate_row **rows, size_t *count,
-                               vptq_err *err)
+/* Reads the list and the names of its rows. */
+static vptq_status listed_rows(const vptq_ctx *ctx, reader *r, vptq_ablate_row **rows,
+                               size_t *count, vptq_err *err)
 {
-    reader r = {.opt = opt, .arena = arena};
-    json_t *list = NULL;
+    const vptq_ablate_options *opt = r->opt;
     vptq_encoder_settings s;
     /* wrong settings of all rows are the caller's error, not the file's */
     vptq_status st =
         vptq_settings_defaults(opt->encoder, NULL, opt->given, opt->given_count, &s, err);
     if (!st && is_built_in(opt))
-        st = vptq_json_parse(methods, sizeof methods - 1, opt->rows, &list, err);
+        st = vptq_json_parse(methods, sizeof methods - 1, opt->rows, &r->list, err);
     else if (!st)
-        st = vptq_json_read(ctx, opt->rows, MAX_FILE, &list, err);
-    if (!st)
-        st = take_list(&r, list, rows, count, err);
-    json_decref(list);
-    return st;
+        st = vptq_json_read(ctx, opt->rows, MAX_FILE, &r->list, err);
+    return st ? st : take_names(r, rows, count, err);
 }
 
 /* ---- choosing rows ---- */
@@ -349,25 +351,38 @@ static bool pick_rows(const vptq_ablate_row *rows, size_t count, const char *wor
     return found;
 }
 
-static vptq_status choose_rows(const vptq_ablate_options *opt, vptq_arena *arena,
-                               vptq_ablate_row *rows, size_t *count, vptq_err *err)
+/* picked [count]: the rows that --only names, or all. */
+static vptq_status choose_rows(const vptq_ablate_options *opt, const vptq_ablate_row *rows,
+                               size_t count, bool *picked, vptq_err *err)
 {
-    size_t n = 0;
-    if (!opt->only_count)
-        return VPTQ_OK;
-    bool *picked = vptq_arena_alloc(arena, *count, sizeof *picked, err);
-    if (!picked)
-        return VPTQ_E_NOMEM;
-    memset(picked, 0, *count * sizeof *picked);
+    for (size_t i = 0; i < count; i++)
+        picked[i] = !opt->only_count;
     for (size_t i = 0; i < opt->only_count; i++)
-        if (!pick_rows(rows, *count, opt->only[i], picked))
+        if (!pick_rows(rows, count, opt->only[i], picked))
             return vptq_fail(
                 err, VPTQ_E_ARG,
                 "--only '%.60s': expected the name of a row or a number from 1 to %zu",
-                opt->only[i], *count);
-    for (size_t i = 0; i < *count; i++)
-        if (picked[i])
-            rows[n++] = rows[i];
+                opt->only[i], count);
+    return VPTQ_OK;
+}
+
+/* Reads the settings of the chosen rows, and drops the others: options for all rows need not
+ * fit those. */
+static vptq_status take_chosen(reader *r, vptq_ablate_row *rows, size_t *count, vptq_err *err)
+{
+    size_t n = 0;
+    bool *picked = vptq_arena_alloc(r->arena, *count, sizeof *picked, err);
+    if (!picked)
+        return VPTQ_E_NOMEM;
+    VPTQ_CHECK(choose_rows(r->opt, rows, *count, picked, err));
+    for (size_t i = 0; i < *count; i++) {
+        r->number = i + 1;
+        if (!picked[i])
+            continue;
+        VPTQ_CHECK(r->list ? take_row(r, json_array_get(r->list, i), &rows[i], err)
+                           : set_paper_row(r->opt, i, &rows[i], err));
+        rows[n++] = rows[i];
+    }
     *count = n;
     return VPTQ_OK;
 }
@@ -376,7 +391,11 @@ vptq_status vptq_ablate_rows(const vptq_ctx *ctx, const vptq_ablate_options *opt
                              vptq_arena *arena, vptq_ablate_row **rows, size_t *count,
                              vptq_err *err)
 {
-    VPTQ_CHECK(opt->rows ? listed_rows(ctx, opt, arena, rows, count, err)
-                         : paper_rows(opt, arena, rows, count, err));
-    return choose_rows(opt, arena, *rows, count, err);
+    reader r = {.opt = opt, .arena = arena};
+    vptq_status st = opt->rows ? listed_rows(ctx, &r, rows, count, err)
+                               : paper_rows(arena, rows, count, err);
+    if (!st)
+        st = take_chosen(&r, *rows, count, err);
+    json_decref(r.list);
+    return st;
 }

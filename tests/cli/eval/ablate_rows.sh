@@ -57,6 +57,17 @@ refused 2 "vector_length is '3000'" '[{"name": "a"}]' --set vector_length=3000
 refused 2 "row 'b': .*groups" '[{"name": "a"}, {"name": "b", "settings": {"groups": 7}}]'
 refused 2 "--only 'c': expected the name of a row or a number from 1 to 1" '[{"name": "a"}]' --only c
 refused 2 "--only '2': expected the name of a row or a number from 1 to 1" '[{"name": "a"}]' --only 2
+# Other rows than those of --only need a name, and nothing else.
+mixed='[{"name": "a"}, {"name": "b", "settings": {"method": "rtn"}}, {"name": "c", "v": 3}]'
+refused 1 "rows.json: row 2: centroids has no effect with method rtn" "$mixed" --set centroids=16
+refused 1 "rows.json: row 3: key 'v' is unknown" "$mixed" --set centroids=16 --only a --only c
+refused 1 "rows.json: row 3: key 'name' is missing" '[{"name": "a"}, {"name": "b"}, {}]' --only a
+refused 1 "rows.json: row 2: key 'name' is the name of an earlier row" '[{"name": "a"}, {"name": "a"}]' --only a
+printf '%s' "$mixed" >rows.json
+ablate --table rows.json --set centroids=16 --only a --format json >a.json
+[ "$(json_get k a.json | head -n 1)" = 16 ] || fail "$(cat a.json)"
+ablate --table methods --set centroids=256 --only vptq-3 --format csv >a.csv
+expect_line a.csv "^vptq-3,3,2.99"
 refused 2 "set x: expected KEY=VALUE" '[{"name": "a"}]' --set x
 refused 2 "no such setting: 'x'" '[{"name": "a"}]' --set x=1
 printf '[{"name": "a"}]' >rows.json
