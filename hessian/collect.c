@@ -520,7 +520,7 @@ static vptq_status prepare(collector *c, vptq_lock *lock, bool *ours, vptq_err *
 
     VPTQ_CHECK(check_own(c, err)); /* a work directory would take our files for its own */
     if (c->opt->dry_run) {
-        VPTQ_CHECK(vptq_dir_check_make(c->dir[VPTQ_PART_MAIN], err));
+        VPTQ_CHECK(vptq_dir_check_fill(c->dir[VPTQ_PART_MAIN], err));
     } else {
         VPTQ_CHECK(vptq_dir_make(c->dir[VPTQ_PART_MAIN], err));
         VPTQ_CHECK(vptq_lock_take(c->dir[VPTQ_PART_MAIN], lock, err));
@@ -622,6 +622,14 @@ static vptq_status find_rest(const collector *c, uint32_t wanted, uint32_t *firs
     return VPTQ_OK;
 }
 
+/* Fails if this user may not create files in the directory. */
+static vptq_status check_write(const collector *c, vptq_err *err)
+{
+    char path[4096];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_MAIN], "hessian.json", err));
+    return vptq_file_check_target(path, true, err);
+}
+
 /* A dry run: estimates what is left of a run in the directory, or all of it without one. */
 static vptq_status estimate(collector *c, vptq_collect_result *r, vptq_err *err)
 {
@@ -635,7 +643,9 @@ static vptq_status estimate(collector *c, vptq_collect_result *r, vptq_err *err)
     VPTQ_CHECK(share_state(c, st, err));
     const uint32_t wanted = first_wanted(c, r);
     r->outputs_to_do = c->opt->calibrate.outputs > 0;
-    if (ours)
+    if (c->dir[VPTQ_PART_MAIN] && is_first(c) && wanted != UINT32_MAX)
+        st = check_write(c, err);
+    if (!st && ours)
         st = find_rest(c, wanted, &first, &r->outputs_to_do, err);
     VPTQ_CHECK(vptq_comm_agree(ctx, st, err));
     r->bytes_to_do = r->outputs_to_do ? outputs_bytes(c) : 0;

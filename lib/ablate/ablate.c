@@ -630,8 +630,11 @@ static vptq_status run_ablation(vptq_device *dev, const vptq_ablate_options *opt
     vptq_comm_alone(dev->ctx, false);
     VPTQ_CHECK(st);
     if (!opt->dry_run)
-        VPTQ_CHECK(run_all(&a, err));
-    return VPTQ_OK;
+        return run_all(&a, err);
+    if (!opt->dir || vptq_comm_rank(dev->ctx))
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_dir_check_own(opt->dir, MANIFEST, "an ablation", dev->ctx->mem, err));
+    return vptq_dir_check_fill(opt->dir, err);
 }
 
 vptq_status vptq_eval_ablate(vptq_device *dev, const vptq_ablate_options *opt,

@@ -44,17 +44,32 @@ static vptq_status for_parts(const char *path,
     return one(path, err);
 }
 
-/* Fails as make_one where something else has that name. */
+/* Fails as make_one where something else has that name, or the folder may not be written to. */
 static vptq_status check_one(const char *path, vptq_err *err)
 {
-    return vptq_path_exists(path) && !vptq_path_is_dir(path)
+    if (vptq_path_is_dir(path))
+        return VPTQ_OK;
+    return vptq_path_exists(path)
                ? vptq_fail_errno(err, VPTQ_E_IO, EEXIST, "cannot create directory '%s'", path)
-               : VPTQ_OK;
+               : vptq_path_check_parent(path, "create directory", err);
 }
 
 vptq_status vptq_dir_check_make(const char *path, vptq_err *err)
 {
     return for_parts(path, check_one, err);
+}
+
+vptq_status vptq_dir_check_fill(const char *path, vptq_err *err)
+{
+    char lock[VPTQ_PATH_MAX];
+    VPTQ_CHECK(vptq_dir_check_make(path, err));
+    if (!vptq_path_is_dir(path))
+        return VPTQ_OK;
+    VPTQ_CHECK(vptq_path_join(lock, sizeof lock, path, "lock", err));
+    const bool locked = vptq_path_exists(lock); /* once, or now */
+    return access(locked ? lock : path, locked ? R_OK | W_OK : W_OK | X_OK)
+               ? vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", lock)
+               : VPTQ_OK;
 }
 
 vptq_status vptq_dir_make(const char *path, vptq_err *err)
@@ -176,15 +191,28 @@ vptq_status vptq_dir_find_unused(const char *path, const char *manifest, const c
 
 /* --- atomic directories ------------------------------------------------------------------ */
 
+/* Copies a path without slashes at the end. */
+static vptq_status take_path(char out[VPTQ_PATH_MAX], const char *path, vptq_err *err)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n == 0 || n >= VPTQ_PATH_MAX)
+        return vptq_fail(err, VPTQ_E_ARG, "directory name '%.80s' is %s", path,
+                         n ? "too long" : "empty");
+    memcpy(out, path, n);
+    out[n] = 0;
+    return VPTQ_OK;
+}
+
 /* The target must be missing or an empty directory or, with force, a directory of plain files
  * (and `inner`). */
-vptq_status vptq_dir_check_target(const char *path, const char *inner, bool force,
-                                  vptq_err *err)
+static vptq_status check_target(const char *path, const char *inner, bool force, vptq_err *err)
 {
     struct stat sb;
     size_t entries;
     if (lstat(path, &sb))
-        return vptq_dir_check_make(path, err);
+        return VPTQ_OK;
     if (!S_ISDIR(sb.st_mode))
         return vptq_fail(
             err, VPTQ_E_IO, "'%s' exists and is %s", path,
@@ -199,6 +227,16 @@ vptq_status vptq_dir_check_target(const char *path, const char *inner, bool forc
                          "cannot replace directory '%s': it does not hold only plain files",
                          path);
     return VPTQ_OK;
+}
+
+vptq_status vptq_dir_check_target(const char *path, const char *inner, bool force,
+                                  vptq_err *err)
+{
+    char target[VPTQ_PATH_MAX];
+    VPTQ_CHECK(take_path(target, path, err));
+    VPTQ_CHECK(check_target(target, inner, force, err));
+    return vptq_path_is_dir(target) ? vptq_path_check_parent(target, "create directory", err)
+                                    : vptq_dir_check_make(target, err);
 }
 
 /* Makes and claims the directory that is filled. */
@@ -226,16 +264,9 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
                                  vptq_dir_writer *w, vptq_err *err)
 {
     *w = (vptq_dir_writer){.inner = inner, .force = force};
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    if (n == 0 || n >= sizeof w->path)
-        return vptq_fail(err, VPTQ_E_ARG, "directory name '%.80s' is %s", path,
-                         n ? "too long" : "empty");
-    memcpy(w->path, path, n);
-    w->path[n] = 0;
+    VPTQ_CHECK(take_path(w->path, path, err));
     VPTQ_CHECK(vptq_path_make_parent(w->path, err));
-    VPTQ_CHECK(vptq_dir_check_target(w->path, inner, force, err));
+    VPTQ_CHECK(check_target(w->path, inner, force, err));
     vptq_path_sweep(w->path, "tmp", inner);
     return create_temporary(w, err);
 }
@@ -291,7 +322,7 @@ static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
         return VPTQ_OK;
     if (errno != ENOTEMPTY && errno != EEXIST)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
-    VPTQ_CHECK(vptq_dir_check_target(w->path, w->inner, w->force, err));
+    VPTQ_CHECK(check_target(w->path, w->inner, w->force, err));
     VPTQ_CHECK(vptq_dir_open(w->path, &old, err));
     const vptq_status st =
         vptq_path_claim(AT_FDCWD, w->path, old)

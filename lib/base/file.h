@@ -82,7 +82,8 @@ typedef struct vptq_file_writer {
  * and removes the temporary file at once. */
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-/* Fails as opening the writer because of what is at `path`; writes nothing. */
+/* Fails as opening the writer because of what is at `path`, or if this user may not create it;
+ * writes nothing. */
 vptq_status vptq_file_check_target(const char *path, bool force, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n,
                             vptq_err *err) VPTQ_MUST_CHECK;
@@ -127,14 +128,23 @@ vptq_status vptq_path_beside(char *out, size_t size, const char *path, const cha
 /* Creates a directory and its parents (mkdir -p); it may exist, but below a held directory not
  * as a link. */
 vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
-/* Fails as vptq_dir_make if a file has that name, or that of a parent; makes nothing. */
+/* Fails as vptq_dir_make if a file has that name, or that of a parent, or if this user may not
+ * create the first that is missing; makes nothing. */
 vptq_status vptq_dir_check_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same, and fails as vptq_lock_take if this user may not create or open the lock of a
+ * directory that exists. */
+vptq_status vptq_dir_check_fill(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Creates the folder of `path` and its parents if it does not exist, as the writers below do
  * for theirs; but none at or below a held directory, whose loss is an error that opening it
  * reports.
  */
 vptq_status vptq_path_make_parent(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Fails as creating the folder of `path` would, or with "cannot DOING 'PATH'" if this user may
+ * not create files in it; makes nothing. */
+vptq_status vptq_path_check_create(const char *path, const char *doing,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Removes a directory that holds only plain files, and maybe one directory of them named
  * `inner` (NULL = none); fails, and removes nothing, if it holds anything else. */
@@ -175,7 +185,8 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
                                  vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_dir_writer_abort(vptq_dir_writer *w);
-/* Fails as opening the writer because of what is at `path`; writes nothing. */
+/* Fails as opening the writer because of what is at `path`, or if this user may not create it;
+ * writes nothing. */
 vptq_status vptq_dir_check_target(const char *path, const char *inner, bool force,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 

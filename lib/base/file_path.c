@@ -177,6 +177,23 @@ vptq_status vptq_path_make_parent(const char *path, vptq_err *err)
     return n || vptq_path_is_dir(parent) ? VPTQ_OK : vptq_dir_make(parent, err);
 }
 
+vptq_status vptq_path_check_parent(const char *path, const char *doing, vptq_err *err)
+{
+    char parent[VPTQ_PATH_MAX];
+    VPTQ_CHECK(parent_of(parent, path, err));
+    return vptq_path_is_dir(parent) && access(parent, W_OK | X_OK)
+               ? vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot %s '%s'", doing, path)
+               : VPTQ_OK;
+}
+
+vptq_status vptq_path_check_create(const char *path, const char *doing, vptq_err *err)
+{
+    char parent[VPTQ_PATH_MAX];
+    VPTQ_CHECK(parent_of(parent, path, err));
+    return vptq_path_is_dir(parent) ? vptq_path_check_parent(path, doing, err)
+                                    : vptq_dir_check_make(parent, err);
+}
+
 vptq_status vptq_dir_hold(const char *path, vptq_held_dir *held, vptq_err *err)
 {
     struct stat sb;

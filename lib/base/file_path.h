@@ -25,6 +25,9 @@ vptq_status vptq_dir_open(const char *path, int *fd, vptq_err *err);
 /* The same for the folder of `path`; `doing` ("create") is for the message. */
 vptq_status vptq_path_open_parent(const char *path, const char *doing, int *fd, vptq_err *err);
 
+/* Fails if the folder of `path` exists and this user may not create files in it. */
+vptq_status vptq_path_check_parent(const char *path, const char *doing, vptq_err *err);
+
 /* Opens a directory and holds it until it is released, which is harmless after a failure. */
 vptq_status vptq_dir_hold(const char *path, vptq_held_dir *held, vptq_err *err);
 void vptq_dir_unhold(vptq_held_dir *held);

@@ -41,7 +41,7 @@ static vptq_status create_temporary(vptq_file_writer *w, vptq_err *err)
     }
 }
 
-vptq_status vptq_file_check_target(const char *path, bool force, vptq_err *err)
+static vptq_status check_target(const char *path, bool force, vptq_err *err)
 {
     struct stat sb;
     if (stat(path, &sb) == 0 && !S_ISREG(sb.st_mode))
@@ -50,6 +50,12 @@ vptq_status vptq_file_check_target(const char *path, bool force, vptq_err *err)
     if (!force && lstat(path, &sb) == 0)
         return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", path);
     return VPTQ_OK;
+}
+
+vptq_status vptq_file_check_target(const char *path, bool force, vptq_err *err)
+{
+    VPTQ_CHECK(check_target(path, force, err));
+    return vptq_path_check_create(path, "create", err);
 }
 
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
@@ -61,7 +67,7 @@ vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer
         return w->fd >= 0 ? VPTQ_OK
                           : vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '/dev/null'");
     }
-    VPTQ_CHECK(vptq_file_check_target(path, force, err));
+    VPTQ_CHECK(check_target(path, force, err));
     size_t n = strlen(path);
     if (n >= sizeof w->path)
         return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);

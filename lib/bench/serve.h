@@ -93,6 +93,8 @@ typedef struct vptq_serve_log vptq_serve_log;
  * VPTQ_E_EXISTS for a run that appears twice, VPTQ_E_LOCKED if another process has it open. */
 vptq_status vptq_serve_log_open(vptq_mem *mem, const char *path, bool force,
                                 vptq_serve_log **log, vptq_err *err) VPTQ_MUST_CHECK;
+/* Fails as opening it if this user may not create or write the file; writes nothing. */
+vptq_status vptq_serve_log_check(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_serve_log_close(vptq_serve_log *log); /* accepts NULL */
 /* Sets *found if the file has the record's run, and reads its figures into the record.
  * VPTQ_E_MISMATCH if it was made with other settings than the record has. */

@@ -89,9 +89,16 @@ static vptq_status read_text(vptq_serve_log *log, const char *text, size_t size,
     return VPTQ_OK;
 }
 
-static vptq_status fail_file(const vptq_serve_log *log, const char *what, vptq_err *err)
+static vptq_status fail_file(const char *path, const char *what, vptq_err *err)
 {
-    return vptq_fail(err, VPTQ_E_IO, "%s: cannot %s: %s", log->path, what, strerror(errno));
+    return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot %s '%s'", what, path);
+}
+
+vptq_status vptq_serve_log_check(const char *path, vptq_err *err)
+{
+    if (!vptq_path_exists(path))
+        return vptq_path_check_create(path, "write", err);
+    return access(path, W_OK) ? fail_file(path, "write", err) : VPTQ_OK;
 }
 
 static vptq_status open_file(vptq_serve_log *log, bool force, vptq_err *err)
@@ -108,7 +115,7 @@ static vptq_status open_file(vptq_serve_log *log, bool force, vptq_err *err)
                            "'%s' is a symbolic link; name the file of records itself",
                            log->path));
     if (log->fd < 0 || fstat(log->fd, &sb))
-        VPTQ_TRY(fail_file(log, "write", err));
+        VPTQ_TRY(fail_file(log->path, "write", err));
     if (!S_ISREG(sb.st_mode))
         VPTQ_TRY(
             vptq_fail(err, VPTQ_E_IO, "cannot write '%s': is not a plain file", log->path));
@@ -117,13 +124,13 @@ static vptq_status open_file(vptq_serve_log *log, bool force, vptq_err *err)
         VPTQ_TRY(
             errno == EWOULDBLOCK
                 ? vptq_fail(err, VPTQ_E_LOCKED, "'%s' is in use by another process", log->path)
-                : fail_file(log, "lock", err));
+                : fail_file(log->path, "lock", err));
     if (!force) {
         VPTQ_TRY(vptq_file_read(log->path, MAX_FILE, log->mem, &text, &size, err));
         VPTQ_TRY(read_text(log, text, size, err));
     }
     if (ftruncate(log->fd, log->end))
-        VPTQ_TRY(fail_file(log, "cut", err));
+        VPTQ_TRY(fail_file(log->path, "cut", err));
 out:
     vptq_mem_free(log->mem, text);
     return st;
@@ -267,7 +274,7 @@ vptq_status vptq_serve_log_add(vptq_serve_log *log, const vptq_serve_record *r, 
     VPTQ_TRY(vptq_json_text(record, log->path, false, &text, err));
     VPTQ_TRY(vptq_buf_printf(&line, err, "%s\n", text));
     if (!vptq_write_at(log->fd, line.data, line.len, (uint64_t)log->end) || fsync(log->fd))
-        VPTQ_TRY(fail_file(log, "write", err));
+        VPTQ_TRY(fail_file(log->path, "write", err));
     log->end += (off_t)line.len;
 out:
     vptq_buf_release(&line);

@@ -248,6 +248,8 @@ static vptq_status run_plan(const vptq_ctx *ctx, const vptq_serve_plan *o,
     VPTQ_CHECK(vptq_serve_check(ctx, o, NULL, err)); /* before a file is touched */
     if (opt->dry_run) {
         vptq_estimate e;
+        if (opt->records)
+            VPTQ_CHECK(vptq_serve_log_check(opt->records, err));
         VPTQ_CHECK(print_plan(o, out, err));
         if (!vptq_estimate_is_shown(out))
             return VPTQ_OK;

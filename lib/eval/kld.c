@@ -463,13 +463,16 @@ static void compute_figures(const columns *c, size_t n, vptq_kld_result *r)
     sort_levels(c->delta, n, vptq_delta_levels, VPTQ_DELTA_LEVELS, r->delta_p);
 }
 
-/* Fails if the file to save to is an input. */
+/* Fails if the file to save to is an input, and in a dry run, if it cannot be written. */
 static vptq_status check_saved(const run *r, vptq_err *err)
 {
     const char *path = r->opt->save_base;
     VPTQ_CHECK(vptq_corpus_check_output(&r->opt->corpus, path, err));
     VPTQ_CHECK(vptq_checkpoint_check_output(&r->base.m->ckpt, path, err));
-    return vptq_checkpoint_check_output(r->model.m ? &r->model.m->ckpt : NULL, path, err);
+    VPTQ_CHECK(vptq_checkpoint_check_output(r->model.m ? &r->model.m->ckpt : NULL, path, err));
+    return r->opt->dry_run && !vptq_comm_rank(r->dev->ctx)
+               ? vptq_file_check_target(path, r->opt->force, err)
+               : VPTQ_OK;
 }
 
 /* Plans, and measures unless this is a dry run. */

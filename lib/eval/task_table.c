@@ -196,14 +196,18 @@ out:
     return st;
 }
 
-/* Fails if the file of answers is an input. */
+/* Fails if the file of answers is an input, and in a dry run, if it cannot be written. */
 static vptq_status check_samples(const run *r, vptq_err *err)
 {
     const char *path = r->opt->samples;
     for (size_t i = 0; path && i < r->opt->task_count; i++)
         VPTQ_CHECK(vptq_path_check_output(path, r->opt->tasks[i].path, err));
     VPTQ_CHECK(vptq_checkpoint_check_output(path ? &r->m->ckpt : NULL, path, err));
-    return vptq_checkpoint_check_output(path && r->base ? &r->base->ckpt : NULL, path, err);
+    VPTQ_CHECK(
+        vptq_checkpoint_check_output(path && r->base ? &r->base->ckpt : NULL, path, err));
+    return path && r->opt->dry_run && !vptq_comm_rank(r->dev->ctx)
+               ? vptq_file_check_target(path, r->opt->force, err)
+               : VPTQ_OK;
 }
 
 /* Runs all tasks; the finished ones are printed and kept even if a later one fails. */

@@ -325,6 +325,8 @@ vptq_status vptq_eval_texts(vptq_device *dev, const vptq_model *m, const vptq_pp
     }
     if (opt->dump && !opt->dry_run && first) /* now: an unwritable file costs no evaluation */
         VPTQ_TRY(vptq_file_writer_open(opt->dump, opt->force, &dump, err));
+    if (opt->dump && opt->dry_run && first)
+        VPTQ_TRY(vptq_file_check_target(opt->dump, opt->force, err));
     VPTQ_TRY(vptq_units_same_model(dev->ctx, m, err));
     VPTQ_TRY(check_texts(&r, err));
     for (; done < text_count(opt); done++) {

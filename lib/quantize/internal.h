@@ -218,6 +218,8 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK
 /* Before measuring: fails if the work directory has another run, as vptq_manifest_open would
  * whatever is allocated. */
 vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+/* Dry runs: fails if this user may not write to the work directory. */
+vptq_status vptq_manifest_check_write(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Before measuring, under the lock: removes the manifest of a run that has saved nothing, so
  * that the measurements do not become its own. */
 vptq_status vptq_manifest_drop_unused(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;

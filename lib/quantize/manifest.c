@@ -419,6 +419,14 @@ vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err)
     return st;
 }
 
+vptq_status vptq_manifest_check_write(const vptq_quantizer *q, vptq_err *err)
+{
+    char path[PATH_MAX];
+    VPTQ_CHECK(vptq_dir_check_fill(q->opt->work, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
+    return vptq_file_check_target(path, true, err);
+}
+
 vptq_status vptq_manifest_drop_unused(const vptq_quantizer *q, vptq_err *err)
 {
     char path[PATH_MAX];

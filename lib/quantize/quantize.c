@@ -320,6 +320,8 @@ static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
 
     if (q->opt->work && !q->opt->tune) /* with which it may hold only a stage */
         VPTQ_CHECK(vptq_work_check_own(q, err));
+    if (q->opt->work)
+        VPTQ_CHECK(vptq_manifest_check_write(q, err));
     if (costs && q->opt->calibrate)
         q->result->predicted_calibration = vptq_predict_calibration(q, costs);
     q->result->predicted_seconds = q->result->predicted_calibration;

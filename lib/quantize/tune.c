@@ -582,7 +582,7 @@ static vptq_status plan(vptq_tuner *t, vptq_err *err)
     if (!is_first(t))
         return VPTQ_OK;
     if (t->opt->work) {
-        VPTQ_CHECK(vptq_dir_check_make(t->opt->work, err));
+        VPTQ_CHECK(vptq_dir_check_fill(t->opt->work, err));
         VPTQ_CHECK(check_own(t->opt->work, t->dev->ctx->mem, err));
         VPTQ_CHECK(vptq_tuner_open_manifest(t, err));
         VPTQ_CHECK(vptq_tuner_find_result(t, &finished, err));

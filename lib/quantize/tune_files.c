@@ -114,7 +114,8 @@ vptq_status vptq_tuner_open_manifest(const vptq_tuner *t, vptq_err *err)
             VPTQ_CHECK(
                 vptq_work_clear(t->opt->work, t->opt->self_windows > 0, t->dev->ctx->mem, err));
     }
-    return t->opt->dry_run ? VPTQ_OK : vptq_json_save_sealed(path, t->manifest, err);
+    return t->opt->dry_run ? vptq_file_check_target(path, true, err)
+                           : vptq_json_save_sealed(path, t->manifest, err);
 }
 
 /* ---- the state of an interrupted run ---- */
