@@ -690,7 +690,9 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     VPTQ_TRY(opt->dry_run ? estimate(&c, result, err) : collect(&c, &lock, result, err));
     fill_result(&c, result);
 out:
-    if (st == VPTQ_E_CANCELLED && !opt->dry_run)
+    if (st == VPTQ_E_CANCELLED && !opt->dry_run && !c.finished)
+        vptq_fail(err, st, "interrupted; run the same command to continue");
+    else if (st == VPTQ_E_CANCELLED && !opt->dry_run)
         vptq_fail(err, st,
                   "interrupted; %u of %u layers finished, run the same command to continue",
                   result->layers_reused + result->layers_done,

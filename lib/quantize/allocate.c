@@ -285,7 +285,7 @@ static vptq_status choose(allocation *a, vptq_err *err)
 static vptq_status open_work(vptq_quantizer *q, vptq_lock *lock, vptq_err *err)
 {
     VPTQ_CHECK(vptq_work_check_own(q, err));
-    VPTQ_CHECK(vptq_manifest_check(q, err));
+    VPTQ_CHECK(vptq_manifest_check(q, true, err));
     VPTQ_CHECK(vptq_dir_make(q->opt->work, err));
     VPTQ_CHECK(vptq_lock_take(q->opt->work, lock, err));
     return vptq_manifest_drop_unused(q, err);

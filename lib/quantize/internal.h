@@ -215,9 +215,11 @@ vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err) VPTQ_MUS
 
 /* Makes q->manifest and q->fingerprint. */
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Before measuring: fails if the work directory has another run, as vptq_manifest_open would
- * whatever is allocated. */
-vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+/* Whether the work directory has a manifest. */
+bool vptq_manifest_exists(const vptq_quantizer *q);
+/* Fails if the work directory has another run, as vptq_manifest_open would; `early`: whatever
+ * is allocated, before measuring. */
+vptq_status vptq_manifest_check(vptq_quantizer *q, bool early, vptq_err *err) VPTQ_MUST_CHECK;
 /* Dry runs: fails if this user may not write to the work directory. */
 vptq_status vptq_manifest_check_write(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Before measuring, under the lock: removes the manifest of a run that has saved nothing, so

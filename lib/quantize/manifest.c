@@ -403,7 +403,15 @@ static vptq_status has_manifest(const vptq_quantizer *q, char path[PATH_MAX], bo
     return VPTQ_OK;
 }
 
-vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err)
+bool vptq_manifest_exists(const vptq_quantizer *q)
+{
+    char path[PATH_MAX];
+    return q->opt->work &&
+           !vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, NULL) &&
+           vptq_path_exists(path);
+}
+
+vptq_status vptq_manifest_check(vptq_quantizer *q, bool early, vptq_err *err)
 {
     char path[PATH_MAX];
     bool has;
@@ -413,7 +421,7 @@ vptq_status vptq_manifest_check(vptq_quantizer *q, vptq_err *err)
     if (!has)
         return VPTQ_OK;
     VPTQ_CHECK(vptq_manifest_make(q, err));
-    const vptq_status st = compare_file(q, path, true, err);
+    const vptq_status st = compare_file(q, path, early, err);
     json_decref(q->manifest);
     q->manifest = NULL;
     return st;

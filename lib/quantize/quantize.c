@@ -313,6 +313,15 @@ static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 
 /* ---- the run ---- */
 
+/* Whether a dry run refuses the directory of another run.  One that measures sensitivities,
+ * which a directory keeps for any budget, may be of another; with --tune it may hold only a
+ * stage. */
+static bool compares_manifest(const vptq_quantizer *q)
+{
+    return (q->opt->hessians || q->opt->calibrate) && !q->opt->tune &&
+           !vptq_allocate_measures(q) && vptq_manifest_exists(q);
+}
+
 static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -322,6 +331,8 @@ static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
         VPTQ_CHECK(vptq_work_check_own(q, err));
     if (q->opt->work)
         VPTQ_CHECK(vptq_manifest_check_write(q, err));
+    if (compares_manifest(q))
+        VPTQ_CHECK(vptq_manifest_check(q, false, err));
     if (costs && q->opt->calibrate)
         q->result->predicted_calibration = vptq_predict_calibration(q, costs);
     q->result->predicted_seconds = q->result->predicted_calibration;
@@ -437,7 +448,8 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     vptq_arena_init(&q.arena, dev->ctx->mem);
     vptq_buf_init(&q.report, dev->ctx->mem);
     VPTQ_TRY(vptq_plan_settings(&q, err));
-    if (opt->hessians || (opt->calibrate && (!opt->dry_run || vptq_allocate_measures(&q))))
+    if (opt->hessians || (opt->calibrate && (!opt->dry_run || vptq_allocate_measures(&q) ||
+                                             compares_manifest(&q))))
         VPTQ_TRY(vptq_plan_hessians(&q, err));
     if (!opt->dry_run || vptq_allocate_measures(&q))
         VPTQ_TRY(vptq_plan_weights(&q, err));

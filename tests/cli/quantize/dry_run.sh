@@ -24,6 +24,12 @@ run -c "$text" -n 4 -l 128 --sequential -o small --mem "$memory" > small.txt
 expect_same work small
 expect_exit 1 run -c "$text" -n 4 -l 128 --sequential -o smaller --mem $((memory / 8)) 2> err.txt
 expect_line err.txt "is too small"
+# The directory of another run is refused, as the run refuses it, unless that starts over.
+refused() { expect_error 1 "work/quantize.json belongs to another run: its key '$1'" run -o work --dry-run "${@:2}"; }
+refused settings.centroids -c "$text" -n 4 -l 128 --sequential -k 16
+refused hessian_fingerprint -c "$text" -n 5 -l 128 --sequential
+run -c "$text" -n 5 -l 128 --sequential -o work -f --dry-run > plan.txt
+run -c "$text" -n 4 -l 128 --sequential -o work --dry-run > plan.txt
 
 # The packed file is as large as said, but for its header, configuration and tokenizer.
 run -c "$text" -n 4 -l 128 -o out.vptq --dry-run --format json > plan.json
