@@ -51,6 +51,11 @@ static void sources_open(sources *s, const char *dir)
     s->opt = (vptq_quantize_options){.work = s->work, .calibrate = &s->calibrate};
     s->q = (vptq_quantizer){
         .dev = &s->v.dev, .opt = &s->opt, .model = s->v.m, .last = s->v.m.desc->layers - 1};
+    vptq_arena_init(&s->q.arena, &s->v.mem);
+    const vptq_encoder_settings settings = vptq_encoder_defaults();
+    assert_ok(vptq_settings_resolve(s->v.m.desc, &settings, NULL, &s->q.arena, &s->q.matrix,
+                                    &s->q.rules, &err),
+              &err);
     collect(s);
     assert_ok(vptq_calibration_open(&s->q, &err), &err);
 }
@@ -59,6 +64,8 @@ static void sources_close(sources *s)
 {
     s->q.hessians.close(&s->q.hessians);
     s->from_dir.close(&s->from_dir);
+    json_decref(s->q.rules);
+    vptq_arena_release(&s->q.arena);
     vrig_close(&s->v);
 }
 
