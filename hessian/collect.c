@@ -244,19 +244,6 @@ static vptq_status has_manifest(const char *dir, bool *has, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* *unused: both parts hold manifests at most. */
-static vptq_status find_unused(const collector *c, bool *unused, vptq_err *err)
-{
-    static const char manifest[] = "hessian.json";
-    vptq_mem *mem = c->dev->ctx->mem;
-
-    VPTQ_CHECK(vptq_dir_find_unused(c->dir[VPTQ_PART_MAIN], manifest, VPTQ_HESSIAN_HOLDOUT, mem,
-                                    unused, err));
-    return *unused ? vptq_dir_find_unused(c->dir[VPTQ_PART_HELD_OUT], manifest, NULL, mem,
-                                          unused, err)
-                   : VPTQ_OK;
-}
-
 static vptq_status find_old(collector *c, found *what, vptq_err *err)
 {
     vptq_err why = {0};
@@ -264,7 +251,8 @@ static vptq_status find_old(collector *c, found *what, vptq_err *err)
 
     *what = FOUND_NONE;
     VPTQ_CHECK(has_manifest(c->dir[VPTQ_PART_MAIN], &has, err));
-    VPTQ_CHECK(find_unused(c, &unused, err));
+    VPTQ_CHECK(
+        vptq_hessian_dir_find_unused(c->dir[VPTQ_PART_MAIN], c->dev->ctx->mem, &unused, err));
     if (!has || unused || !c->has_fingerprints)
         return VPTQ_OK;
     const vptq_status st = compare_old(c, &same, &why);
@@ -501,7 +489,8 @@ static vptq_status check_own(const collector *c, vptq_err *err)
     vptq_mem *mem = c->dev->ctx->mem;
     bool unused;
 
-    VPTQ_CHECK(find_unused(c, &unused, err));
+    VPTQ_CHECK(
+        vptq_hessian_dir_find_unused(c->dir[VPTQ_PART_MAIN], c->dev->ctx->mem, &unused, err));
     if (unused)
         return VPTQ_OK;
     for (int part = 0; part < VPTQ_PART_COUNT; part++)

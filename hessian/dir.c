@@ -194,6 +194,17 @@ vptq_status vptq_hessian_dir_compare(const char *dir, const vptq_hessian_dir *ol
     return VPTQ_OK;
 }
 
+vptq_status vptq_hessian_dir_find_unused(const char *dir, vptq_mem *mem, bool *unused,
+                                         vptq_err *err)
+{
+    static const char manifest[] = "hessian.json";
+    char holdout[4096];
+
+    VPTQ_CHECK(vptq_path_join(holdout, sizeof holdout, dir, VPTQ_HESSIAN_HOLDOUT, err));
+    VPTQ_CHECK(vptq_dir_find_unused(dir, manifest, VPTQ_HESSIAN_HOLDOUT, mem, unused, err));
+    return *unused ? vptq_dir_find_unused(holdout, manifest, NULL, mem, unused, err) : VPTQ_OK;
+}
+
 /* Fails unless `dir` and its `inner` may be replaced. */
 static vptq_status check_own(const char *dir, const char *inner, vptq_mem *mem, vptq_err *err)
 {

@@ -31,6 +31,11 @@ vptq_status vptq_hessian_dir_compare(const char *dir, const vptq_hessian_dir *ol
                                      const vptq_hessian_dir *new,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
+/* *unused: the directory and that of its held-out part have nothing to lose, as
+ * vptq_dir_find_unused says. */
+vptq_status vptq_hessian_dir_find_unused(const char *dir, vptq_mem *mem, bool *unused,
+                                         vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Fails unless all files of a directory exist: those of the inputs and terms that `h` has. */
 vptq_status vptq_hessian_dir_check_files(const char *dir, const vptq_hessian_dir *h,
                                          vptq_err *err) VPTQ_MUST_CHECK;

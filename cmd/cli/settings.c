@@ -206,7 +206,8 @@ static const char *value_of(const vptq_cli_settings *s, const char *key)
     return NULL;
 }
 
-/* Other methods ignore the order, or have one of their own that it would not change. */
+/* Fails without gptq: other methods ignore the order, or have one that it would not change.
+ * Presets with gptq have "ptq" in their names. */
 static vptq_status check_order(const vptq_cli_settings *s, vptq_err *err)
 {
     const char *method = value_of(s, "method");

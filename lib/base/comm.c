@@ -23,7 +23,7 @@ enum {
     TAG_DATA
 };
 
-enum { TEXT = 512, SUM_DOUBLES = 1 << 17 /* of a segment, at a time */ };
+enum { SUM_DOUBLES = 1 << 17 /* of a segment, at a time */ };
 
 /* The result of a rank, or of all together. */
 typedef struct verdict {

@@ -2,6 +2,7 @@
  * counts, at rates of which only the ratios mean anything. */
 #include "lib/encoder/predict.h"
 #include "lib/quantize/internal.h"
+#include "lib/uniform/fold.h"
 
 /* Fitted to the steps of 12 matrices on two cores with AVX-512: codebooks of 256 and 4096
  * centroids, the latter also with 256 residual ones. */
@@ -39,9 +40,9 @@ static double search_seconds(const vptq_encoder_settings *s)
  * columns. */
 static double awq_seconds(const vptq_encoder_settings *s, uint32_t out, uint32_t in)
 {
-    enum { SCALES = 20 };
     const uint32_t group = s->group_size && s->group_size < in ? s->group_size : in;
-    return SCALES * vptq_cuda_cost_quad_trace(&host, out, in) + 6e-10 * out * in * group;
+    return VPTQ_AWQ_EXPONENTS * vptq_cuda_cost_quad_trace(&host, out, in) +
+           6e-10 * out * in * group;
 }
 
 void vptq_matrix_cost(const vptq_encoder_settings *s, uint32_t out, uint32_t in,

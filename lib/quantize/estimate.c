@@ -102,21 +102,19 @@ static float *make_hessian(uint32_t n, vptq_arena *arena, vptq_err *err)
     return lower;
 }
 
-/* AWQ tries scales before; they depend on an input, of which nothing is known here. */
+/* Chooses the scales of AWQ, which come before its codes, for an input of ones. */
 static vptq_status try_scales(vptq_quantizer *q, const slice *s,
                               const vptq_encoder_input *input, vptq_arena *arena, vptq_err *err)
 {
     double exponent;
     float *scales = vptq_arena_alloc(arena, s->in, sizeof *scales, err);
     float *mean = scales ? vptq_arena_alloc(arena, s->in, sizeof *mean, err) : NULL;
-    vptq_fold_matrix matrix = {
-        .out = s->out, .w = input->w, .settings = vptq_uniform_settings_of(&s->settings)};
+    const vptq_fold_matrix matrix = {
+        .out = s->out, .w = input->w, .settings = vptq_fold_settings(&s->settings)};
     const vptq_fold_input fold = {
         .in = s->in, .abs_mean = mean, .lower = input->lower, .matrix = &matrix, .count = 1};
     if (!mean)
         return VPTQ_E_NOMEM;
-    matrix.settings.clip = false;
-    matrix.settings.prune = (vptq_prune){0};
     for (size_t i = 0; i < s->in; i++)
         mean[i] = 1;
     return vptq_awq_scales(q->dev, &fold, scales, &exponent, err);

@@ -152,6 +152,14 @@ static void apply(reading *r)
     scale_lower(r->n, r->step, r->lower, r->lower);
 }
 
+vptq_uniform_settings vptq_fold_settings(const vptq_encoder_settings *s)
+{
+    vptq_uniform_settings u = vptq_uniform_settings_of(s);
+    u.clip = false;
+    u.prune = (vptq_prune){0};
+    return u;
+}
+
 /* The matrices that have the stage. */
 static vptq_fold_input input_of(const reading *r, uint32_t layer, uint32_t stage,
                                 vptq_fold_matrix matrix[MOST_READERS])
@@ -166,11 +174,8 @@ static vptq_fold_input input_of(const reading *r, uint32_t layer, uint32_t stage
             &vptq_quantizer_matrix(r->q, layer, r->linear[i])->settings;
         if (!(s->method & stage))
             continue;
-        matrix[f.count] = (vptq_fold_matrix){
-            .out = r->out[i], .w = r->w[i], .settings = vptq_uniform_settings_of(s)};
-        /* ranges are cut off and weights pruned afterwards */
-        matrix[f.count].settings.clip = false;
-        matrix[f.count++].settings.prune = (vptq_prune){0};
+        matrix[f.count++] = (vptq_fold_matrix){
+            .out = r->out[i], .w = r->w[i], .settings = vptq_fold_settings(s)};
     }
     return f;
 }

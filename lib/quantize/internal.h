@@ -267,6 +267,8 @@ vptq_status vptq_quantize_additive(vptq_device *dev, const vptq_encoder_settings
 
 /* ---- scales of columns (fold.c) ---- */
 
+/* How the scales of a matrix are chosen: ranges are cut off and weights pruned afterwards. */
+vptq_uniform_settings vptq_fold_settings(const vptq_encoder_settings *s);
 /* Whether a matrix of the layer has a method that changes norms. */
 bool vptq_fold_applies(const vptq_quantizer *q, uint32_t layer);
 /* Finds the scales of a layer, unless it has none or q->fold has them.  VPTQ_E_UNSUPPORTED if

@@ -467,7 +467,7 @@ out:
     if (st == VPTQ_E_CANCELLED && !opt->dry_run)
         vptq_fail(err, st,
                   "interrupted; %u of %u matrices finished, run the same command to continue",
-                  q.share || (!result->matrices && opt->work && q.matrix)
+                  q.share || (!result->matrices && opt->work && !opt->force && q.matrix)
                       ? vptq_share_count_files(&q)
                       : result->matrices,
                   q.model.desc ? all_matrices(&q) : 0);

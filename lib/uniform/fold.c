@@ -33,8 +33,6 @@ void vptq_smooth_scales(const vptq_fold_input *input, double a, float *s)
 
 /* ---- AWQ ---- */
 
-enum { EXPONENTS = 20 }; /* tried, from 0 on in steps of 1 / EXPONENTS */
-
 /* s_j = mean |x_j|^a, divided by the geometric mean of the smallest and the largest. */
 static void awq_scales(const vptq_fold_input *input, double a, float *s)
 {
@@ -141,16 +139,16 @@ static vptq_status search(trial *t, double *norm, float *s, double *a, vptq_err 
     int exponent = 0;
     for (size_t i = 0; i < t->input->count; i++)
         VPTQ_CHECK(trace_of(t, t->input->matrix[i].out, t->input->matrix[i].w, &norm[i], err));
-    for (int i = 0; i < EXPONENTS; i++) {
+    for (int i = 0; i < VPTQ_AWQ_EXPONENTS; i++) {
         double loss;
-        awq_scales(t->input, (double)i / EXPONENTS, s);
+        awq_scales(t->input, (double)i / VPTQ_AWQ_EXPONENTS, s);
         VPTQ_CHECK(try_scales(t, norm, &loss, err));
         if (loss < best) {
             best = loss;
             exponent = i;
         }
     }
-    *a = (double)exponent / EXPONENTS;
+    *a = (double)exponent / VPTQ_AWQ_EXPONENTS;
     awq_scales(t->input, *a, s);
     return VPTQ_OK;
 }

@@ -13,6 +13,8 @@
 
 #include "lib/uniform/uniform.h"
 
+enum { VPTQ_AWQ_EXPONENTS = 20 }; /* that AWQ tries, from 0 on in steps of 1 / 20 */
+
 /* In host memory. */
 typedef struct vptq_fold_matrix {
     uint32_t out;
